@@ -7,7 +7,7 @@
 
 use longhaul_engine::Buf;
 use longhaul_transfer::Filter;
-use longhaul_transfer::session::{JobResult, QUESTIONS, Receiver, Sender, WriteJob};
+use longhaul_transfer::session::{JobResult, OPEN_QUERIES, Receiver, Sender, WriteJob};
 use longhaul_transfer::wire::{
     BODY_MAX, BatchReader, Content, Counts, Entry, EntryKind, Frame, HEAD_MAX, HEADER_LEN, Header,
     XATTR_BYTES_MAX, XATTRS_MAX,
@@ -116,7 +116,7 @@ pub fn run(data: &[u8]) {
             }
             waiting.extend(std::iter::from_fn(|| side.poll_job()));
         }
-        assert!(waiting.iter().filter(|job| matches!(job, WriteJob::Query { .. })).count() <= QUESTIONS);
+        assert!(waiting.iter().filter(|job| matches!(job, WriteJob::Query { .. })).count() <= OPEN_QUERIES);
     }
     let Some(mut side) = receiver else { return };
     while let Some(job) = waiting.pop() {

@@ -30,7 +30,7 @@ pub(crate) fn name() -> String {
 /// Samples the counters of this machine and this process.
 pub fn look() -> String {
     let mut sample = String::new();
-    let mut tell = |name: &str, value: &str| {
+    let mut add = |name: &str, value: &str| {
         if sample.len() + name.len() + value.len() + 2 <= TOLD_MAX {
             let _ = writeln!(sample, "{name} {value}");
         }
@@ -44,34 +44,34 @@ pub fn look() -> String {
         ("mtu_probing", "/proc/sys/net/ipv4/tcp_mtu_probing"),
     ] {
         if let Some(value) = read(path) {
-            tell(name, &value);
+            add(name, &value);
         }
     }
     if let Some(up) = read("/proc/uptime") {
-        tell("up_s", up.split(' ').next().unwrap_or_default());
+        add("up_s", up.split(' ').next().unwrap_or_default());
     }
     let mine = processors(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     for (number, busy, interrupts) in usage(&fs::read_to_string("/proc/stat").unwrap_or_default()) {
         // Network interrupts may be served by processors that this process may not use.
-        tell(&format!("processor.{number}.interrupts_s"), &interrupts.to_string());
+        add(&format!("processor.{number}.interrupts_s"), &interrupts.to_string());
         if mine.as_ref().is_none_or(|mine| mine.contains(&number)) {
-            tell(&format!("processor.{number}.busy_s"), &busy.to_string());
+            add(&format!("processor.{number}.busy_s"), &busy.to_string());
             let governor = format!("/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor");
             if let Some(governor) = read(&governor) {
-                tell(&format!("processor.{number}.governor"), &governor);
+                add(&format!("processor.{number}.governor"), &governor);
             }
         }
     }
     if let Some(own) = own(&fs::read_to_string("/proc/self/stat").unwrap_or_default()) {
-        tell("own_s", &own.to_string());
+        add("own_s", &own.to_string());
     }
     for (thread, ran, waited) in threads() {
-        tell(&format!("thread.{thread}.ran_s"), &ran.to_string());
-        tell(&format!("thread.{thread}.waited_s"), &waited.to_string());
+        add(&format!("thread.{thread}.ran_s"), &ran.to_string());
+        add(&format!("thread.{thread}.waited_s"), &waited.to_string());
     }
     let (ran, waited) = ended();
-    tell("ended.ran_s", &ran.to_string());
-    tell("ended.waited_s", &waited.to_string());
+    add("ended.ran_s", &ran.to_string());
+    add("ended.waited_s", &waited.to_string());
     sample
 }
 

@@ -64,7 +64,7 @@ impl fmt::Debug for Monitor {
 pub struct Snapshot {
     /// Files that the sender's scan found.
     pub scanned_files: u64,
-    /// Their bytes.
+    /// Bytes of content of these files.
     pub scanned_bytes: u64,
     /// Whether the scan is complete, so that these are totals.
     pub scan_done: bool,
@@ -104,7 +104,7 @@ pub struct Chosen {
     pub stage: Stage,
     /// Whether it is that of the peer.
     pub far: bool,
-    /// The number.
+    /// Threads, or connections.
     pub number: usize,
     /// The reason, in words.
     pub why: String,
@@ -152,7 +152,7 @@ impl Monitor {
         *self.began.get_or_init(Instant::now)
     }
 
-    /// The present state.
+    /// Progress at this moment.
     pub fn now(&self) -> Snapshot {
         let (carried, best) = {
             let carried = lock(&self.carried);

@@ -78,6 +78,7 @@ impl<T> Queue<T> {
 
     fn take(&self, state: &mut QueueState<T>) -> Option<T> {
         let (item, weight) = state.items.pop_front()?;
+        assert!(state.weight >= weight, "the weight of a queue is that of its items");
         state.weight -= weight;
         self.room.notify_one();
         state.room.drain(..).for_each(Waker::wake);

@@ -52,7 +52,7 @@ fn a_tree_is_the_same_after_a_copy_within_the_machine() {
 }
 
 #[test]
-fn things_go_where_cp_puts_them() {
+fn destinations_are_those_of_cp() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| local(&dir.path().join(name));
     let text = |name: &str| endpoint(&format!("{}/{name}", dir.path().display()));
@@ -81,7 +81,7 @@ fn things_go_where_cp_puts_them() {
 }
 
 #[test]
-fn sync_changes_what_differs_and_removes_what_is_gone() {
+fn sync_sends_changed_files_and_deletes_missing_ones() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, root) = (dir.path().join("source"), dir.path().join("root"));
     fs::create_dir_all(root.join("copy/gone/deep")).expect("made");
@@ -120,7 +120,7 @@ fn sync_changes_what_differs_and_removes_what_is_gone() {
 }
 
 #[test]
-fn one_of_several_that_is_not_there_is_listed_and_nothing_is_removed_for_it() {
+fn a_missing_source_is_reported_and_prevents_deletion() {
     let dir = tempfile::tempdir().expect("a directory");
     let (root, copy) = (dir.path().join("root"), dir.path().join("copy"));
     for path in [root.join("a"), root.join("b"), copy.join("old")] {
@@ -155,7 +155,7 @@ fn one_of_several_that_is_not_there_is_listed_and_nothing_is_removed_for_it() {
 }
 
 #[test]
-fn files_of_wrong_size_zero_are_reported() {
+fn files_that_hide_their_size_are_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     let untold = Path::new("/proc/self/status");
     if fs::metadata(untold).map_or(true, |meta| meta.len() > 0) || fs::read(untold).is_err() {
@@ -168,7 +168,7 @@ fn files_of_wrong_size_zero_are_reported() {
 }
 
 #[test]
-fn a_thing_of_another_kind_is_replaced() {
+fn an_object_of_another_kind_is_replaced() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
     fs::create_dir_all(source.join("was-file")).expect("made");
@@ -217,7 +217,7 @@ fn filters_leave_out_and_protect() {
 }
 
 #[test]
-fn extended_attributes_are_carried_where_wanted() {
+fn extended_attributes_are_copied_with_the_option() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, root) = (dir.path().join("source"), dir.path().join("root"));
     fs::create_dir_all(&root).expect("made");
@@ -291,7 +291,7 @@ fn access_control_lists_are_carried() {
 }
 
 #[test]
-fn a_tree_is_the_same_with_whatever_is_done_at_once() {
+fn a_tree_is_the_same_at_any_concurrency() {
     let dir = tempfile::tempdir().expect("a directory");
     let source = dir.path().join("source");
     make_tree(&source);
@@ -314,7 +314,7 @@ fn a_tree_is_the_same_with_whatever_is_done_at_once() {
 }
 
 #[test]
-fn a_directory_may_have_more_names_than_are_held_at_once() {
+fn a_directory_with_more_names_than_a_batch_is_copied() {
     const NAMES: usize = 33_000;
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
@@ -328,7 +328,7 @@ fn a_directory_may_have_more_names_than_are_held_at_once() {
 }
 
 #[test]
-fn owners_and_set_uid_bits_are_kept_where_wanted_and_else_not() {
+fn owners_and_set_uid_bits_are_copied_only_with_the_option() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, root) = (dir.path().join("source"), dir.path().join("root"));
     fs::create_dir_all(source.join("d")).expect("made");
@@ -477,7 +477,7 @@ fn a_name_in_two_sources_is_copied_once_and_reported() {
 }
 
 #[test]
-fn a_copy_from_a_host_that_is_not_there_makes_nothing() {
+fn a_copy_from_an_unreachable_host_creates_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let to = endpoint(&format!("{}/new/", dir.path().display()));
     let result = run(&spec(endpoint("lh://127.0.0.1:1/x"), to));
@@ -489,7 +489,7 @@ fn a_copy_from_a_host_that_is_not_there_makes_nothing() {
 }
 
 #[test]
-fn a_pull_knows_how_much_there_is() {
+fn a_pull_reports_the_totals_of_the_scan() {
     let dir = tempfile::tempdir().expect("a directory");
     make_tree(&dir.path().join("source"));
     let (agent, monitor) = (agent(dir.path()), Arc::new(Monitor::new()));
@@ -553,7 +553,7 @@ fn a_directory_is_not_copied_into_itself() {
 }
 
 #[test]
-fn where_a_name_is_enough_nothing_under_one_is_touched() {
+fn compare_exists_changes_no_existing_object() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));
     let link = std::os::unix::fs::symlink::<&str, std::path::PathBuf>;

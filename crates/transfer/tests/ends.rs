@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 #[test]
-fn data_is_made_and_thrown_away_at_either_end() {
+fn synthetic_sources_and_the_null_destination_work_at_either_end() {
     let dir = tempfile::tempdir().expect("a directory");
     let agent = agent(dir.path());
     let ends = [
@@ -37,7 +37,7 @@ fn data_is_made_and_thrown_away_at_either_end() {
 }
 
 #[test]
-fn a_made_data_set_is_the_one_that_can_be_written() {
+fn a_synthetic_source_equals_the_written_data_set() {
     let dir = tempfile::tempdir().expect("a directory");
     let (written, copied) = (dir.path().join("written"), dir.path().join("copied"));
     let mut wanted = DatasetSpec::parse("real", Scale::files(40)).expect("known");
@@ -55,7 +55,7 @@ fn a_made_data_set_is_the_one_that_can_be_written() {
 }
 
 #[test]
-fn only_what_is_listed_is_sent() {
+fn only_listed_files_are_sent() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, root) = (dir.path().join("source"), dir.path().join("root"));
     fs::create_dir(&root).expect("made");
@@ -96,7 +96,7 @@ fn manifest(path: &Path) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn a_manifest_lists_what_is_there() {
+fn a_manifest_lists_every_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, root) = (dir.path().join("source"), dir.path().join("root"));
     fs::create_dir(&root).expect("made");
@@ -128,7 +128,7 @@ fn a_manifest_lists_what_is_there() {
 }
 
 #[test]
-fn a_limit_of_the_rate_changes_nothing_else() {
+fn a_rate_limit_does_not_change_the_copy() {
     let dir = tempfile::tempdir().expect("a directory");
     let source = dir.path().join("source");
     make_tree(&source);
@@ -140,7 +140,7 @@ fn a_limit_of_the_rate_changes_nothing_else() {
 }
 
 #[test]
-fn agents_copy_to_each_other_where_they_may() {
+fn third_party_copies_need_permission() {
     let dir = tempfile::tempdir().expect("a directory");
     let (one, two) = (dir.path().join("one"), dir.path().join("two"));
     fs::create_dir_all(&two).expect("made");
@@ -212,7 +212,7 @@ fn third_party_data_bypasses_the_client() {
 }
 
 #[test]
-fn a_manifest_is_in_what_was_copied_and_lists_no_other() {
+fn a_manifest_is_in_the_copied_directory_and_lists_its_files_only() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name);
     fs::create_dir(path("a")).expect("made");

@@ -67,7 +67,7 @@ fn a_pull_of_one_file_accepts_no_other() {
 }
 
 #[test]
-fn filters_and_lists_hold_whatever_is_sent() {
+fn filters_and_file_lists_hold_against_any_sender() {
     let cases = [("-*.sh", "", "tree/a/x.sh"), ("-cache", "", "tree/cache/x"), ("", "a/y", "tree/a/x")];
     for (filter, file, name) in cases {
         let dir = tempfile::tempdir().expect("a directory");
@@ -94,7 +94,7 @@ fn with_xattr(name: &str, data: &[u8], xattr: &str) -> Frame {
 }
 
 #[test]
-fn attributes_that_are_the_systems_are_refused_and_others_not_set_unasked() {
+fn system_attributes_are_refused_and_others_need_the_option() {
     let xattr = |path: &Path, name: &str| {
         let mut value = [0; 64];
         rustix::fs::getxattr(path, name, &mut value).is_ok()
@@ -135,7 +135,7 @@ fn attributes_that_are_the_systems_are_refused_and_others_not_set_unasked() {
 }
 
 #[test]
-fn an_agent_of_another_version_is_told_of_in_words() {
+fn an_agent_of_another_version_is_reported() {
     let dir = tempfile::tempdir().expect("a directory");
     let agent = FakeAgent::answers(
         |_| Welcome { version: VERSION + 1, resume: false, by_content: false, congestion: String::new() },

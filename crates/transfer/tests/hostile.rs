@@ -117,7 +117,7 @@ fn links_on_the_way_are_not_followed() {
 }
 
 #[test]
-fn content_that_is_not_what_was_sent_does_not_appear() {
+fn content_with_another_checksum_is_not_written() {
     let (dir, agent) = served();
     let mut peer = Peer::welcomed(&agent, "");
     let mut damaged = small("small", b"content").into_body().to_vec();
@@ -138,7 +138,7 @@ fn content_that_is_not_what_was_sent_does_not_appear() {
 }
 
 #[test]
-fn blocks_that_are_none_are_refused_whatever_the_checksum() {
+fn misaligned_blocks_are_refused_with_any_checksum() {
     let (dir, agent) = served();
     let strong = Options { hash: Hash::Strong, ..Options::default() };
     let request =
@@ -193,7 +193,7 @@ fn a_block_that_cannot_be_written_leaves_nothing_behind() {
 }
 
 #[test]
-fn another_version_and_noise_are_refused_in_words() {
+fn other_versions_and_other_protocols_are_refused_with_a_reason() {
     let (_dir, agent) = served();
     let mut peer = Peer::connect(&agent);
     peer.send(hello(Direction::Push, "", VERSION + 1));
@@ -209,7 +209,7 @@ fn another_version_and_noise_are_refused_in_words() {
 }
 
 #[test]
-fn an_agent_that_only_reads_lets_nobody_write() {
+fn a_read_only_agent_refuses_to_receive() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join("f"), "1").expect("written");
     let agent = agent_with(dir.path(), |config| config.read_only = true);
@@ -233,7 +233,7 @@ fn list_of_one_more() -> Vec<u8> {
 }
 
 #[test]
-fn an_agent_lets_senders_decide_owners_and_privileges_only_where_it_is_to() {
+fn senders_set_owners_and_privileges_only_with_allow_owner() {
     let own = rustix::process::geteuid().as_raw();
     let group = rustix::process::getegid().as_raw();
     for allowed in [false, true] {
@@ -318,7 +318,7 @@ fn clients_without_the_key_get_nothing() {
 }
 
 #[test]
-fn nothing_of_an_encrypted_copy_is_seen_on_the_way() {
+fn an_encrypted_copy_sends_no_plain_text() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, root) = (dir.path().join("source"), dir.path().join("root"));
     fs::create_dir(&root).expect("made");
@@ -362,7 +362,7 @@ fn nothing_of_an_encrypted_copy_is_seen_on_the_way() {
 }
 
 #[test]
-fn two_copies_of_the_same_to_the_same_place_exclude_each_other() {
+fn two_runs_of_the_same_copy_exclude_each_other() {
     let (_dir, agent) = served();
     let _first = Peer::welcomed(&agent, "");
     let mut second = Peer::connect(&agent);
@@ -371,7 +371,7 @@ fn two_copies_of_the_same_to_the_same_place_exclude_each_other() {
 }
 
 #[test]
-fn a_full_disk_ends_the_copy_and_says_so() {
+fn a_full_disk_ends_the_copy_with_an_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, root) = (dir.path().join("source"), dir.path().join("root"));
     fs::create_dir(&root).expect("made");
@@ -433,7 +433,7 @@ fn a_file_that_grows_while_it_is_read_does_not_appear_half() {
 }
 
 #[test]
-fn a_hello_may_name_as_much_as_fits_it_and_costs_no_more() {
+fn memory_of_a_hello_is_bounded_by_its_frame() {
     let (dir, agent) = served();
     fs::create_dir(dir.path().join("root/a")).expect("made");
     // Every file below every source: more than any memory holds.
@@ -520,7 +520,7 @@ fn many_copies_in_a_row_are_all_served() {
 }
 
 #[test]
-fn nothing_takes_the_place_of_a_device_or_a_pipe() {
+fn a_device_or_a_pipe_is_never_replaced() {
     let (dir, agent) = served();
     let root = dir.path().join("root");
     fs::write(dir.path().join("f"), "1").expect("written");

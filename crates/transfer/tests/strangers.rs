@@ -90,7 +90,7 @@ fn copies(agent: &Agent, dir: &std::path::Path, key: Option<Key>, name: &str) {
 }
 
 #[test]
-fn strangers_who_say_nothing_keep_nobody_out() {
+fn silent_connections_do_not_keep_clients_out() {
     if !descriptors(2 * IDLE as u64 + 4096) {
         return;
     }
@@ -115,7 +115,7 @@ fn strangers_who_say_nothing_keep_nobody_out() {
 }
 
 #[test]
-fn the_oldest_of_many_is_told_why_it_has_to_leave() {
+fn an_evicted_connection_gets_a_refusal() {
     if !descriptors(4096) {
         return;
     }

@@ -70,7 +70,7 @@ impl Drop for WholeSeconds {
 }
 
 #[test]
-fn a_time_is_cut_only_as_the_destination_cuts_it() {
+fn times_are_compared_at_the_granularity_of_the_destination() {
     const EVEN: i64 = 1_000_000_000;
     // What a destination of whole seconds, of FAT, of exFAT and of NTFS would have.
     let (_dir, source, copy) = ends();
@@ -146,7 +146,7 @@ fn times_that_the_destination_cannot_keep_are_reported_and_sent_once() {
 }
 
 #[test]
-fn names_that_are_files_of_their_own_again_become_that_at_the_destination() {
+fn hard_links_that_the_source_separated_are_separated() {
     let (_dir, source, copy) = ends();
     for name in ["a", "e"] {
         fs::write(source.join(name), "1").expect("written");

@@ -50,8 +50,8 @@ const GREETING: Duration = Duration::from_secs(15);
 /// The most concurrent sessions: each has its own threads and open files.
 const SESSIONS: usize = 64;
 /// Timeout for sending a refusal to an evicted connection; see
-/// [`PendingConnections::farewells`].
-const FAREWELL: Duration = Duration::from_secs(1);
+/// [`PendingConnections::refusals`].
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of its unread input that are discarded at a time.
 const DISCARD: u32 = 64 << 10;
 /// Pause after a failed accept(2); it doubles up to the maximum while failures continue.
@@ -181,7 +181,7 @@ impl Bound {
                 pool: BufPool::new(config.memory),
                 greeting: BufPool::new(GREETING_MEMORY),
                 pending: PendingConnections::new(descriptors()),
-                farewells: Rc::default(),
+                refusals: Rc::default(),
                 patience: PeerTimeout::new(config.patience),
                 config,
                 root,
@@ -206,7 +206,7 @@ struct AgentState {
     /// Memory for the requests of new connections.
     greeting: BufPool,
     pending: PendingConnections,
-    farewells: Rc<Cell<usize>>,
+    refusals: Rc<Cell<usize>>,
     /// Connections that wait for their session, by session id.
     joining: RefCell<HashMap<[u8; 16], Vec<JoiningConnection>>>,
     joined: Notify,
@@ -251,7 +251,7 @@ fn use_congestion(link: &Link, name: &str) -> Result<(), Refusal> {
 /// A connection that waits for its session and keeps its pending slot until then.
 struct JoiningConnection {
     link: Link,
-    place: Rc<PendingSlot>,
+    slot: Rc<PendingSlot>,
     taken: Rc<Notify>,
 }
 
@@ -262,7 +262,7 @@ impl<'a> ExpectedSession<'a> {
     fn new(agent: &'a AgentState, session: [u8; 16]) -> ExpectedSession<'a> {
         agent.expected.borrow_mut().insert(session);
         for joining in agent.joining.borrow().get(&session).into_iter().flatten() {
-            joining.place.protect();
+            joining.slot.protect();
         }
         ExpectedSession(agent, session)
     }
@@ -283,7 +283,7 @@ impl AgentState {
     async fn accept(self: &Rc<Self>, listener: std::net::TcpListener) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let options = SocketOptions { congestion: self.config.congestion.clone() };
-        let (mut again, mut said) = (RETRY, None);
+        let (mut again, mut logged) = (RETRY, None);
         loop {
             self.pending.pace().await;
             let (stream, peer) = match listener.accept().await {
@@ -292,8 +292,8 @@ impl AgentState {
                     // Probably out of descriptors: evicting the oldest silent connection frees one.
                     self.pending.evict();
                     let at = longhaul_engine::now();
-                    if said.is_none_or(|said| at.saturating_duration_since(said) >= LOG_INTERVAL) {
-                        said = Some(at);
+                    if logged.is_none_or(|logged| at.saturating_duration_since(logged) >= LOG_INTERVAL) {
+                        logged = Some(at);
                         tracing::warn!("cannot accept connections: {e}; retrying");
                     }
                     longhaul_engine::sleep(again).await;
@@ -304,11 +304,11 @@ impl AgentState {
             again = RETRY;
             match TcpStream::from_std(stream, &options) {
                 Ok(stream) => {
-                    let (agent, place) = (Rc::clone(self), self.pending.enter(peer.ip()));
+                    let (agent, slot) = (Rc::clone(self), self.pending.enter(peer.ip()));
                     let link = Link::incoming(stream, self.greeting.clone());
                     spawn(async move {
-                        match place {
-                            Some(place) => agent.greet(link, peer, Rc::new(place)).await,
+                        match slot {
+                            Some(slot) => agent.greet(link, peer, Rc::new(slot)).await,
                             None => agent.refuse_busy(link).await,
                         }
                     })
@@ -328,8 +328,8 @@ impl AgentState {
             "the agent is busy: {waiting} connections wait for a greeting, and this one had to leave for \
              others; try again"
         );
-        let delivers = CountGuard::new(&self.farewells, self.pending.farewells());
-        let tell = async {
+        let delivers = CountGuard::new(&self.refusals, self.pending.refusals());
+        let refuse = async {
             send::refuse(&mut link, Refusal::new(RefusalKind::Busy, message)).await;
             let Some(stream) = link.tx.stream().filter(|_| delivers.is_some()) else { return };
             // Closing with unread input would reset the connection and lose the refusal.
@@ -337,29 +337,29 @@ impl AgentState {
             while matches!(stream.discard(DISCARD).await, Ok(1..)) {}
         };
         // Best effort: a peer that does not read the refusal in time loses it.
-        let _ = timeout(FAREWELL, tell).await;
+        let _ = timeout(REFUSAL_TIMEOUT, refuse).await;
     }
 
     /// Receives the first frame of a connection and serves it.
-    async fn greet(self: Rc<Self>, mut link: Link, peer: SocketAddr, place: Rc<PendingSlot>) {
-        let heard = {
-            let first = pin!(timeout(GREETING, self.first(&mut link, &place)));
-            match select(first, pin!(place.evicted())).await {
+    async fn greet(self: Rc<Self>, mut link: Link, peer: SocketAddr, slot: Rc<PendingSlot>) {
+        let first = {
+            let first = pin!(timeout(GREETING, self.first(&mut link, &slot)));
+            match select(first, pin!(slot.evicted())).await {
                 Either::Left((first, _)) => Some(first),
                 Either::Right(_) => None,
             }
         };
-        let Some(first) = heard else { return self.refuse_busy(link).await };
+        let Some(first) = first else { return self.refuse_busy(link).await };
         link.rx.use_pool(self.pool.clone());
         match first {
             Ok(Ok(Some(Frame::Hello(hello)))) => {
-                drop(place);
+                drop(slot);
                 match self.serve(*hello, link, peer).await {
                     Ok(counts) => tracing::info!("{peer}: done: {counts:?}"),
                     Err(e) => tracing::warn!("{peer}: {e}"),
                 }
             }
-            Ok(Ok(Some(Frame::Join(session)))) => self.join(session, link, place).await,
+            Ok(Ok(Some(Frame::Join(session)))) => self.join(session, link, slot).await,
             Ok(Ok(Some(Frame::Refuse(refusal)))) => {
                 tracing::warn!("{peer}: {}", refusal.message);
                 send::refuse(&mut link, refusal).await;
@@ -375,16 +375,16 @@ impl AgentState {
     }
 
     /// Holds a connection until its session takes it.
-    async fn join(&self, session: [u8; 16], link: Link, place: Rc<PendingSlot>) {
+    async fn join(&self, session: [u8; 16], link: Link, slot: Rc<PendingSlot>) {
         if self.expected.borrow().contains(&session) {
-            place.protect();
+            slot.protect();
         }
         let taken = Rc::new(Notify::new());
-        let joining = JoiningConnection { link, place: Rc::clone(&place), taken: Rc::clone(&taken) };
+        let joining = JoiningConnection { link, slot: Rc::clone(&slot), taken: Rc::clone(&taken) };
         self.joining.borrow_mut().entry(session).or_default().push(joining);
         self.joined.notify();
         let time = timeout(GREETING, taken.notified());
-        let leaves = match select(pin!(time), pin!(place.evicted())).await {
+        let leaves = match select(pin!(time), pin!(slot.evicted())).await {
             Either::Left((Ok(()), _)) => return,
             Either::Left((Err(_), _)) => false,
             Either::Right(_) => true,
@@ -406,7 +406,7 @@ impl AgentState {
 
     /// The first frame of a client with the right key, after the handshake; for any other
     /// client, the refusal to send.
-    async fn first(&self, link: &mut Link, place: &PendingSlot) -> Result<Option<Frame>, LinkError> {
+    async fn first(&self, link: &mut Link, slot: &PendingSlot) -> Result<Option<Frame>, LinkError> {
         let refuse = |message: &str| Ok(Some(Frame::Refuse(Refusal::new(RefusalKind::NotAllowed, message))));
         let first = link.rx.first(self.config.key.is_some()).await?;
         match (&self.config.key, first) {
@@ -415,7 +415,7 @@ impl AgentState {
             (Some(key), FirstFrame::Frame(Frame::Secure(message))) => {
                 match link.secure_answer(key, &message).await {
                     Ok(()) => {
-                        place.protect();
+                        slot.protect();
                         link.rx.frame().await
                     }
                     Err(LinkError::Io(e)) if e.kind() == io::ErrorKind::PermissionDenied => {
@@ -483,7 +483,7 @@ impl AgentState {
                 third_party::carry_out(link, &job, spec, (onward.host, onward.port)).await
             }
             PreparedSession::Receive(output) => {
-                receive::receive(output, self.config.writers, links, monitor, true, self.patience.clone())
+                receive::receive(output, self.config.writers, links, monitor, false, self.patience.clone())
                     .await
             }
             PreparedSession::Send(spec) => {

@@ -29,7 +29,7 @@ const ADDRESS: usize = MOST / 2;
 const CROWDED: usize = 128;
 /// The most evicted connections that are sent a refusal at a time, or half of the slots
 /// if that is less, since each holds a descriptor. Others are closed at once.
-const FAREWELLS: usize = 64;
+const REFUSALS: usize = 64;
 /// At this pace it takes a second to fill the share of an address, so that each connection
 /// has that long to send its greeting (three round trips on the longest path), however
 /// fast others arrive. Until then they wait in the kernel's accept queue.
@@ -117,6 +117,7 @@ impl PendingConnections {
         state.next += 1;
         state.waiting.insert(number, PendingConnection { address, signal: Rc::clone(&signal) });
         state.silent.entry(address).or_default().insert(number);
+        assert!(state.waiting.len() <= state.most, "{} connections are pending", state.waiting.len());
         drop(state);
         Some(PendingSlot { pending: self.clone(), number, signal })
     }
@@ -128,8 +129,8 @@ impl PendingConnections {
     }
 
     /// The most evicted connections that are sent a refusal at a time.
-    pub(crate) fn farewells(&self) -> usize {
-        FAREWELLS.min(self.0.borrow().most / 2)
+    pub(crate) fn refusals(&self) -> usize {
+        REFUSALS.min(self.0.borrow().most / 2)
     }
 
     /// Delays the next accept if many connections are pending.

@@ -68,7 +68,7 @@ impl CopyTask {
             self.settings.writers,
             vec![there],
             Arc::clone(&self.monitor),
-            false,
+            true,
             PeerTimeout::default(),
         );
         let (sent, received) = join(
@@ -153,7 +153,7 @@ impl CopyTask {
             self.settings.writers,
             granted.links,
             monitor,
-            true,
+            false,
             PeerTimeout::default(),
         )
         .await?;

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_range_is_a_part_of_the_whole() {
+    fn any_range_equals_that_part_of_the_file() {
         let key = ContentKey::new(1, 2);
         let mut whole = vec![0; 4096];
         key.fill(0, &mut whole);

@@ -137,7 +137,7 @@ fn faults_are_named() {
 }
 
 #[test]
-fn files_are_made_as_planned() {
+fn files_are_written_as_specified() {
     let dir = tempfile::tempdir().expect("directory");
     let plan = plan("real", Scale::files(20));
     let small =
@@ -159,7 +159,7 @@ fn files_are_made_as_planned() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_begun() {
+fn a_data_set_without_room_is_refused() {
     let dir = tempfile::tempdir().expect("directory");
     let files = vec![FileSpec { path: "huge".into(), size: 1 << 60 }];
     let error = make(dir.path(), &Plan { files, seed: 1 }, &|_| {}).expect_err("refused");

@@ -106,8 +106,8 @@ impl Key {
     /// # Errors
     /// As [`load`](Self::load), or it cannot be made.
     pub fn load_or_make(path: &Path) -> io::Result<Key> {
-        let made = File::options().write(true).create_new(true).mode(0o600).open(path);
-        match made {
+        let created = File::options().write(true).create_new(true).mode(0o600).open(path);
+        match created {
             Ok(mut file) => {
                 let key = Key::random()?;
                 writeln!(file, "{}", key.to_hex())?;
@@ -191,7 +191,7 @@ impl Sealer {
     }
 }
 
-/// Decrypts records.
+/// Decrypts the records of one direction of a connection.
 pub(crate) struct Opener {
     state: Rc<RefCell<TransportState>>,
     /// Received bytes of an incomplete record.
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_is_opened_however_it_is_cut() {
+    fn encrypted_records_are_decrypted_at_any_segmentation() {
         let key = Key::random().expect("a key");
         let (mut sealer, mut opener) = joined(&key, &key).expect("joined");
         let plain: Vec<u8> = (0..200_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn other_keys_and_changed_records_are_found() {
+    fn other_keys_and_changed_records_are_refused() {
         let key = || Key::random().expect("a key");
         assert!(joined(&key(), &key()).is_err());
         let key = key();

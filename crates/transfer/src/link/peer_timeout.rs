@@ -76,8 +76,8 @@ impl PeerTimeout {
         loop {
             let limit = self.get();
             let at = now();
-            let heard = connections.iter().map(|connection| connection.0.get()).max();
-            last = if busy() || connections.is_empty() { at } else { last.max(heard.unwrap_or(at)) };
+            let received = connections.iter().map(|connection| connection.0.get()).max();
+            last = if busy() || connections.is_empty() { at } else { last.max(received.unwrap_or(at)) };
             let silent = at.saturating_duration_since(last);
             report(silent);
             if silent >= limit {

@@ -209,6 +209,7 @@ fn read(file: &mut File) -> io::Result<Known> {
         }
     }
     drop(reader);
+    assert!(live <= KNOWN, "{live} blocks of unfinished files in memory");
     if records > 2 * (live + COMPACT) {
         file.seek(SeekFrom::Start(RECORD as u64))?;
         let mut writer = BufWriter::with_capacity(READ, &*file);

@@ -24,7 +24,7 @@ const UNLISTED_MAX: usize = 1000;
 /// A manifest that is being written.
 #[derive(Debug)]
 pub(crate) struct Manifest {
-    /// Its final path.
+    /// Final path, below the destination.
     pub(crate) path: RelPath,
     temporary: Vec<u8>,
     state: Mutex<ManifestState>,
@@ -65,7 +65,10 @@ impl Manifest {
         lock(&self.state)
     }
 
-    /// Lists a file.
+    /// Lists a file; names that are not UTF-8 are left out.
+    ///
+    /// # Errors
+    /// The temporary file cannot be written.
     pub(crate) fn add(&self, path: &RelPath, digest: &Digest) -> io::Result<()> {
         let within = self.path.split().0.len();
         let name = &path.as_bytes()[(within + usize::from(within > 0)).min(path.as_bytes().len())..];

@@ -39,7 +39,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// error report of up to a few KB.
 const UNSENT: usize = 4096;
 /// Timeout for delivering a refusal.
-const FAREWELL: Duration = Duration::from_secs(5);
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Aborts the queues, and so ends the threads, when the session is dropped.
 struct StopWriters(Arc<ReceiveQueues>);
@@ -50,15 +50,15 @@ impl Drop for StopWriters {
     }
 }
 
-/// Runs the receiving side of a session and returns its counts. `tell` is false in a
+/// Runs the receiving side of a session and returns its counts. `shares_monitor` is true in a
 /// local copy, where both sides share `monitor` and the sender feeds it.
 pub(crate) async fn receive(
     output: Arc<Output>,
     writers: Concurrency,
     links: Vec<Link>,
     monitor: Arc<Monitor>,
-    tell: bool,
-    patience: PeerTimeout,
+    shares_monitor: bool,
+    peer_timeout: PeerTimeout,
 ) -> Result<Counts, SessionError> {
     let queues = Arc::new(ReceiveQueues::new(writers.start()));
     monitor.choose(Stage::Write, false, writers.start(), "to begin with");
@@ -84,7 +84,7 @@ pub(crate) async fn receive(
         receiver: RefCell::new(Receiver::new(links.len())),
         queues,
         monitor,
-        tell,
+        shares_monitor,
         output,
         writers,
         frames: Notify::new(),
@@ -94,7 +94,7 @@ pub(crate) async fn receive(
         refusal: RefCell::new(None),
         ended: Cell::new(false),
     });
-    let result = session.run(links, patience).await;
+    let result = session.run(links, peer_timeout).await;
     drop(abort);
     result
 }
@@ -103,7 +103,7 @@ struct ReceiveSession {
     receiver: RefCell<Receiver>,
     queues: Arc<ReceiveQueues>,
     monitor: Arc<Monitor>,
-    tell: bool,
+    shares_monitor: bool,
     output: Arc<Output>,
     writers: Concurrency,
     /// Signalled when frames may wait to be sent.
@@ -120,10 +120,15 @@ struct ReceiveSession {
 }
 
 impl ReceiveSession {
-    async fn run(self: &Rc<Self>, links: Vec<Link>, patience: PeerTimeout) -> Result<Counts, SessionError> {
+    async fn run(
+        self: &Rc<Self>,
+        links: Vec<Link>,
+        peer_timeout: PeerTimeout,
+    ) -> Result<Counts, SessionError> {
         let last_received = links.iter().filter_map(|link| link.rx.last_received()).collect();
         let (mut receiving, mut sending) = (Vec::new(), Vec::new());
-        let sockets = links.iter().filter_map(|link| link.tx.stream()).filter(|_| self.tell).collect();
+        let sockets =
+            links.iter().filter_map(|link| link.tx.stream()).filter(|_| !self.shares_monitor).collect();
         let tuning: Task<()> = {
             let session = Rc::clone(self);
             spawn(async move { session.tune(Connections { streams: sockets, sends: false }).await })
@@ -150,12 +155,12 @@ impl ReceiveSession {
         let ticking: Task<()> = {
             let session = Rc::clone(self);
             spawn(async move {
-                let mut said = now();
+                let mut sent = now();
                 loop {
                     sleep(PROGRESS_INTERVAL).await;
-                    let beat = session.tell && now().saturating_duration_since(said) >= BEAT;
+                    let beat = !session.shares_monitor && now().saturating_duration_since(sent) >= BEAT;
                     if session.receiver.borrow_mut().report_progress(beat) {
-                        said = now();
+                        sent = now();
                     }
                     session.frames.notify();
                 }
@@ -175,7 +180,7 @@ impl ReceiveSession {
         let silence = async {
             let busy = || self.receiver.borrow().open() > 0;
             SessionError::Silent(
-                patience
+                peer_timeout
                     .expires(last_received, busy, |silent| {
                         // With all data received, the sender waits for the receiver.
                         let all = self.queues.arrived.load(Relaxed);
@@ -195,7 +200,7 @@ impl ReceiveSession {
         self.ended.set(true);
         self.frames.notify();
         // Best effort: the sender may be gone.
-        let answered = longhaul_engine::timeout(FAREWELL, answering).await;
+        let answered = longhaul_engine::timeout(REFUSAL_TIMEOUT, answering).await;
         ticking.cancel().await;
         tuning.cancel().await;
         worked?;
@@ -224,7 +229,7 @@ impl ReceiveSession {
             if last && self.receiver.borrow().has_all() {
                 self.queues.arrived.store(true, Relaxed);
             }
-            match notice.filter(|_| self.tell) {
+            match notice.filter(|_| !self.shares_monitor) {
                 Some(SenderNotice::Trouble(trouble)) => self.monitor.trouble(trouble),
                 Some(SenderNotice::Tuned(tuned)) => self.monitor.tuned(tuned, true),
                 Some(SenderNotice::Limit(stage)) => self.monitor.set_peer_limit(stage),
@@ -257,10 +262,10 @@ impl ReceiveSession {
             }),
             set: Box::new(|number| queues.gate.set(number)),
         };
-        let tell = |tuned: Tuned| {
+        let report = |tuned: Tuned| {
             self.monitor.tuned(tuned.clone(), false);
             // In a local copy both sides share the monitor.
-            if self.tell {
+            if !self.shares_monitor {
                 self.receiver.borrow_mut().tuned(tuned);
                 self.frames.notify();
             }
@@ -268,13 +273,13 @@ impl ReceiveSession {
         let mut sent_limit = None;
         let look = || {
             let limit = (queues.gauge().fill >= 0.5).then_some(Stage::Write);
-            if limit != sent_limit && self.tell {
+            if limit != sent_limit && !self.shares_monitor {
                 sent_limit = limit;
                 self.receiver.borrow_mut().limits(limit.map(Limit::Stage));
                 self.frames.notify();
             }
         };
-        follow(path, vec![writers], &self.monitor, tell, look).await;
+        follow(path, vec![writers], &self.monitor, report, look).await;
     }
 
     /// Processes results of the writer threads until the session is complete.
@@ -283,13 +288,13 @@ impl ReceiveSession {
             let mut receiver = self.receiver.borrow_mut();
             // Sent before the final frame.
             for planned in self.output.take_planned() {
-                if self.tell {
+                if !self.shares_monitor {
                     self.monitor.planned(planned.clone());
                 }
                 receiver.planned(planned);
             }
             receiver.done(done)?;
-            for trouble in receiver.poll_troubles().filter(|_| self.tell) {
+            for trouble in receiver.poll_troubles().filter(|_| !self.shares_monitor) {
                 self.monitor.trouble(trouble);
             }
             self.monitor.set_counts(receiver.counts());

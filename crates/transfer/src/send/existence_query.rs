@@ -27,7 +27,7 @@ pub(crate) struct QueryBatcher {
 
 #[derive(Debug, Default)]
 struct QueryState {
-    about: QueryBatch,
+    files: QueryBatch,
     /// Their approximate size in a frame, and the size of their content, in bytes.
     frame: usize,
     content: u64,
@@ -53,7 +53,10 @@ impl QueryBatcher {
 
     /// Announces a file that a reader will examine.
     pub(crate) fn begin(&self) {
-        self.change(|state| state.reading += 1);
+        self.change(|state| {
+            assert!(!state.closed, "a file was announced after the last query");
+            state.reading += 1;
+        });
     }
 
     /// Adds a file that a reader has examined; `None` if reading failed.
@@ -67,10 +70,11 @@ impl QueryBatcher {
     /// Adds a file.
     pub(crate) fn add(&self, found: FoundEntry, content: Content) -> Result<(), QueryClosed> {
         let full = self.change(|state| {
+            assert!(!state.closed, "a file was added after the last query");
             state.frame += found.entry.weight();
             state.content += if self.checksum.is_some() { found.entry.size } else { 0 };
-            state.about.push((found, content));
-            let full = state.about.len() >= BATCH_ENTRIES
+            state.files.push((found, content));
+            let full = state.files.len() >= BATCH_ENTRIES
                 || state.frame >= BATCH_BYTES
                 || state.content >= QUERY_CONTENT;
             full.then(|| state.take())
@@ -110,6 +114,6 @@ impl QueryBatcher {
 impl QueryState {
     fn take(&mut self) -> QueryBatch {
         (self.frame, self.content) = (0, 0);
-        std::mem::take(&mut self.about)
+        std::mem::take(&mut self.files)
     }
 }

@@ -16,7 +16,7 @@ pub(super) struct ScanForwarder {
     pub(super) queues: Arc<SendQueues>,
     pub(super) monitor: Arc<Monitor>,
     /// Present if files are queried first.
-    pub(super) asker: Option<Arc<QueryBatcher>>,
+    pub(super) queries: Option<Arc<QueryBatcher>>,
     /// A query needs a checksum or attributes, which reader threads provide.
     pub(super) read_first: bool,
 }
@@ -33,9 +33,9 @@ impl ScanForwarder {
         }
         self.monitor.scan_done.store(true, Ordering::Relaxed);
         self.queues.items.force(Item::Scanned(self.monitor.what_is_scanned()), 1);
-        match &self.asker {
+        match &self.queries {
             // The work queue closes when all queries are answered.
-            Some(asker) => asker.end(),
+            Some(queries) => queries.end(),
             None => self.queues.work.close(),
         }
     }
@@ -47,15 +47,15 @@ impl Visitor for ScanForwarder {
             self.monitor.scanned_files.fetch_add(1, Ordering::Relaxed);
             self.monitor.scanned_bytes.fetch_add(found.entry.size, Ordering::Relaxed);
         }
-        let asker = self.asker.as_ref().filter(|_| found.entry.kind == EntryKind::File);
-        let Some(asker) = asker else {
+        let queries = self.queries.as_ref().filter(|_| found.entry.kind == EntryKind::File);
+        let Some(queries) = queries else {
             return self.queues.work.push(ReadWork::Found(found, Box::default()), 1).is_ok();
         };
         if self.read_first {
-            asker.begin();
+            queries.begin();
             return self.queues.work.push(ReadWork::Query(found), 1).is_ok();
         }
-        asker.add(found, Content::Query(None)).is_ok()
+        queries.add(found, Content::Query(None)).is_ok()
     }
 
     fn trouble(&mut self, trouble: Trouble) {
@@ -89,11 +89,11 @@ mod tests {
             panicked: Panicked::default(),
         });
         let options = Options { compare: Compare::Checksum, ..Options::default() };
-        let asker = Arc::new(QueryBatcher::new(Arc::clone(&queues.queries), Some(options.hash)));
-        let finder = ScanForwarder {
+        let queries = Arc::new(QueryBatcher::new(Arc::clone(&queues.queries), Some(options.hash)));
+        let forwarder = ScanForwarder {
             queues: Arc::clone(&queues),
             monitor: Arc::new(Monitor::new()),
-            asker: Some(Arc::clone(&asker)),
+            queries: Some(Arc::clone(&queries)),
             read_first: true,
         };
         let tree = Tree::open(dir.path()).expect("open");
@@ -109,7 +109,7 @@ mod tests {
             into: None,
         };
         // The scan ends without any reader.
-        finder.run(&spec);
+        forwarder.run(&spec);
         let is_question = |work: &ReadWork| matches!(work, ReadWork::Query(_));
         assert!(matches!(queues.work.pop(), Some(ReadWork::Found(..))), "the directory itself");
         let files: Vec<_> = std::iter::from_fn(|| queues.work.try_pop_if(is_question)).collect();
@@ -119,7 +119,7 @@ mod tests {
             let ReadWork::Query(found) = work else { panic!("{work:?}") };
             assert!(queues.queries.is_empty());
             let read = (i > 0).then_some((found, Content::Query(None)));
-            asker.read(read).expect("the query queue is open");
+            queries.read(read).expect("the query queue is open");
         }
         assert_eq!(queues.queries.pop().map(|about| about.len()), Some(4), "one could not be read");
         assert!(queues.queries.pop().is_none(), "that was the last");

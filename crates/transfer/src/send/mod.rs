@@ -90,7 +90,7 @@ pub(crate) async fn send(
     links: Vec<Link>,
     streams: Concurrency,
     monitor: Arc<Monitor>,
-    patience: PeerTimeout,
+    peer_timeout: PeerTimeout,
 ) -> Result<Counts, SessionError> {
     let queues = Arc::new(SendQueues {
         queries: Arc::new(Queue::new(QUERY_QUEUE)),
@@ -128,7 +128,6 @@ pub(crate) async fn send(
         queues,
         monitor,
         answered: Notify::new(),
-        heard_end: Cell::new(false),
         dry_run,
         rate_limit: RateLimit::new(rate),
     });
@@ -136,7 +135,7 @@ pub(crate) async fn send(
     let last_received = links.iter().filter_map(|link| link.rx.last_received()).collect();
     let result = match select(
         pin!(session.run(links, path, query)),
-        pin!(patience.expires(last_received, || false, |silent| watcher.silent(silent))),
+        pin!(peer_timeout.expires(last_received, || false, |silent| watcher.silent(silent))),
     )
     .await
     {
@@ -159,12 +158,12 @@ fn threads(
 ) -> Result<Arc<Gate>, SessionError> {
     let failed = |e: io::Error| SessionError::Local(format!("cannot start a thread: {e}"));
     let (gate, most) = (Arc::new(Gate::new(spec.readers.start())), spec.readers.most());
-    let asker = spec.query.then(|| {
+    let queries = spec.query.then(|| {
         let by_content = spec.options.compare == Compare::Checksum;
         Arc::new(QueryBatcher::new(Arc::clone(&queues.queries), by_content.then_some(spec.options.hash)))
     });
     let reader = Arc::new(Reader {
-        asker: asker.clone(),
+        queries: queries.clone(),
         work: Arc::clone(&queues.work),
         items: Arc::clone(&queues.items),
         pool: BufPool::new(spec.read_ahead.unwrap_or(READ_AHEAD) + (most + 8) * BLOCK),
@@ -191,17 +190,17 @@ fn threads(
         };
         std::thread::Builder::new().name("transfer-read".into()).spawn(run).map_err(failed)?;
     }
-    let finder = ScanForwarder {
+    let forwarder = ScanForwarder {
         queues: Arc::clone(queues),
         monitor: Arc::clone(monitor),
         read_first: spec.options.xattrs || spec.options.compare == Compare::Checksum,
-        asker,
+        queries,
     };
     let guarded = Arc::clone(queues);
     let run = move || {
         let _times = ThreadTimes;
         let _guard = OnPanic(|| guarded.panic());
-        finder.run(&spec)
+        forwarder.run(&spec)
     };
     std::thread::Builder::new().name("transfer-scan".into()).spawn(run).map_err(failed)?;
     Ok(gate)
@@ -214,7 +213,6 @@ struct SendSession {
     monitor: Arc<Monitor>,
     /// Signalled for each answer to a query.
     answered: Notify,
-    heard_end: Cell<bool>,
     dry_run: bool,
     rate_limit: RateLimit,
     /// The number of reader threads, and their concurrency gate.
@@ -245,7 +243,7 @@ impl SendSession {
             sending.push(spawn(async move { session.stream(stream, link.tx).await }));
             receiving.push(link.rx);
         }
-        let asking: Task<()> = {
+        let querying: Task<()> = {
             let session = Rc::clone(self);
             spawn(async move {
                 if query {
@@ -273,7 +271,7 @@ impl SendSession {
             },
             Either::Right((result, _)) => result,
         };
-        asking.cancel().await;
+        querying.cancel().await;
         tuning.cancel().await;
         counts
     }
@@ -336,7 +334,7 @@ impl SendSession {
             }),
             set: Box::new(|number| self.use_streams(number)),
         };
-        let tell = |tuned: Tuned| {
+        let report = |tuned: Tuned| {
             self.monitor.tuned(tuned.clone(), false);
             self.queues.items.force(Item::Tuned(tuned), 1);
         };
@@ -353,7 +351,7 @@ impl SendSession {
                 self.queues.items.force(Item::Limit(limit), 1);
             }
         };
-        follow(path, vec![readers, streams], &self.monitor, tell, look).await;
+        follow(path, vec![readers, streams], &self.monitor, report, look).await;
     }
 
     /// Sends existence queries; closes the work queue when all are answered.
@@ -364,11 +362,11 @@ impl SendSession {
             }
             let mut batch = Batch::default();
             let mut found = Vec::with_capacity(about.len());
-            for (mut one, content) in about {
-                batch.push(&one.entry, &content, &[]);
+            for (mut file, content) in about {
+                batch.push(&file.entry, &content, &[]);
                 // Attributes are read again with the file.
-                one.entry.xattrs = Vec::new();
-                found.push(one);
+                file.entry.xattrs = Vec::new();
+                found.push(file);
             }
             let number = self.sender.borrow_mut().query(found);
             self.queues.items.force(Item::Query { number, batch: batch.into_body() }, 1);
@@ -382,8 +380,8 @@ impl SendSession {
     /// Processes frames of the receiver until it reports completion.
     async fn listen(&self, mut rx: Rx) -> Result<Counts, SessionError> {
         while let Some(frame) = rx.frame().await? {
-            let heard = self.sender.borrow_mut().handle(frame)?;
-            match heard {
+            let message = self.sender.borrow_mut().handle(frame)?;
+            match message {
                 ReceiverMessage::Wanted(wanted) => {
                     for (found, have) in wanted {
                         if !self.dry_run {
@@ -400,7 +398,6 @@ impl SendSession {
                 // The scan runs on this side.
                 ReceiverMessage::Scanned(_) => {}
                 ReceiverMessage::Finished(counts) => {
-                    self.heard_end.set(true);
                     self.monitor.set_counts(counts);
                     return Ok(counts);
                 }
@@ -440,8 +437,8 @@ mod tests {
         let thread = longhaul_engine::Thread::start("test", Default::default()).expect("an engine");
         let run = || async move {
             let (here, _there) = Link::pair();
-            let (monitor, patience) = (Arc::new(Monitor::new()), PeerTimeout::default());
-            send(spec, vec![here], Concurrency::Fixed(1), monitor, patience).await
+            let (monitor, peer_timeout) = (Arc::new(Monitor::new()), PeerTimeout::default());
+            send(spec, vec![here], Concurrency::Fixed(1), monitor, peer_timeout).await
         };
         let result = thread.handle().spawn(run).wait().expect("it ran");
         assert!(matches!(&result, Err(SessionError::Local(why)) if why.contains("panic")), "{result:?}");

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_passes_than_the_rate_and_a_burst() {
+    fn at_most_the_rate_and_a_burst_pass() {
         let (pace, begin) = (RateLimit::new(1_000_000), Instant::now());
         let ms = Duration::from_millis;
         // Four streams at once: each 100 kB takes 100 ms of the line.

@@ -67,7 +67,7 @@ impl LargeContent {
     fn read(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         match self {
             LargeContent::File(file, _) => read_full(file, buf, offset),
-            LargeContent::Synthetic(made, index) => Ok(made.read(*index, buf, offset)),
+            LargeContent::Synthetic(source, index) => Ok(source.read(*index, buf, offset)),
         }
     }
 
@@ -96,7 +96,7 @@ struct ReadState {
 /// State that all reader threads of a session share.
 pub(crate) struct Reader {
     pub(crate) work: Arc<Queue<ReadWork>>,
-    pub(crate) asker: Option<Arc<QueryBatcher>>,
+    pub(crate) queries: Option<Arc<QueryBatcher>>,
     pub(crate) items: Arc<Queue<Item>>,
     pub(crate) pool: BufPool,
     pub(crate) hash: Hash,
@@ -156,9 +156,9 @@ impl Reader {
 
     /// Reads the checksum and attributes of a file for its existence query.
     fn examine(&self, mut found: FoundEntry) -> Result<(), SenderGone> {
-        let Some(asker) = &self.asker else { return Ok(()) };
+        let Some(queries) = &self.queries else { return Ok(()) };
         let read = || -> io::Result<(Vec<Xattr>, Content)> {
-            let digest = asker.checksum.map(|hash| found.digest(hash)).transpose()?;
+            let digest = queries.checksum.map(|hash| found.digest(hash)).transpose()?;
             if digest.is_some() {
                 self.stats.bytes.fetch_add(found.entry.size, Relaxed);
             }
@@ -174,7 +174,7 @@ impl Reader {
                 None
             }
         };
-        asker.read(about).map_err(|_| SenderGone)
+        queries.read(about).map_err(|_| SenderGone)
     }
 
     /// Reads the small files that are queued now into one batch, up to its limit.
@@ -216,9 +216,9 @@ impl Reader {
                 Origin::Synthetic(..) if entry.kind == EntryKind::Directory => {
                     return Ok(SmallFile::Whole(entry, Content::None));
                 }
-                Origin::Synthetic(made, index) => {
+                Origin::Synthetic(source, index) => {
                     data.resize(entry.size as usize, 0);
-                    made.read(*index, data, 0);
+                    source.read(*index, data, 0);
                     let content = self.inline(data);
                     return Ok(SmallFile::Whole(entry, content));
                 }
@@ -267,8 +267,8 @@ impl Reader {
     fn large(&self, found: FoundEntry, have: Box<[u8]>, index: usize) -> Result<(), SenderGone> {
         let tree = match found.origin {
             Origin::Tree(tree) => tree,
-            Origin::Synthetic(made, file) => {
-                return self.share(LargeContent::Synthetic(made, file), found.entry, have, index);
+            Origin::Synthetic(source, file) => {
+                return self.share(LargeContent::Synthetic(source, file), found.entry, have, index);
             }
         };
         let opened = tree::open_file(&tree, &found.entry.path)
@@ -370,6 +370,7 @@ impl Reader {
     fn leave(&self, large: &Arc<LargeFile>, sent: bool) -> Result<(), SenderGone> {
         let (blocks, bad) = {
             let mut state = large.lock();
+            assert!(state.busy > 0, "a block was returned twice");
             state.busy -= 1;
             state.blocks += u32::from(sent);
             if state.busy > 0 || !large.is_exhausted(&mut state) {

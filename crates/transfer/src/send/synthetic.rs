@@ -14,7 +14,7 @@ const MACHINE: &[u8] = b"machine:";
 
 /// The mtime of synthetic files: constant, so that they count as unchanged for `sync` and
 /// for a resumed copy.
-const MADE: Time = Time { secs: 1_000_000_000, nanos: 0 };
+const MTIME: Time = Time { secs: 1_000_000_000, nanos: 0 };
 
 /// Whether `typed` names a synthetic source.
 pub(crate) fn is_synthetic(typed: &[u8]) -> bool {
@@ -117,7 +117,7 @@ impl Synthetic {
             Synthetic::Dataset(plan) => plan.files.get(index).map_or(0, |file| file.size),
             Synthetic::MachineState(content) => content.len() as u64,
             #[cfg(test)]
-            Synthetic::Broken => panic!("as the test wants it"),
+            Synthetic::Broken => panic!("a read error of the test"),
         };
         let len = size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match self {
@@ -142,7 +142,7 @@ fn entry(path: &str, kind: EntryKind, mode: u32, size: u64) -> Option<Entry> {
         mode,
         uid: 0,
         gid: 0,
-        mtime: MADE,
+        mtime: MTIME,
         ctime: Time::default(),
         size,
         sparse: false,
@@ -205,13 +205,13 @@ pub(crate) struct SyntheticNames {
 }
 
 impl SyntheticNames {
-    pub(crate) fn new(made: Synthetic) -> SyntheticNames {
+    pub(crate) fn new(source: Synthetic) -> SyntheticNames {
         let key = |path: &str| xxhash_rust::xxh3::xxh3_128(path.as_bytes());
-        let mut set: HashSet<u128> = made.set().iter().map(|file| key(&file.path)).collect();
-        for file in made.set() {
+        let mut set: HashSet<u128> = source.set().iter().map(|file| key(&file.path)).collect();
+        for file in source.set() {
             set.extend(file.path.match_indices('/').map(|(at, _)| key(&file.path[..at])));
         }
-        SyntheticNames { source: made, set }
+        SyntheticNames { source, set }
     }
 
     /// Whether the source generates this name.
@@ -221,37 +221,37 @@ impl SyntheticNames {
         let index = name.strip_prefix("zero").and_then(|number| number.parse().ok()).unwrap_or(0);
         match &self.source {
             Synthetic::Dataset(_) => self.set.contains(&xxhash_rust::xxh3::xxh3_128(path.as_bytes())),
-            made => made.entry(index).is_some_and(|entry| entry.path == *path),
+            source => source.entry(index).is_some_and(|entry| entry.path == *path),
         }
     }
 }
 
 /// The checksum of a synthetic file.
-pub(crate) fn digest(made: &Synthetic, index: usize, hash: Hash) -> io::Result<crate::wire::Digest> {
-    hash.of_pieces(|buf, offset| Ok(made.read(index, buf, offset)))
+pub(crate) fn digest(source: &Synthetic, index: usize, hash: Hash) -> io::Result<crate::wire::Digest> {
+    hash.of_pieces(|buf, offset| Ok(source.read(index, buf, offset)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn made(text: &str) -> Result<Synthetic, String> {
+    fn parse(text: &str) -> Result<Synthetic, String> {
         Synthetic::parse(text.as_bytes(), 1000)
     }
 
     #[test]
-    fn what_is_typed_says_how_much() {
-        let zeroes = made("zero:3x4KiB").expect("good");
+    fn synthetic_sources_are_parsed() {
+        let zeroes = parse("zero:3x4KiB").expect("good");
         assert_eq!((zeroes.len(), zeroes.entry(2).expect("there").size), (3, 4096));
-        assert_eq!(made("zero:1GB").expect("good").entry(0).expect("there").size, 1_000_000_000);
-        assert_eq!(made("dataset:small,files=7").expect("good").len(), 7);
-        let Ok(Synthetic::MachineState(sample)) = made("machine:") else { panic!("it says nothing") };
+        assert_eq!(parse("zero:1GB").expect("good").entry(0).expect("there").size, 1_000_000_000);
+        assert_eq!(parse("dataset:small,files=7").expect("good").len(), 7);
+        let Ok(Synthetic::MachineState(sample)) = parse("machine:") else { panic!("not a sample") };
         assert!(sample.starts_with(b"machine "));
-        assert!(made("dataset:small,files=1001").is_err_and(|e| e.contains("1000 files")));
+        assert!(parse("dataset:small,files=1001").is_err_and(|e| e.contains("1000 files")));
         for bad in
             ["zero:", "zero:0x1", "zero:1x", "zero:9999999999g", "dataset:none", "dataset:real,size=1", "x"]
         {
-            assert!(made(bad).is_err(), "{bad}");
+            assert!(parse(bad).is_err(), "{bad}");
         }
         assert_eq!(
             [bytes("12"), bytes("4k"), bytes("4KB"), bytes("4x")],
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn directories_come_with_their_parents_first() {
-        let real = made("dataset:real,files=200").expect("good");
+        let real = parse("dataset:real,files=200").expect("good");
         let names: Vec<_> = real.directories().into_iter().map(|entry| entry.path).collect();
         let before = |i: usize, parent: &[u8]| names[..i].iter().any(|name| name.as_bytes() == parent);
         for (i, name) in names.iter().enumerate() {
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn content_is_that_of_the_data_set() {
-        let set = made("dataset:equal,files=2,scale=1000,seed=5").expect("good");
+        let set = parse("dataset:equal,files=2,scale=1000,seed=5").expect("good");
         let mut spec =
             DatasetSpec::parse("equal", Scale { files: Some(2), bytes: Some(1000) }).expect("good");
         spec.seed = 5;

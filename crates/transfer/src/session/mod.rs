@@ -45,7 +45,7 @@ pub enum Violation {
 /// 65,536 files in a round trip.
 ///
 /// [`BATCH_ENTRIES`]: crate::wire::BATCH_ENTRIES
-pub const QUESTIONS: usize = 64;
+pub const OPEN_QUERIES: usize = 64;
 
 /// The most files that are announced and incomplete: bounds the receiver's memory and
 /// descriptors. A correct sender stays far below: blocks are too large for so many files

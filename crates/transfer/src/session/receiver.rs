@@ -8,7 +8,7 @@
 //! - `open` counts jobs that are issued and not done; [`WriteJob::Settle`] comes when every
 //!   stream has ended, `open` is zero and `files` is empty.
 
-use super::{OPEN_BYTES, OPEN_FILES, QUESTIONS, Violation};
+use super::{OPEN_BYTES, OPEN_FILES, OPEN_QUERIES, Violation};
 use crate::wire::{
     BatchReader, Close, Content, Counts, Digest, Entry, Frame, Limit, Op, Planned, Scanned, Trouble, Tuned,
     Want,
@@ -37,12 +37,12 @@ pub enum WriteJob {
         offset: u64,
         /// Checksum that the data must have.
         digest: Digest,
-        /// The data.
+        /// Content: [`BLOCK`](crate::wire::BLOCK) bytes, or fewer at the end of the file.
         data: Buf,
     },
     /// All blocks are written: rename the file to its name.
     Complete(Arc<Incoming>),
-    /// Discard the file.
+    /// Discard a file that stays incomplete.
     Abandon(Arc<Incoming>),
     /// All data was received: delete, link, and set metadata of directories.
     Settle {
@@ -125,7 +125,7 @@ pub struct Receiver {
     /// Failures of this side, for its own monitor.
     troubles: Vec<Trouble>,
     open: usize,
-    questions: usize,
+    open_queries: usize,
     streams: usize,
     ended: usize,
     whole: bool,
@@ -144,7 +144,7 @@ impl Receiver {
             frames: VecDeque::new(),
             troubles: Vec::new(),
             open: 0,
-            questions: 0,
+            open_queries: 0,
             streams,
             ended: 0,
             whole: true,
@@ -240,8 +240,8 @@ impl Receiver {
         match frame {
             Frame::Batch(batch) => self.batch(batch)?,
             Frame::Query { number, batch } => {
-                self.questions += 1;
-                if self.questions > QUESTIONS {
+                self.open_queries += 1;
+                if self.open_queries > OPEN_QUERIES {
                     return Err(Violation::TooMany("existence queries"));
                 }
                 self.jobs.push_back(WriteJob::Query { number, batch });
@@ -352,11 +352,12 @@ impl Receiver {
     /// # Errors
     /// The streams ended before all blocks of a file were received.
     pub fn done(&mut self, done: JobResult) -> Result<(), Violation> {
+        assert!(self.open > 0, "a result of a job that was not issued");
         self.open -= 1;
         match done {
             JobResult::Batch(counts, troubles) => self.add(counts, troubles),
             JobResult::Query { number, wants, counts, troubles } => {
-                self.questions -= 1;
+                self.open_queries -= 1;
                 self.add(counts, troubles);
                 self.counts.wanted += wants.len() as u64;
                 self.frames.push_back(Frame::Wanted { number, wants });
@@ -364,6 +365,7 @@ impl Receiver {
             JobResult::Block(file, result) => {
                 let counts = Counts { bytes: *result.as_ref().unwrap_or(&0), ..Counts::default() };
                 let first = self.files.get_mut(&file).is_some_and(|state| {
+                    assert!(state.writing > 0, "a result of a block that was not issued");
                     state.writing -= 1;
                     let before = state.failed;
                     state.failed |= result.is_err();
@@ -379,6 +381,7 @@ impl Receiver {
             }
             JobResult::Abandoned(file) => self.forget(file),
             JobResult::Settled(counts, troubles) => {
+                assert!(self.open == 0 && self.files.is_empty(), "the session settled before its last job");
                 self.add(counts, troubles);
                 self.settled = true;
                 self.frames.push_back(Frame::Finished(self.counts));

@@ -5,7 +5,7 @@
 //!   closed, so it does not grow with the number of files;
 //! - `queries` holds an existence query from when it is sent until it is answered.
 
-use super::{QUESTIONS, Violation};
+use super::{OPEN_QUERIES, Violation};
 use crate::wire::{
     Batch, Close, Content, Counts, Digest, Entry, Frame, Limit, Op, Planned, Refusal, Scanned, Trouble,
     Tuned, Want,
@@ -23,7 +23,7 @@ pub struct Outgoing {
     pub entry: Entry,
 }
 
-/// Something to send, on any stream.
+/// A unit of work for the connections: each is sent on one stream, whichever is free.
 #[derive(Debug)]
 pub enum Item {
     /// Entries with all their content: the body of a [`Frame::Batch`].
@@ -36,7 +36,7 @@ pub enum Item {
         offset: u64,
         /// Checksum of the data.
         digest: Digest,
-        /// The data.
+        /// Content: [`BLOCK`](crate::wire::BLOCK) bytes, or fewer at the end of the file.
         data: Buf,
     },
     /// The end of a file: all of its blocks were queued.
@@ -48,7 +48,7 @@ pub enum Item {
         /// Whether the file did not change while it was read.
         good: bool,
     },
-    /// An existence query.
+    /// An existence query: entries whose files may be up to date at the destination.
     Query {
         /// Its number, from [`Sender::query`].
         number: u32,
@@ -81,7 +81,7 @@ pub enum ReceiverMessage<T> {
     Tuned(Tuned),
     /// The limiting stage of the receiver.
     Limit(Option<Limit>),
-    /// Counts so far.
+    /// Counts of all objects written until now.
     Progress(Counts),
     /// Progress of its scan, in a third-party copy.
     Scanned(Scanned),
@@ -113,7 +113,7 @@ impl<T> Sender<T> {
 
     /// Whether another query may be sent.
     pub fn may_query(&self) -> bool {
-        self.queries.len() < QUESTIONS
+        self.queries.len() < OPEN_QUERIES
     }
 
     /// Whether all queries are answered.

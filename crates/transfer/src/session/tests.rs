@@ -303,7 +303,7 @@ fn tree(rng: &mut Rng, files: u64) -> Vec<Entry> {
 }
 
 #[test]
-fn everything_arrives_however_streams_and_disks_are_timed() {
+fn all_files_arrive_at_any_timing_of_streams_and_disks() {
     for seed in 0..100 {
         let mut rng = Rng::new(seed);
         let mut pair = Pair::new(seed, 1 + rng.below(5) as usize, 1000);
@@ -319,7 +319,7 @@ fn everything_arrives_however_streams_and_disks_are_timed() {
 }
 
 #[test]
-fn what_fails_on_either_side_stops_nothing_else() {
+fn a_file_that_fails_on_either_side_does_not_stop_the_others() {
     for seed in 0..50 {
         let mut rng = Rng::new(seed);
         let mut pair = Pair::new(seed, 3, 1000);
@@ -344,7 +344,7 @@ fn what_fails_on_either_side_stops_nothing_else() {
 }
 
 #[test]
-fn only_what_is_wanted_is_sent_and_questions_wait_together() {
+fn only_wanted_files_are_sent_and_queries_wait_together() {
     let mut pair = Pair::new(1, 4, 50_000);
     let files: Vec<Entry> = (0..50_000).map(|i| file(&format!("f{i}"), 3)).collect();
     for entry in files.iter().skip(10) {
@@ -441,7 +441,7 @@ fn a_receiver_that_breaks_the_rules_is_refused() {
 }
 
 #[test]
-fn noise_is_never_a_panic() {
+fn random_frames_never_panic() {
     let mut rng = Rng::new(5);
     for _ in 0..20_000 {
         let mut header = [0; crate::wire::HEADER_LEN];

@@ -21,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_128;
 pub(crate) struct FoldedNames(Mutex<HashMap<u128, u128>>);
 
 impl FoldedNames {
-    /// Accepts a name.
+    /// Accepts a destination path, and remembers it.
     ///
     /// # Errors
     /// Another name that folds to the same one was accepted before.

@@ -219,7 +219,7 @@ impl Tree {
     }
 }
 
-/// An existing object.
+/// An object that exists in a tree.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     pub(crate) entry: Entry,

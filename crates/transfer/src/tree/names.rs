@@ -33,6 +33,7 @@ impl DirectoryNames {
                 names.push((entry.ino(), name.to_vec()));
             }
         }
+        assert!(names.len() <= NAMES, "{} names in memory", names.len());
         names.sort_unstable();
         Ok(names.into_iter().map(|(_, name)| name).collect())
     }

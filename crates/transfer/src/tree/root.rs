@@ -161,9 +161,9 @@ impl Root {
     /// The source does not exist, or cannot be accessed.
     pub(crate) fn start(&self, typed: &[u8], contents: bool) -> Result<ScanStart, Refusal> {
         if synthetic::is_synthetic(typed) {
-            let made = Synthetic::parse(typed, self.dataset_files_max())
+            let source = Synthetic::parse(typed, self.dataset_files_max())
                 .map_err(|e| Refusal::new(RefusalKind::NoSuchPath, e))?;
-            return Ok(ScanStart::Synthetic(Arc::new(made)));
+            return Ok(ScanStart::Synthetic(Arc::new(source)));
         }
         let path = self.path(typed)?;
         let path = trimmed(&path);

@@ -29,11 +29,10 @@ const DIRECTORY: usize = 0;
 #[derive(Clone, Debug)]
 pub(crate) struct FoundEntry {
     pub(crate) origin: Origin,
-    /// Path and metadata.
     pub(crate) entry: Entry,
 }
 
-/// Where the content comes from.
+/// The source of an entry's content.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
     /// The tree that [`Entry::path`] is in.
@@ -43,17 +42,21 @@ pub(crate) enum Origin {
 }
 
 impl FoundEntry {
-    /// The checksum of a file.
+    /// The checksum of a file's content.
+    ///
+    /// # Errors
+    /// The file cannot be read.
     pub(crate) fn digest(&self, hash: Hash) -> io::Result<Digest> {
         match &self.origin {
             Origin::Tree(tree) => hash.of_file(&tree::open_file(tree, &self.entry.path)?),
-            Origin::Synthetic(made, index) => synthetic::digest(made, *index, hash),
+            Origin::Synthetic(source, index) => synthetic::digest(source, *index, hash),
         }
     }
-}
 
-impl FoundEntry {
-    /// The extended attributes of a file.
+    /// The extended attributes of a file; none for a synthetic source.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has too many of them.
     pub(crate) fn xattrs(&self) -> io::Result<Vec<Xattr>> {
         match &self.origin {
             Origin::Tree(tree) => tree::xattrs(tree::open_file(tree, &self.entry.path)?.as_fd()),
@@ -65,7 +68,7 @@ impl FoundEntry {
 /// A source to scan.
 #[derive(Clone, Debug)]
 pub(crate) enum ScanStart {
-    /// Something in a tree, or the tree itself.
+    /// An object in a tree, or the tree itself.
     Tree {
         tree: Tree,
         path: RelPath,
@@ -91,7 +94,7 @@ pub(crate) trait Visitor {
     /// Takes an entry; returns whether to continue.
     fn found(&mut self, found: FoundEntry) -> bool;
 
-    /// Takes a failure.
+    /// Reports an object that cannot be examined; the scan skips it.
     fn trouble(&mut self, trouble: Trouble);
 }
 
@@ -170,7 +173,7 @@ impl<'a, V: Visitor> Scan<'a, V> {
                     }
                 }
             }
-            ScanStart::Synthetic(made) => self.made(made),
+            ScanStart::Synthetic(source) => self.synthetic(source),
             ScanStart::Missing { path, .. } if !self.filter.takes(path) => {}
             ScanStart::Missing { path, why } => self.trouble(path, &io::Error::other(why.clone())),
         }
@@ -221,17 +224,17 @@ impl<'a, V: Visitor> Scan<'a, V> {
         }
     }
 
-    fn made(&mut self, made: &Arc<Synthetic>) {
-        for entry in made.directories() {
+    fn synthetic(&mut self, source: &Arc<Synthetic>) {
+        for entry in source.directories() {
             self.stopped |=
-                !self.visitor.found(FoundEntry { origin: Origin::Synthetic(Arc::clone(made), 0), entry });
+                !self.visitor.found(FoundEntry { origin: Origin::Synthetic(Arc::clone(source), 0), entry });
         }
-        for (index, entry) in (0..made.len()).map_while(|index| Some((index, made.entry(index)?))) {
+        for (index, entry) in (0..source.len()).map_while(|index| Some((index, source.entry(index)?))) {
             if self.stopped {
                 break;
             }
             if self.filter.takes(&entry.path) {
-                self.found(FoundEntry { origin: Origin::Synthetic(Arc::clone(made), index), entry });
+                self.found(FoundEntry { origin: Origin::Synthetic(Arc::clone(source), index), entry });
             }
         }
     }

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_cut_to_what_is_kept_and_no_more() {
+    fn times_are_compared_at_the_granularity_of_the_file_system() {
         let ours = at(1_000_000_001, 123_456_789);
         let all = Stamps::default();
         for other in [

@@ -34,6 +34,7 @@ impl Walker {
             self.known.clear();
         }
         self.known.insert(path.to_vec(), Arc::clone(&fd));
+        assert!(self.known.len() <= CACHED_DIRECTORIES, "{} directories are open", self.known.len());
         Ok(fd)
     }
 }

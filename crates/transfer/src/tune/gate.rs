@@ -31,12 +31,12 @@ impl Gate {
         }
     }
 
-    /// The active number.
+    /// Number of threads that pass; `usize::MAX` once the gate is open.
     pub(crate) fn active(&self) -> usize {
         *self.lock()
     }
 
-    /// Sets the active number; a thread that works is blocked at its next
+    /// Sets the number of threads that pass; a thread that works is blocked at its next
     /// [`pass`](Gate::pass). An open gate stays open.
     pub(crate) fn set(&self, active: usize) {
         let mut now = self.lock();

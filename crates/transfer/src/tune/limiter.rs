@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn limiters_are_told_apart() {
+    fn limiters_are_distinguished() {
         assert_eq!(verdict("cubic", |_, _| {}), Limiter::Window);
         assert_eq!(verdict("cubic", |n, look| look.retransmitted = u64::from(n) * 9000), Limiter::Loss);
         assert_eq!(verdict("cubic", |n, look| look.held_up = 100 * n * MS), Limiter::Buffer);

@@ -49,7 +49,7 @@ pub enum Concurrency {
     /// As many as measurably improve the rate.
     #[default]
     Measured,
-    /// This many.
+    /// This number; 0 counts as 1.
     Fixed(usize),
 }
 
@@ -95,17 +95,17 @@ pub(crate) struct StageProgress {
     pub(crate) limits: bool,
 }
 
-/// A stage whose number is tuned.
+/// A stage whose number of threads or connections is tuned.
 pub(crate) struct TunedStage<'a> {
     pub(crate) stage: Stage,
     pub(crate) concurrency: Concurrency,
-    /// The initial number.
+    /// Number to begin with.
     pub(crate) start: usize,
-    /// The greatest number.
+    /// Upper limit of the number.
     pub(crate) most: usize,
     /// Reads the totals of the stage.
     pub(crate) look: Box<dyn Fn() -> StageProgress + 'a>,
-    /// Sets the number.
+    /// Changes the number while the stage runs.
     pub(crate) set: Box<dyn Fn(usize) + 'a>,
 }
 
@@ -195,13 +195,13 @@ impl Chooser {
     }
 }
 
-/// Tunes the stages until the future is dropped; calls `tell` for each change, and `look`
+/// Tunes the stages until the future is dropped; calls `report` for each change, and `look`
 /// each period.
 pub(crate) async fn follow(
     path: Connections,
     stages: Vec<TunedStage<'_>>,
     monitor: &Monitor,
-    tell: impl Fn(Tuned),
+    report: impl Fn(Tuned),
     mut look: impl FnMut(),
 ) {
     let mut choosers: Option<Vec<Option<Chooser>>> = None;
@@ -253,7 +253,7 @@ pub(crate) async fn follow(
             };
             if let Some(CountChange { from, to, why }) = change {
                 (stage.set)(to);
-                tell(Tuned { stage: stage.stage, from: from as u16, to: to as u16, why });
+                report(Tuned { stage: stage.stage, from: from as u16, to: to as u16, why });
             }
         }
     }

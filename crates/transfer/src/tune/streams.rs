@@ -127,7 +127,7 @@ impl Streams {
         Streams { most, now: start.clamp(1, most), settle, hold: HOLD, best: 0.0, failed: false, state }
     }
 
-    /// The present number.
+    /// Number of connections in use.
     #[cfg(test)]
     pub(crate) fn now(&self) -> usize {
         self.now
@@ -179,7 +179,7 @@ impl Streams {
             self.state = StreamsPhase::Hold(HOLD);
             return None;
         }
-        self.now = to;
+        self.set(to);
         self.state = StreamsPhase::Settle { from, before: mean, limiter, left: self.settle };
         Some(CountChange { from, to, why: format!("{}: {to} are tried", limiter.why()) })
     }
@@ -209,13 +209,18 @@ impl Streams {
             return self.keep();
         }
         let (to, tried) = (from, self.now);
-        self.now = to;
+        self.set(to);
         self.failed = true;
         self.hold = (2 * self.hold).min(HOLD_MOST);
         self.state = StreamsPhase::Hold(self.hold + self.settle);
         let percent = change * 100.0;
         let why = format!("the rate changed by {percent:+.0} % with {tried}: back to {to}");
         Some(CountChange { from: tried, to, why })
+    }
+
+    fn set(&mut self, number: usize) {
+        assert!((1..=self.most).contains(&number), "{number} connections, of at most {}", self.most);
+        self.now = number;
     }
 
     fn keep(&mut self) -> Option<CountChange> {
@@ -277,7 +282,7 @@ mod tests {
         SimulatedPath { carries: 100.0, each: 100.0, limiter: Limiter::Window, overflow: 0.03, ramp: 5 };
 
     #[test]
-    fn a_path_that_one_connection_fills_gets_no_other() {
+    fn a_path_that_one_connection_fills_keeps_one() {
         let (numbers, share) = PATH.run(&mut Streams::new(1, 16, 5), 3000);
         assert!(numbers.iter().all(|&n| n == 1) && share > 0.99, "{share}");
     }
@@ -313,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_are_not_needed_any_more_are_given_up() {
+    fn connections_that_no_longer_help_are_given_up() {
         let mut streams = Streams::new(1, 16, 5);
         let path = SimulatedPath { each: 10.0, limiter: Limiter::Loss, ..PATH };
         assert!(path.run(&mut streams, 400).1 > 0.95);

@@ -89,7 +89,7 @@ impl Tuner {
         }
     }
 
-    /// The present number.
+    /// Number of threads in use.
     #[cfg(test)]
     pub(crate) fn now(&self) -> usize {
         self.now
@@ -137,7 +137,7 @@ impl Tuner {
             self.state = TunerPhase::Hold(self.hold);
             return None;
         }
-        self.now = to;
+        self.set(to);
         self.state = TunerPhase::Settle { from, before, left: self.settle };
         let why = match self.direction {
             Step::Up => "this stage holds the others up: more are tried",
@@ -173,7 +173,7 @@ impl Tuner {
         }
         let to = from;
         let (from, percent) = (self.now, change * 100.0);
-        self.now = to;
+        self.set(to);
         self.turn();
         self.hold = (2 * self.hold).min(HOLD_MOST);
         self.state = TunerPhase::Hold(self.hold + self.settle);
@@ -182,6 +182,11 @@ impl Tuner {
             to,
             why: format!("the rate changed by {percent:+.0} % with {from}: back to {to}"),
         })
+    }
+
+    fn set(&mut self, number: usize) {
+        assert!((1..=self.most).contains(&number), "{number} threads, of at most {}", self.most);
+        self.now = number;
     }
 
     fn turn(&mut self) {
@@ -232,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn where_more_hurts_it_backs_off() {
+    fn a_number_that_lowers_the_rate_is_given_up() {
         // A disk that seeks: best with three.
         let (now, tried, share) = settle(4, 16, 400, |n| 100.0 / (1.0 + (n as f64 - 3.0).abs() / 3.0));
         assert!(now <= 4 && tried <= 8 && share > 0.85, "{now}, {tried}, {share}");
@@ -246,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_that_is_not_the_limit_is_left_alone() {
+    fn a_stage_that_is_not_the_limit_keeps_its_number() {
         let mut tuner = Tuner::new(4, 16, 1);
         for _ in 0..100 {
             assert_eq!(tuner.sample(StageSample { rate: 1.0, limits: false }), None);

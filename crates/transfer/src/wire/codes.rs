@@ -101,7 +101,7 @@ mod tests {
     }
     /// Peers of this version know these bytes: they change with the version alone.
     #[test]
-    fn version_4_is_as_it_was() {
+    fn bytes_of_version_4_are_fixed() {
         let path = RelPath::new(b"a/b").expect("a path");
         let frames = [
             Frame::Trouble(Trouble { path: path.clone(), op: Op::Skip, message: "why".into() }),

@@ -513,13 +513,13 @@ mod tests {
 
     #[test]
     fn control_characters_of_a_peers_text_are_escaped() {
-        let said = |message: &str| {
+        let sent = |message: &str| {
             let mut bytes = Vec::new();
             Refusal::new(RefusalKind::Busy, message).encode(&mut bytes);
             Refusal::decode(Fields(&bytes)).expect("a refusal").message
         };
-        assert_eq!(said("später"), "später");
-        assert_eq!(said("\x1b[2J\nlonghaul: done"), "\\x1b[2J\\nlonghaul: done");
+        assert_eq!(sent("später"), "später");
+        assert_eq!(sent("\x1b[2J\nlonghaul: done"), "\\x1b[2J\\nlonghaul: done");
     }
 
     #[test]

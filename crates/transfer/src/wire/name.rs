@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_apart_and_joined() {
+    fn names_are_split_and_joined() {
         let path = RelPath::new(b"a/b/c").expect("good");
         assert_eq!((path.split(), path.split_first()), ((&b"a/b"[..], &b"c"[..]), (&b"a"[..], &b"b/c"[..])));
         assert_eq!(RelPath::root().join(b"a").expect("good").as_bytes(), b"a");

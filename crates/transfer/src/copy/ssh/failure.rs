@@ -87,12 +87,12 @@ pub(super) struct SshExit<'a> {
 impl SshExit<'_> {
     /// The error with its cause and advice.
     pub(super) fn error(&self) -> CopyError {
-        let said = self.stderr.text();
-        let last = said.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
+        let output = self.stderr.text();
+        let last = output.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default();
         let code = self.status.and_then(|status| status.code());
         // Output on standard output means that the login succeeded.
         if code == Some(OWN) && self.printed.is_empty() {
-            return self.own(&said, last);
+            return self.own(&output, last);
         }
         let (host, program) = (self.host, &self.ssh.remote_program);
         let words =
@@ -127,10 +127,10 @@ impl SshExit<'_> {
     }
 
     /// An error of ssh itself.
-    fn own(&self, said: &str, last: &str) -> CopyError {
+    fn own(&self, output: &str, last: &str) -> CopyError {
         let (host, ssh) = (self.host, self.ssh.program.join(" "));
         // Other lines may follow: those of a ProxyCommand, say.
-        let line = |words: &str| said.lines().map(str::trim).rfind(|line| line.contains(words));
+        let line = |words: &str| output.lines().map(str::trim).rfind(|line| line.contains(words));
         let found = |words: &[&str]| words.iter().find_map(|words| line(words));
         let (kind, what, reason, hint) =
             if let Some(reason) = found(&["Permission denied", "Too many authentication failures"]) {

@@ -71,7 +71,7 @@ pub(super) fn install(
     lines: &mut Lines<'_, impl BufRead>,
     offer: &Offer,
 ) -> io::Result<Installed> {
-    let Some(machine) = lines.find(said)? else { return Ok(Installed::NoScript) };
+    let Some(machine) = lines.find(answer_of)? else { return Ok(Installed::NoScript) };
     let Some(machine) = machine.strip_prefix("machine ") else { return Ok(Installed::Failed(machine)) };
     let program = match choose(machine, offer) {
         Ok(program) => program,
@@ -80,10 +80,10 @@ pub(super) fn install(
     let hash = hex(&Sha256::digest(&program.image));
     // A write error means that the script ended, which the missing answer reports.
     let _ = writeln!(stdin, "{} {hash} {}", offer.version, program.image.len()).and_then(|()| stdin.flush());
-    let mut answer = lines.find(said)?;
+    let mut answer = lines.find(answer_of)?;
     if answer.as_deref() == Some("send") {
         let _ = stdin.write_all(&program.image).and_then(|()| stdin.flush());
-        answer = lines.find(said)?;
+        answer = lines.find(answer_of)?;
     }
     Ok(match answer {
         None => Installed::Failed("ssh ended before the program was installed".into()),
@@ -99,7 +99,7 @@ pub(super) fn install(
 }
 
 /// The script's message in a line, escaped for display.
-fn said(line: &[u8]) -> Option<String> {
+fn answer_of(line: &[u8]) -> Option<String> {
     let at = line.windows(MARK.len()).position(|window| window == MARK.as_bytes())?;
     Some(printable(line[at + MARK.len()..].trim_ascii()).into_owned())
 }
@@ -193,8 +193,8 @@ mod tests {
     #[test]
     fn the_script_passes_every_shell_unchanged() {
         assert!(!SCRIPT.contains(['\'', '!', '\n']), "{SCRIPT}");
-        let words = said(b"hello longhaul-place: failed no room\x1b[2J\r\n");
+        let words = answer_of(b"hello longhaul-place: failed no room\x1b[2J\r\n");
         assert_eq!(words.as_deref(), Some("failed no room\\x1b[2J"));
-        assert_eq!(said(b"longhaul-place"), None);
+        assert_eq!(answer_of(b"longhaul-place"), None);
     }
 }

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_tells_what_it_needs() {
+    fn requirements_are_read_from_the_headers_of_a_program() {
         let own = std::fs::read(std::env::current_exe().expect("this test")).expect("readable");
         let (machine, needs) = look(&own).expect("a program");
         assert_eq!(machine, std::env::consts::ARCH);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_are_met_by_what_is_there() {
+    fn requirements_are_compared_with_the_machine() {
         assert!(Needs::Nothing.are_met(None) && !Needs::Glibc(2, 34).are_met(None));
         assert!(Needs::Glibc(2, 34).are_met(Some((2, 34))) && !Needs::Glibc(2, 34).are_met(Some((2, 9))));
         assert!(!Needs::Other("/lib/ld-musl-x86_64.so.1".into()).are_met(Some((2, 40))));

@@ -55,6 +55,7 @@ impl Deferred {
             ));
         }
         self.bytes = self.bytes - less + more;
+        assert!(self.bytes <= DEFERRED_BYTES, "{} bytes are deferred", self.bytes);
         kept.insert(path, entry);
         Ok(())
     }
