@@ -20,14 +20,13 @@ const HEAD: &str = "\
 # Conformance
 
 Longhaul speaks NVMe Base 2.1, the NVM Command Set 1.1 and the NVMe/TCP
-transport 1.1. This page says what the target answers to each command, what is
-checked of the specifications, and which tests show it. A test is named by its
-file and function, or by its name in `tests/kernel/run --list`, where a stock
-Linux kernel is the judge.
+transport 1.1. This page lists the target's answer to each command, the clauses
+of the specifications that the code checks, and the tests of both. A test is named
+by its file and function, or by its name in `tests/kernel/run --list`, which tests
+against a stock Linux kernel.
 
-A refusal carries Do Not Retry unless trying again can help, and costs nothing
-but the command. Codes that are in no row are refused like those that are not
-supported.
+A refused command has no effect on others. Its status carries Do Not Retry unless
+a retry can succeed. Codes without a row are refused as not supported.
 ";
 
 /// Writes the page.

@@ -9,13 +9,13 @@ const HEAD: &str = "\
 
 # Mutations
 
-Bugs that are planted on purpose, and the test that has to fail for each. `cargo xtask mutate`
-plants them one at a time, in a copy of the tree under `target/`, and runs that test; it fails if
-one of them goes unseen, if the code that it changes is not there any more, or if a test of the
-list fails without a mutation. `--only NAME` plants those alone whose name contains `NAME`.
+Bugs that are planted on purpose, and the test that must fail for each. `cargo xtask mutate` plants
+them one at a time, in a copy of the tree under `target/`, and runs that test. It fails if a test
+does not catch its mutation, if the code that a mutation changes does not exist any more, or if a
+test fails without a mutation. `--only NAME` plants only those whose name contains `NAME`.
 
-Not every bug can be seen by a test, and a list of those that are shows no more than that these
-are. A promise that is added to the code should come with a mutation that breaks it.
+The list shows that the tests catch these bugs, and says nothing about others. Each new promise of
+the code should have a mutation that breaks it.
 ";
 
 /// The mutations and what is to catch them.
