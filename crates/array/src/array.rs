@@ -1,13 +1,13 @@
 //! Start, run and stop of an array.
 
-use crate::assemble::{self, Shape};
+use crate::assembly::assemble::{self, Shape};
 use crate::core::Core;
 use crate::device::{ArrayDevice, ArrayTask};
 use crate::error::ArrayError;
-use crate::memory::Memory;
+use crate::format::superblock::Condition;
+use crate::heal::upkeep;
 use crate::options::Options;
-use crate::superblock::Condition;
-use crate::upkeep;
+use crate::session::memory::Memory;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use longhaul_block::{BlockDevice, IoResult};
@@ -124,9 +124,9 @@ pub async fn assemble_with(
     assembly.check_current(options.degraded, known.as_ref())?;
     let was_clean = assembly.superblock.clean;
     let (core, stale) = assemble::attach_members(assembly, options, session, memory);
-    crate::fence::take_ownership(&core).await?;
+    crate::session::fence::take_ownership(&core).await?;
     // Heartbeats start before the recovery, which may take longer than a takeover waits.
-    spawn(crate::fence::run_heartbeat(Rc::clone(&core))).detach();
+    spawn(crate::session::fence::run_heartbeat(Rc::clone(&core))).detach();
     if let Err(e) = begin(&core, was_clean).await {
         core.end("it could not be assembled");
         core.upkeep.ended().await;
@@ -227,6 +227,6 @@ async fn settle(core: &Rc<Core>) -> IoResult<()> {
     core.publish().await?;
     core.publish_with(|| core.clean.set(true)).await?;
     core.remember(true).await;
-    crate::fence::release(core).await;
+    crate::session::fence::release(core).await;
     Ok(())
 }

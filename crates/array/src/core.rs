@@ -11,15 +11,15 @@
 //!   instead, and everything acknowledged stays where it is;
 //! - superblocks are written one generation at a time.
 
-use crate::geometry::{BLOCK, Geometry, Role, SUPER_AT};
-use crate::intent::Intent;
-use crate::journal::Journal;
-use crate::locks::{MemoryBudget, RowLocks};
+use crate::format::geometry::{BLOCK, Geometry, Role, SUPER_AT};
+use crate::format::superblock::{Condition, MemberEntry, Superblock};
+use crate::io::intent::Intent;
+use crate::io::journal::Journal;
+use crate::io::locks::{MemoryBudget, RowLocks};
+use crate::io::rows::StripeQueues;
+use crate::io::sums::Sums;
 use crate::member::{Member, MemberError, MemberResult};
 use crate::options::Options;
-use crate::rows::StripeQueues;
-use crate::sums::Sums;
-use crate::superblock::{Condition, MemberEntry, Superblock};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
@@ -69,34 +69,34 @@ pub(crate) struct Core {
     pub(crate) halted: RefCell<Option<String>>,
     pub(crate) locks: Rc<RowLocks>,
     pub(crate) rows: StripeQueues,
-    pub(crate) read_cache: crate::read_cache::ReadCache,
+    pub(crate) read_cache: crate::io::read_cache::ReadCache,
     pub(crate) sums: Sums,
     pub(crate) intent: Rc<Intent>,
     pub(crate) journal: Journal,
     pub(crate) budget: Rc<MemoryBudget>,
-    pub(crate) window: Rc<crate::window::ReadWindow>,
+    pub(crate) window: Rc<crate::member::window::ReadWindow>,
     pub(crate) counts: Cell<Counts>,
-    pub(crate) upkeep: crate::upkeep::Upkeep,
+    pub(crate) upkeep: crate::heal::upkeep::Upkeep,
     /// When the array last needed a member that was unreachable.
     pub(crate) missed: Cell<Option<Instant>>,
     /// Other sessions that have ended.
-    pub(crate) ended: crate::fence::EndedSessions,
+    pub(crate) ended: crate::session::fence::EndedSessions,
     /// User I/O begun so far.
     pub(crate) begun: Cell<u64>,
     pub(crate) verifying: Rc<RowLocks>,
     pub(crate) scrubbing: Rc<RowLocks>,
-    pub(crate) admission: crate::admission::Admission,
+    pub(crate) admission: crate::io::admission::Admission,
     /// Exclusive per member index, while another device replaces it.
     pub(crate) placing: Rc<RowLocks>,
     publishing: Rc<RowLocks>,
     /// A member is lost, and the superblocks of the others do not record it yet.
     pub(crate) unpublished: Cell<bool>,
     /// The sessions that the superblocks descend from, this one last.
-    pub(crate) history: RefCell<crate::history::History>,
+    pub(crate) history: RefCell<crate::format::history::History>,
     /// The newest generation that all members in use have confirmed.
     pub(crate) confirmed: Cell<u64>,
     /// When this session began.
-    pub(crate) began: crate::clock::Stamp,
+    pub(crate) began: crate::session::clock::Stamp,
     /// Session time in the heartbeats, and its limit: no member in use may fall further behind than
     /// an up-to-date one may be.
     pub(crate) elapsed: Cell<Duration>,
@@ -104,7 +104,7 @@ pub(crate) struct Core {
     /// The session before this one, if it was not stopped, and the session time of its last
     /// heartbeat.
     pub(crate) before: Cell<Option<(Uuid, std::time::Duration)>>,
-    pub(crate) witness: Option<crate::witness::Witness>,
+    pub(crate) witness: Option<crate::session::witness::Witness>,
     pub(crate) memory: Option<std::sync::Arc<dyn crate::Memory>>,
     /// The last record that this host has stored.
     pub(crate) remembered: RefCell<Option<crate::Known>>,
@@ -131,26 +131,26 @@ impl Core {
             halted: RefCell::default(),
             locks: Rc::default(),
             rows: StripeQueues::default(),
-            read_cache: crate::read_cache::ReadCache::new(geometry.stripe()),
+            read_cache: crate::io::read_cache::ReadCache::new(geometry.stripe()),
             sums: Sums::new(geometry, &options),
             intent: Rc::new(Intent::new(superblock.array, geometry.regions())),
             journal: Journal::new(superblock.array, geometry.journal),
             budget: Rc::new(MemoryBudget::new(options.memory)),
             window: Rc::default(),
             counts: Cell::default(),
-            upkeep: crate::upkeep::Upkeep::new(&options),
+            upkeep: crate::heal::upkeep::Upkeep::new(&options),
             missed: Cell::default(),
-            ended: crate::fence::EndedSessions::default(),
+            ended: crate::session::fence::EndedSessions::default(),
             begun: Cell::new(0),
             verifying: Rc::default(),
             scrubbing: Rc::default(),
-            admission: crate::admission::Admission::default(),
+            admission: crate::io::admission::Admission::default(),
             placing: Rc::default(),
             publishing: Rc::default(),
             unpublished: Cell::default(),
             history: RefCell::new(superblock.history.clone()),
             confirmed: Cell::new(0),
-            began: crate::clock::Stamp::now(),
+            began: crate::session::clock::Stamp::now(),
             elapsed: Cell::default(),
             elapsed_limit: Cell::default(),
             before: Cell::default(),

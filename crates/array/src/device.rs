@@ -7,7 +7,7 @@
 
 use crate::array::{here, stop};
 use crate::core::Core;
-use crate::geometry::BLOCK;
+use crate::format::geometry::BLOCK;
 use crate::member::Member;
 use futures_channel::{mpsc, oneshot};
 use longhaul_block::{

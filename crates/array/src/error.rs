@@ -1,7 +1,7 @@
 //! Errors of creating and assembling arrays.
 
-use crate::layout::LayoutError;
-use crate::superblock::{MAX_NAME, Unknown};
+use crate::format::layout::LayoutError;
+use crate::format::superblock::{MAX_NAME, Unknown};
 use longhaul_block::IoError;
 use longhaul_block::signature::Content;
 use uuid::Uuid;

@@ -1,17 +1,17 @@
 //! Administrative operations on a running array.
 
-use crate::admission::Admitted;
-use crate::assemble::{check_device, examine};
+use crate::assembly::assemble::{check_device, examine};
+use crate::assembly::current::Ancestry;
 use crate::core::{Core, Spare};
-use crate::current::Ancestry;
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
-use crate::geometry::{BLOCK, SUPER_AT};
+use crate::format::geometry::{BLOCK, SUPER_AT};
+use crate::format::superblock::{Condition, MAX_SPARES, Superblock};
+use crate::heal::scrub::ScrubReport;
+use crate::heal::upkeep::TaskGuard;
+use crate::io::admission::Admitted;
 use crate::member::Member;
 use crate::options::Options;
-use crate::scrub::ScrubReport;
-use crate::superblock::{Condition, MAX_SPARES, Superblock};
-use crate::upkeep::TaskGuard;
 use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::{spawn, timeout};
 use std::rc::Rc;
@@ -25,7 +25,7 @@ impl Core {
         device: Arc<dyn BlockDevice>,
         force: bool,
         uuid: Uuid,
-    ) -> Result<(Spare, crate::assemble::Candidate), ArrayError> {
+    ) -> Result<(Spare, crate::assembly::assemble::Candidate), ArrayError> {
         check_device(&*device)?;
         let candidate = examine(&device).await?;
         let (size, needs) = (device.info().size, self.geometry.end());
@@ -54,7 +54,8 @@ impl Core {
             candidate.check_content().await?;
         }
         let heartbeat = self.options.heartbeat.max(Options::default().heartbeat);
-        crate::fence::check_idle(std::slice::from_ref(&candidate), Some(self.session), heartbeat).await?;
+        crate::session::fence::check_idle(std::slice::from_ref(&candidate), Some(self.session), heartbeat)
+            .await?;
         Ok((Spare { uuid, device: Some(device) }, candidate))
     }
 
@@ -192,7 +193,7 @@ impl Core {
         // The device first: it must be writable, and does not belong to the array until the
         // superblocks of the members list it.
         let superblock = Superblock { member: uuid, ..self.superblock() };
-        crate::assemble::enlist(&candidate, &superblock).await?;
+        crate::assembly::assemble::enlist(&candidate, &superblock).await?;
         let add = || {
             let mut spares = self.spares.borrow_mut();
             if spares.len() >= MAX_SPARES

@@ -7,11 +7,16 @@
 //! - an error counts only against the device that it comes from, and only while that device is in
 //!   use: another one may have replaced it by the time the error is handled.
 
-use crate::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
-use crate::in_flight::InFlight;
-use crate::join;
-use crate::reach::Reach;
-use crate::superblock::Condition;
+pub(crate) mod away;
+pub(crate) mod in_flight;
+pub(crate) mod join;
+pub(crate) mod reach;
+pub(crate) mod window;
+
+use crate::format::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
+use crate::format::superblock::Condition;
+use crate::member::in_flight::InFlight;
+use crate::member::reach::Reach;
 use futures_channel::oneshot;
 use futures_util::StreamExt;
 use futures_util::future::{Either, FutureExt, Shared, select};

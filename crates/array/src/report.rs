@@ -2,11 +2,11 @@
 
 use crate::core::Core;
 use crate::device::ArrayDevice;
-use crate::layout::Layout;
-use crate::lost::LostRanges;
+use crate::format::layout::Layout;
+use crate::format::superblock::Condition;
+use crate::heal::lost::LostRanges;
+use crate::heal::scrub::ScrubReport;
 use crate::member::{Member, MemberCounts};
-use crate::scrub::ScrubReport;
-use crate::superblock::Condition;
 use crate::{Counts, Geometry};
 use longhaul_block::IoResult;
 use std::time::Duration;

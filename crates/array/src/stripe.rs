@@ -8,8 +8,8 @@
 //! - every member has at least [`Stripe::rows`] units, and no byte behind them is touched;
 //! - no operation on a member crosses a unit boundary, or is larger than the member accepts.
 
-use crate::join;
-use crate::layout::{LayoutError, check_shape};
+use crate::format::layout::{LayoutError, check_shape};
+use crate::member::join;
 use longhaul_block::{
     Advice, BlockDevice, BlockIo, DeviceInfo, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };

@@ -1,0 +1,9 @@
+//! What is on the members: superblock, heartbeat and journal records, and where each region lies.
+//!
+//! Nothing here does I/O. Codes on members are explicit numbers, which the tests hold.
+
+pub(crate) mod bytes;
+pub(crate) mod geometry;
+pub(crate) mod history;
+pub(crate) mod layout;
+pub(crate) mod superblock;

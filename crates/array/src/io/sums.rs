@@ -1,0 +1,352 @@
+//! Checksums of the blocks of members.
+//!
+//! Each member has a CRC-32C for each [`BLOCK`] of its units, so that the wrong copy is known when
+//! members disagree. They are stored in pages in a region of the same member, and the pages in use
+//! are cached in memory.
+//!
+//! What is stored is the CRC XOR that of a block of zeroes, so that the region of a new array, all
+//! zeroes, is right for units of zeroes.
+//!
+//! Invariants:
+//! - a page in memory is at least as new as the one on the member;
+//! - a page is written by one operation at a time, and an update is done when a write that began
+//!   after it has ended;
+//! - an unreadable page makes its blocks count as wrong, and no more than that: they are repaired
+//!   from redundancy like any others, and the page is rewritten with them;
+//! - an entry changes only under the exclusive lock of its stripe, and together with data that the
+//!   journal or the write-intent bitmap covers: a crash between the two leaves a difference that
+//!   the resync repairs.
+
+use crate::event::Event;
+use crate::format::geometry::{BLOCK, Geometry, SUM};
+use crate::member::{Member, MemberResult};
+use crate::options::Options;
+use crate::without::Mechanism;
+use longhaul_block::WriteFlags;
+use longhaul_engine::BufMut;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+/// Pages read at once if pages are used in sequence: 64 MiB of a member's data pass without a wait
+/// for checksums.
+const AHEAD: u64 = 16;
+/// Checksums of a page.
+const PER_PAGE: u64 = BLOCK / SUM;
+/// Stands for an unknown checksum: its block counts as wrong, since no content is expected to have
+/// this value.
+pub(crate) const UNKNOWN: u32 = 0x5EED_0BAD;
+/// Pages that a scrub reads at a time.
+const SCRUB_PAGES: u64 = 256;
+
+pub(crate) struct Sums {
+    geometry: Geometry,
+    pages: RefCell<HashMap<(usize, u64), Rc<SumsPage>>>,
+    /// Pages that may be in a member's volatile cache only. They stay in memory, since they hold
+    /// the checksums that the member must have if it loses its cache.
+    unflushed: RefCell<BTreeMap<(usize, u64), Rc<SumsPage>>>,
+    /// Maximum pages in memory.
+    limit: usize,
+    zero: u32,
+    /// Accept any content; set where checksums are switched off.
+    blind: bool,
+}
+
+#[derive(Default)]
+struct SumsPage {
+    entries: RefCell<Vec<u32>>,
+    loaded: Cell<bool>,
+    busy: Cell<bool>,
+    /// Updates made, and updates that a completed write covers.
+    made: Cell<u64>,
+    stored: Cell<u64>,
+    /// The member was replaced or went offline: the page does not describe it any more.
+    gone: Cell<bool>,
+    /// Used since the last eviction.
+    recent: Cell<bool>,
+    changed: Event,
+}
+
+/// Marks a page as being read or written until dropped, also if that task is cancelled, as the
+/// loser of a race.
+struct PageGuard(Rc<SumsPage>);
+
+impl PageGuard {
+    fn new(page: &Rc<SumsPage>) -> PageGuard {
+        page.busy.set(true);
+        PageGuard(Rc::clone(page))
+    }
+}
+
+impl Drop for PageGuard {
+    fn drop(&mut self) {
+        self.0.busy.set(false);
+        self.0.changed.notify();
+    }
+}
+
+impl Sums {
+    pub(crate) fn new(geometry: Geometry, options: &Options) -> Sums {
+        let (memory, blind) = (options.sums_memory, options.lacks(Mechanism::Checksums));
+        let zero = crc_fast::crc32_iscsi(&[0; BLOCK as usize]);
+        let limit = (memory as u64 / BLOCK).max(2 * geometry.width as u64) as usize;
+        Sums { geometry, pages: RefCell::default(), unflushed: RefCell::default(), limit, zero, blind }
+    }
+
+    /// The entries for the blocks of `bytes`.
+    pub(crate) fn of(&self, bytes: &[u8]) -> Vec<u32> {
+        bytes.chunks(BLOCK as usize).map(|block| crc_fast::crc32_iscsi(block) ^ self.zero).collect()
+    }
+
+    /// Number of the first block, and of blocks, of a range of a unit.
+    fn blocks(&self, row: u64, at: u64, len: u64) -> (u64, u64) {
+        ((row * self.geometry.unit + at) / BLOCK, len / BLOCK)
+    }
+
+    fn page(&self, member: usize, number: u64) -> Rc<SumsPage> {
+        let mut pages = self.pages.borrow_mut();
+        if pages.len() >= self.limit && !pages.contains_key(&(member, number)) {
+            evict(&mut pages);
+        }
+        let page = Rc::clone(pages.entry((member, number)).or_default());
+        page.recent.set(true);
+        page
+    }
+
+    /// Reads the pages of a range that are not in memory.
+    pub(crate) async fn load(&self, member: &Member, row: u64, at: u64, len: u64) -> MemberResult<()> {
+        if !self.geometry.has_sums() {
+            return Ok(());
+        }
+        let (first, count) = self.blocks(row, at, len);
+        for number in first / PER_PAGE..=(first + count - 1) / PER_PAGE {
+            self.loaded(member, number).await?;
+        }
+        Ok(())
+    }
+
+    /// A page, once it is in memory.
+    async fn loaded(&self, member: &Member, number: u64) -> MemberResult<Rc<SumsPage>> {
+        loop {
+            let page = self.page(member.index, number);
+            page.changed.until(|| page.loaded.get() || !page.busy.get()).await;
+            if page.loaded.get() && !page.gone.get() {
+                return Ok(page);
+            }
+            if !page.gone.get() {
+                self.fetch(member, number).await?;
+            }
+        }
+    }
+
+    /// Reads a page, and some behind it if pages are used in sequence.
+    async fn fetch(&self, member: &Member, number: u64) -> MemberResult<()> {
+        let is_known = |number: u64| self.pages.borrow().contains_key(&(member.index, number));
+        let most = if number == 0 || is_known(number - 1) { AHEAD } else { 1 };
+        let end = (number + most).min(self.geometry.sums_len() / BLOCK);
+        let behind = (number + 1..end).take_while(|number| !is_known(*number)).count() as u64;
+        let pages: Vec<Rc<SumsPage>> = (0..=behind).map(|n| self.page(member.index, number + n)).collect();
+        let busy: Vec<PageGuard> = pages.iter().map(PageGuard::new).collect();
+        let at = self.geometry.sums_at() + number * BLOCK;
+        let read = member.read_around(at, pages.len() as u64 * BLOCK).await?;
+        for (n, page) in pages.iter().enumerate() {
+            let start = n * BLOCK as usize;
+            let bytes = &read.bytes[start..start + BLOCK as usize];
+            let entry = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            let mut entries: Vec<u32> = bytes.chunks_exact(SUM as usize).map(entry).collect();
+            if read.unreadable.contains(&(start as u64)) {
+                tracing::warn!("member {}: checksums at {} are unreadable", member.index, at + start as u64);
+                entries.fill(UNKNOWN);
+                page.made.set(page.made.get() + 1);
+            }
+            *page.entries.borrow_mut() = entries;
+            page.loaded.set(true);
+        }
+        drop(busy);
+        Ok(())
+    }
+
+    /// The blocks of a range (counted from its start) that do not match their checksums. The pages
+    /// must be loaded; a page that was evicted meanwhile makes its blocks wrong, so that the caller
+    /// must load it and try again.
+    pub(crate) fn wrong(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
+        if !self.geometry.has_sums() || self.blind {
+            return Vec::new();
+        }
+        let (first, _) = self.blocks(row, at, bytes.len() as u64);
+        let sums = self.of(bytes).into_iter().enumerate();
+        let stored = |i: usize| self.stored(member, first + i as u64);
+        sums.filter(|(i, sum)| stored(*i) != Some(*sum)).map(|(i, _)| i).collect()
+    }
+
+    /// The blocks of a range whose checksum is known and does not match `bytes`. The pages should
+    /// be loaded; checksums on evicted pages count as unknown.
+    pub(crate) fn contradicted(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
+        if !self.geometry.has_sums() || self.blind {
+            return Vec::new();
+        }
+        let (first, _) = self.blocks(row, at, bytes.len() as u64);
+        let sums = self.of(bytes).into_iter().enumerate();
+        let known = |i: usize| self.stored(member, first + i as u64).filter(|known| *known != UNKNOWN);
+        sums.filter(|(i, sum)| known(*i).is_some_and(|known| known != *sum)).map(|(i, _)| i).collect()
+    }
+
+    /// The entry of a block, if its page is in memory.
+    fn stored(&self, member: usize, number: u64) -> Option<u32> {
+        let pages = self.pages.borrow();
+        let page = pages.get(&(member, number / PER_PAGE))?;
+        page.entries.borrow().get((number % PER_PAGE) as usize).copied()
+    }
+
+    /// Changes the entries of a range to `sums`, in memory and on the member.
+    pub(crate) async fn update(&self, member: &Member, row: u64, at: u64, sums: &[u32]) -> MemberResult<()> {
+        if !self.geometry.has_sums() || sums.is_empty() {
+            return Ok(());
+        }
+        let (first, count) = self.blocks(row, at, sums.len() as u64 * BLOCK);
+        let mut waits = Vec::new();
+        for number in first / PER_PAGE..=(first + count - 1) / PER_PAGE {
+            let page = self.loaded(member, number).await?;
+            let mut entries = page.entries.borrow_mut();
+            for entry in number * PER_PAGE..(number + 1) * PER_PAGE {
+                if (first..first + count).contains(&entry)
+                    && let Some(slot) = entries.get_mut((entry % PER_PAGE) as usize)
+                {
+                    *slot = sums[(entry - first) as usize];
+                }
+            }
+            page.made.set(page.made.get() + 1);
+            drop(entries);
+            waits.push((number, page.made.get(), page));
+        }
+        let stores = waits.into_iter().map(|(number, made, page)| self.store(member, number, page, made));
+        futures_util::future::try_join_all(stores).await.map(drop)
+    }
+
+    /// Returns when update number `made` of a page is on the member.
+    async fn store(&self, member: &Member, number: u64, page: Rc<SumsPage>, made: u64) -> MemberResult<()> {
+        loop {
+            page.changed.until(|| page.stored.get() >= made || !page.busy.get()).await;
+            if page.stored.get() >= made || page.gone.get() {
+                return Ok(());
+            }
+            // The member may have been lost during the wait.
+            member.check_usable()?;
+            let busy = PageGuard::new(&page);
+            let covers = page.made.get();
+            let at = self.geometry.sums_at() + number * BLOCK;
+            let result = member.write(at, page.bytes().freeze(), WriteFlags::default()).await;
+            if result.is_ok() {
+                page.stored.set(covers);
+                if member.has_volatile_cache() && !page.gone.get() {
+                    self.unflushed.borrow_mut().insert((member.index, number), Rc::clone(&page));
+                }
+            }
+            drop(busy);
+            result?;
+        }
+    }
+
+    /// Drops all pages of a member.
+    pub(crate) fn forget(&self, member: usize) {
+        self.pages.borrow_mut().retain(|(of, _), page| {
+            page.gone.set(*of == member);
+            *of != member
+        });
+        self.unflushed.borrow_mut().retain(|(of, _), _| *of != member);
+    }
+
+    /// Pages that a flush of a member which begins now makes durable, with their update numbers.
+    pub(crate) fn flush_begins(&self, member: usize) -> Vec<(u64, u64)> {
+        let unflushed = self.unflushed.borrow();
+        let pages = unflushed.range((member, 0)..=(member, u64::MAX));
+        pages.map(|((_, number), page)| (*number, page.stored.get())).collect()
+    }
+
+    /// Removes these pages from the unflushed ones, after the flush.
+    pub(crate) fn flushed(&self, member: usize, pages: &[(u64, u64)]) {
+        let mut unflushed = self.unflushed.borrow_mut();
+        for (number, stored) in pages {
+            if unflushed.get(&(member, *number)).is_some_and(|page| page.stored.get() == *stored) {
+                unflushed.remove(&(member, *number));
+            }
+        }
+    }
+
+    /// Rewrites all pages that a member may have lost with its cache.
+    pub(crate) async fn restore(&self, member: &Member) -> MemberResult<()> {
+        let pages: Vec<(u64, Rc<SumsPage>)> = {
+            let unflushed = self.unflushed.borrow();
+            let of_it = unflushed.range((member.index, 0)..=(member.index, u64::MAX));
+            of_it.map(|((_, number), page)| (*number, Rc::clone(page))).collect()
+        };
+        let stores = pages.into_iter().map(|(number, page)| {
+            page.made.set(page.made.get() + 1);
+            let made = page.made.get();
+            self.store(member, number, page, made)
+        });
+        futures_util::future::try_join_all(stores).await.map(drop)
+    }
+
+    /// Verifies the pages on a member against memory, and rewrites unreadable and differing ones.
+    /// Returns their number.
+    pub(crate) async fn scrub(&self, member: &Member) -> MemberResult<u64> {
+        let (mut first, end) = (0, self.geometry.sums_len() / BLOCK);
+        let mut repaired = 0;
+        while first < end {
+            let count = SCRUB_PAGES.min(end - first);
+            let idle = |number: u64| {
+                let page = self.pages.borrow().get(&(member.index, number)).cloned()?;
+                let idle = page.loaded.get() && !page.busy.get() && page.stored.get() == page.made.get();
+                idle.then(|| (page.made.get(), page))
+            };
+            let before: Vec<_> = (first..first + count).map(idle).collect();
+            let read = member.read_around(self.geometry.sums_at() + first * BLOCK, count * BLOCK).await?;
+            for (n, before) in before.into_iter().enumerate() {
+                let start = n * BLOCK as usize;
+                let unreadable = read.unreadable.contains(&(start as u64));
+                let number = first + n as u64;
+                let page = match before {
+                    Some((made, page)) => {
+                        let same = page.bytes()[..] == read.bytes[start..start + BLOCK as usize];
+                        if page.made.get() != made || (same && !unreadable) {
+                            continue;
+                        }
+                        page.made.set(made + 1);
+                        page
+                    }
+                    None if unreadable => self.loaded(member, number).await?,
+                    None => continue,
+                };
+                repaired += 1;
+                let made = page.made.get();
+                self.store(member, number, page, made).await?;
+            }
+            first += count;
+        }
+        Ok(repaired)
+    }
+}
+
+impl SumsPage {
+    /// The page as stored.
+    fn bytes(&self) -> BufMut {
+        let mut block = BufMut::zeroed(BLOCK as usize);
+        for (slot, entry) in block.chunks_exact_mut(SUM as usize).zip(self.entries.borrow().iter()) {
+            slot.copy_from_slice(&entry.to_le_bytes());
+        }
+        block
+    }
+}
+
+/// Evicts pages that were not used lately and have no update to store.
+fn evict(pages: &mut HashMap<(usize, u64), Rc<SumsPage>>) {
+    let idle = |page: &Rc<SumsPage>| {
+        Rc::strong_count(page) == 1 && !page.busy.get() && page.stored.get() == page.made.get()
+    };
+    let before = pages.len();
+    pages.retain(|_, page| !idle(page) || page.recent.replace(false));
+    if pages.len() == before {
+        pages.retain(|_, page| !idle(page));
+    }
+}

@@ -1,0 +1,360 @@
+//! Heartbeats: they keep two hosts from running one array.
+//!
+//! The owner of an array writes its session and a counter to every member every
+//! [`Options::heartbeat`](crate::Options::heartbeat). A host that assembles the array watches for a
+//! moving counter for longer than that interval, writes its own heartbeat, and reads again.
+//!
+//! Invariants (as long as reads and writes of a member take less than a quarter of the heartbeat
+//! interval):
+//! - no session begins while the counter of another one moves;
+//! - of two sessions that begin at the same moment at most one continues;
+//! - a heartbeat that was found at the start and has stood still belongs to an ended session: a
+//!   member that loses a later heartbeat may return the old one at any time.
+//!
+//! If a host was suspended or cut off from its members for longer than that, it halts as soon as it
+//! finds the session of another host on a member, even if that session has been stopped since; and
+//! it reads a member's heartbeat shortly before it writes to that member. Writes in flight at that
+//! moment are not fenced, which would take reservations, and not every device has those.
+
+use crate::assembly::assemble::Candidate;
+use crate::core::Core;
+use crate::error::ArrayError;
+use crate::format::bytes::{Reader, Writer, open, seal};
+use crate::format::geometry::{BLOCK, HEARTBEAT_AT};
+use crate::heal::upkeep::{TaskGuard, is_over};
+use crate::member::{Member, MemberResult};
+use crate::session::clock::Stamp;
+use crate::without::Mechanism;
+use futures_util::future::join_all;
+use longhaul_block::IoResult;
+use longhaul_engine::{Buf, BufMut, now, sleep, timeout};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Consecutive reads of a heartbeat at most, if each one takes longer than the heartbeat interval:
+/// a member may be that slow.
+const READS_MAX: u32 = 3;
+
+/// Heartbeats by which the session times on two members in use may differ: half of the difference
+/// after which the older member counts as rolled back after a crash.
+const AHEAD_BEATS: u32 = crate::assembly::current::BEHIND_BEATS / 2;
+
+const MAGIC: &[u8; 8] = b"LHBEAT\0\0";
+
+/// The record on a member that shows that an array is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heartbeat {
+    pub(crate) array: Uuid,
+    pub(crate) session: Uuid,
+    pub(crate) counter: u64,
+    pub(crate) stopped: bool,
+    /// The newest generation that all members in use have confirmed; zero if unknown.
+    pub(crate) confirmed: u64,
+    /// Time since the session began; milliseconds on the member.
+    pub(crate) elapsed: Duration,
+    /// The previous session that wrote superblocks, if it was not stopped, and the session time of
+    /// its last heartbeat: the record that this heartbeat replaces.
+    pub(crate) before: Option<(Uuid, Duration)>,
+}
+
+impl Heartbeat {
+    fn encode(&self) -> Buf {
+        let mut block = vec![0; BLOCK as usize];
+        let mut out = Writer::new(&mut block[4..]);
+        out.bytes(MAGIC).uuid(self.array).uuid(self.session).u64(self.counter).u16(u16::from(self.stopped));
+        out.u64(self.confirmed).u64(self.elapsed.as_millis() as u64);
+        let (session, elapsed) = self.before.unwrap_or_default();
+        out.uuid(session).u64(elapsed.as_millis() as u64);
+        seal(&mut block);
+        Buf::copy_of(&block)
+    }
+
+    pub(crate) fn decode(block: &[u8]) -> Option<Heartbeat> {
+        let mut from = Reader::new(open(block)?);
+        if from.bytes(MAGIC.len())? != MAGIC {
+            return None;
+        }
+        let (array, session) = (from.uuid()?, from.uuid()?);
+        let (counter, stopped) = (from.u64()?, from.u16()? != 0);
+        let (confirmed, elapsed) = (from.u64()?, Duration::from_millis(from.u64()?));
+        let before = (from.uuid()?, Duration::from_millis(from.u64()?));
+        let before = Some(before).filter(|(session, _)| !session.is_nil());
+        Some(Heartbeat { array, session, counter, stopped, confirmed, elapsed, before })
+    }
+}
+
+/// Sessions known to have ended, with the last counter of each.
+#[derive(Default)]
+pub(crate) struct EndedSessions(RefCell<HashMap<Uuid, u64>>);
+
+impl EndedSessions {
+    fn has(&self, beat: &Heartbeat) -> bool {
+        self.0.borrow().get(&beat.session).is_some_and(|last| beat.counter <= *last)
+    }
+
+    /// Records a session whose heartbeat has stood still or is marked as stopped.
+    fn add(&self, beat: &Heartbeat) {
+        let last = if beat.stopped { u64::MAX } else { beat.counter };
+        let mut ended = self.0.borrow_mut();
+        let known = ended.entry(beat.session).or_default();
+        *known = last.max(*known);
+    }
+}
+
+/// The heartbeat block of a member, by index.
+type HeartbeatRead = (usize, MemberResult<BufMut>);
+
+impl Core {
+    fn beat(&self, counter: u64, stopped: bool) -> Heartbeat {
+        let (array, session, confirmed) = (self.array, self.session, self.confirmed.get());
+        let (elapsed, before) = (self.elapsed(), self.before.get());
+        Heartbeat { array, session, counter, stopped, confirmed, elapsed, before }
+    }
+
+    /// Time of the session for its heartbeats. After a crash a member whose heartbeat is much older
+    /// than the others' counts as rolled back. The time is therefore held back to that of the
+    /// slowest member in use: when all members hang, the first one that answers must not get an
+    /// hour ahead of the others.
+    fn elapsed(&self) -> Duration {
+        // A lost member counts until the superblocks of the others record the loss.
+        if !self.unpublished.get() {
+            let usable = self.members.iter().filter(|member| member.is_usable());
+            let least = usable.map(|member| member.elapsed.get()).min().unwrap_or_default();
+            let limit = least + self.options.heartbeat * AHEAD_BEATS;
+            self.elapsed_limit.set(limit.max(self.elapsed_limit.get()));
+        }
+        let elapsed = self.began.age().min(self.elapsed_limit.get()).max(self.elapsed.get());
+        self.elapsed.set(elapsed);
+        elapsed
+    }
+
+    /// Heartbeats of other sessions that may still run, by member.
+    async fn other_sessions(&self) -> Vec<(usize, Heartbeat)> {
+        let beats = self.beats().await;
+        let stopped = self.others(&beats).into_iter().filter(|(_, beat)| beat.stopped);
+        stopped.for_each(|(_, beat)| self.ended.add(&beat));
+        self.running_sessions(&beats)
+    }
+
+    /// The heartbeats among `beats` whose session had not ended when this session began, including
+    /// one that has taken the array over since and has stopped.
+    fn running_sessions(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
+        let mut found = self.others(beats);
+        found.retain(|(_, beat)| !self.ended.has(beat));
+        found
+    }
+
+    /// Reads the heartbeats of all usable members.
+    async fn beats(&self) -> Vec<HeartbeatRead> {
+        let usable = self.places().filter(|member| member.is_usable());
+        join_all(usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await))).await
+    }
+
+    /// Heartbeats of other sessions of this array, by member.
+    fn others(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
+        let found = beats.iter().filter_map(|(index, read)| {
+            let beat = Heartbeat::decode(read.as_ref().ok()?)?;
+            (beat.array == self.array && beat.session != self.session).then_some((*index, beat))
+        });
+        found.collect()
+    }
+}
+
+/// Takes ownership of the array unless another session runs it.
+pub(crate) async fn take_ownership(core: &Rc<Core>) -> Result<(), ArrayError> {
+    if core.lacks(Mechanism::Fence) {
+        return Ok(());
+    }
+    let interval = core.options.heartbeat;
+    let before = core.other_sessions().await;
+    if !before.is_empty() {
+        // The session was not stopped in order: see whether its counter still moves.
+        sleep(interval * 5 / 2).await;
+        before.iter().for_each(|(_, beat)| core.ended.add(beat));
+        if let Some((_, beat)) = core.other_sessions().await.first() {
+            return Err(ArrayError::InUse(beat.session));
+        }
+    }
+    // A member that fails this write is lost later, when its superblock is written.
+    let beat = core.beat(0, false).encode();
+    let usable = core.places().filter(|member| member.is_usable());
+    join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
+    sleep(interval / 4).await;
+    let looked = Stamp::now();
+    // A session that wrote over this heartbeat, or failed to be overwritten, began at the same
+    // time.
+    if !core.lacks(Mechanism::SecondLook)
+        && let Some((_, other)) = core.other_sessions().await.first()
+    {
+        return Err(ArrayError::InUse(other.session));
+    }
+    core.places().for_each(|member| member.reach.looked(looked));
+    Ok(())
+}
+
+impl Core {
+    /// Takes ownership of a member that joins or returns to a running array; false if another
+    /// session uses it.
+    pub(crate) async fn take_ownership_of_member(&self, member: &Member) -> IoResult<bool> {
+        let looked = Cell::new(Stamp::now());
+        let rival = async || -> IoResult<Option<Heartbeat>> {
+            looked.set(Stamp::now());
+            let beat = Heartbeat::decode(&member.read(HEARTBEAT_AT, BLOCK).await?);
+            if let Some(stopped) = beat.filter(|beat| beat.stopped) {
+                self.ended.add(&stopped);
+            }
+            let others = beat.filter(|beat| beat.array == self.array && beat.session != self.session);
+            Ok(others.filter(|beat| !self.ended.has(beat)))
+        };
+        if let Some(before) = rival().await? {
+            sleep(self.options.heartbeat * 5 / 2).await;
+            self.ended.add(&before);
+            if rival().await?.is_some() {
+                return Ok(false);
+            }
+        }
+        let beat = self.beat(0, false);
+        member.write_heartbeat(beat.encode()).await?;
+        member.beat.set(0);
+        member.elapsed.set(beat.elapsed);
+        member.reach.looked(looked.get());
+        Ok(true)
+    }
+}
+
+/// Refuses devices that any array uses at this moment: those whose heartbeat moves and is not of
+/// the session `own`.
+pub(crate) async fn check_idle(
+    candidates: &[Candidate],
+    own: Option<Uuid>,
+    interval: Duration,
+) -> Result<(), ArrayError> {
+    let look = || {
+        join_all(candidates.iter().map(async |candidate| {
+            // A heartbeat that cannot be read cannot be updated either.
+            let block = candidate.io.read(HEARTBEAT_AT, BufMut::zeroed(BLOCK as usize)).await.ok()?;
+            Heartbeat::decode(&block).filter(|beat| !beat.stopped && Some(beat.session) != own)
+        }))
+    };
+    let before = look().await;
+    if before.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    sleep(interval * 5 / 2).await;
+    for ((candidate, before), after) in candidates.iter().zip(before).zip(look().await) {
+        if let Some(beat) = after.filter(|after| Some(*after) != before) {
+            return Err(ArrayError::DeviceInUse { device: candidate.name(), session: beat.session });
+        }
+    }
+    Ok(())
+}
+
+/// Writes heartbeats until the array stops. Each member has its own loop, so that a hanging member
+/// does not delay finding another session on the others.
+pub(crate) async fn run_heartbeat(core: Rc<Core>) {
+    let _running = TaskGuard::new(&core);
+    let counter = Cell::new(0);
+    let members = join_all(core.members.iter().map(|member| {
+        let settle = async |result| core.settle(vec![(member.index, result)]).await.is_ok();
+        heartbeat_on(&core, member, &counter, settle)
+    }));
+    futures_util::join!(members, crate::session::witness::run_heartbeat(&core, &counter));
+}
+
+/// Reads the heartbeat of a member, and reads it again if that took so long that another host may
+/// have taken the member over meanwhile: its heartbeat must not be overwritten.
+async fn read_heartbeat(core: &Core, member: &Member) -> (Stamp, MemberResult<BufMut>) {
+    let mut looks = 1;
+    loop {
+        let looked = Stamp::now();
+        let read = member.read(HEARTBEAT_AT, BLOCK).await;
+        if read.is_err() || looks == READS_MAX || looked.age() < core.options.heartbeat {
+            return (looked, read);
+        }
+        looks += 1;
+    }
+}
+
+/// Reads and writes the heartbeat of one member until the array ends or `settle` returns false;
+/// `settle` gets the result of each write.
+pub(crate) async fn heartbeat_on(
+    core: &Rc<Core>,
+    member: &Member,
+    counter: &Cell<u64>,
+    settle: impl AsyncFn(MemberResult<()>) -> bool,
+) {
+    let mut next = now() + core.options.heartbeat;
+    while !core.lacks(Mechanism::Fence) {
+        let called = core.upkeep.changed.until(|| is_over(core) || member.reach.wanted.take());
+        let _ = timeout(next.saturating_duration_since(now()), called).await;
+        next = now() + core.options.heartbeat;
+        if is_over(core) {
+            return;
+        }
+        if !member.is_usable() {
+            continue;
+        }
+        let (looked, read) = read_heartbeat(core, member).await;
+        let beats = [(member.index, read)];
+        if let Some((member, other)) = core.running_sessions(&beats).first() {
+            core.halt(&format!("session {} has taken it over, according to member {member}", other.session));
+            return;
+        }
+        counter.set(counter.get() + 1);
+        let count = counter.get();
+        let [(_, read)] = beats;
+        let result = match read {
+            // An unreachable member is lost at once, also while there is no user I/O. Any other
+            // error of the read is left to the write: it may stem from a power cycle of the member
+            // in between.
+            Err(e) if e.is_absence() => Err(e),
+            _ => {
+                member.reach.looked(looked);
+                let incarnation = member.incarnation();
+                let beat = core.beat(count, false);
+                let result = member.write_heartbeat(beat.encode()).await;
+                if result.is_ok() && member.incarnation() == incarnation {
+                    member.beat.set(count.max(member.beat.get()));
+                    member.elapsed.set(beat.elapsed.max(member.elapsed.get()));
+                }
+                result
+            }
+        };
+        if let Err(e) = &result {
+            member.reach.failed(e);
+        }
+        if !settle(result).await {
+            return;
+        }
+    }
+}
+
+/// Writes a final heartbeat that marks the session as stopped.
+pub(crate) async fn release(core: &Rc<Core>) {
+    let beat = core.beat(0, true).encode();
+    let usable = core.places().filter(|member| member.is_usable());
+    join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_beat_is_read_back() {
+        let (array, session) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let elapsed = Duration::from_millis(1500);
+        let before = Some((Uuid::from_u128(9), Duration::from_millis(2500)));
+        let beat = Heartbeat { array, session, counter: 3, stopped: true, confirmed: 7, elapsed, before };
+        let first = Heartbeat { before: None, ..beat };
+        assert_eq!(Heartbeat::decode(&first.encode()), Some(first));
+        let mut block = beat.encode().to_vec();
+        assert_eq!(Heartbeat::decode(&block), Some(beat));
+        assert_eq!(crc_fast::crc32_iscsi(&block), 1_261_397_784, "the bytes that other hosts know");
+        block[20] ^= 1;
+        assert_eq!(Heartbeat::decode(&block), None);
+    }
+}
