@@ -353,7 +353,7 @@ impl Running for Array {
             // Failed, or away without a device that could come back.
             let lost = |member: &&MemberStatus| match member.condition {
                 Condition::Failed => true,
-                Condition::Absent => member.device.is_none(),
+                Condition::Offline => member.device.is_none(),
                 _ => false,
             };
             Ok(status.members.iter().filter(lost).map(|member| member.index).collect())

@@ -141,11 +141,11 @@ pub async fn assemble_with(
 /// Recovers from a crash, if there was one, and publishes the new session.
 async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
     for member in &core.members {
-        if member.is_usable() || matches!(member.condition.get(), Condition::Absent | Condition::Failed) {
+        if member.is_usable() || matches!(member.condition.get(), Condition::Offline | Condition::Failed) {
             core.upkeep.left(member.index, member.condition.get());
             continue;
         }
-        core.enter(member.index, Condition::Absent, "missing when the array was assembled");
+        core.enter(member.index, Condition::Offline, "missing when the array was assembled");
     }
     let mut logs = assemble::read_logs(core, was_clean).await?;
     for member in &core.members {

@@ -45,7 +45,7 @@ pub struct Counts {
     /// Read-modify-writes, in parts of stripes.
     pub modify_writes: u64,
     /// Reconstruct-writes, in parts of stripes.
-    pub rebuild_writes: u64,
+    pub reconstruct_writes: u64,
     /// Writes that needed the content of a missing unit, in parts of stripes.
     pub degraded_writes: u64,
     /// Reads that were reconstructed, in parts of stripes.
@@ -171,7 +171,7 @@ impl Core {
     pub(crate) fn holds(&self, member: usize, row: u64) -> bool {
         match self.members[member].condition.get() {
             Condition::Active => true,
-            Condition::Absent | Condition::Failed => false,
+            Condition::Offline | Condition::Failed => false,
             Condition::Rebuilding { done, partial } => {
                 row < done
                     || self.upkeep.is_rebuilt(member, row)
@@ -295,7 +295,7 @@ impl Core {
     /// Takes a member out of use after an error, as offline or failed. Returns once the other
     /// members have recorded it durably.
     pub(crate) async fn lose(&self, index: usize, error: &MemberError) -> IoResult<()> {
-        let condition = if error.is_absence() { Condition::Absent } else { Condition::Failed };
+        let condition = if error.is_unreachable() { Condition::Offline } else { Condition::Failed };
         self.lose_if(index, condition, &error.error.to_string(), || self.members[index].is_own(error)).await
     }
 
@@ -318,7 +318,7 @@ impl Core {
         }
         let member = &self.members[index];
         let condition = match (member.condition.get(), condition) {
-            (Condition::Absent | Condition::Failed, _) => return Ok(()),
+            (Condition::Offline | Condition::Failed, _) => return Ok(()),
             (_, condition) => condition,
         };
         if member.is_active() && self.needs(&[index]) {
@@ -346,7 +346,7 @@ impl Core {
         let started = !matches!(member.condition.get(), Condition::Rebuilding { .. });
         match (member.condition.get(), condition) {
             // The rebuild continues from here when the member returns.
-            (Condition::Rebuilding { done, partial: false }, Condition::Absent) => member.have.set(done),
+            (Condition::Rebuilding { done, partial: false }, Condition::Offline) => member.have.set(done),
             (_, Condition::Active) => member.have.set(u64::MAX),
             _ => {}
         }
@@ -356,7 +356,7 @@ impl Core {
         if started || !matches!(condition, Condition::Rebuilding { .. }) {
             self.upkeep.forget(index);
         }
-        if matches!(condition, Condition::Absent | Condition::Failed) {
+        if matches!(condition, Condition::Offline | Condition::Failed) {
             member.reincarnate();
             self.unpublished.set(true);
         }
@@ -433,7 +433,7 @@ impl Core {
                 return self.check_running();
             }
             for (index, error) in failed {
-                let condition = if error.is_absence() { Condition::Absent } else { Condition::Failed };
+                let condition = if error.is_unreachable() { Condition::Offline } else { Condition::Failed };
                 self.enter(index, condition, &error.error.to_string());
             }
         }
@@ -456,8 +456,8 @@ impl Core {
             for (slot, at) in SUPER_AT.into_iter().enumerate() {
                 right[slot] = match member.read(at, BLOCK).await {
                     Ok(block) => is_right(&block, member.slot.get() == slot),
-                    // The operation that needs the member next handles its absence.
-                    Err(e) if e.is_absence() => break,
+                    // The operation that needs the member next marks it offline.
+                    Err(e) if e.is_unreachable() => break,
                     Err(_) => false,
                 };
             }
@@ -537,8 +537,8 @@ impl Core {
     pub(crate) async fn flush_member(&self, member: &Member) -> MemberResult<()> {
         let stored = self.sums.flush_begins(member.index);
         member.flush().await?;
-        if member.has_recorded_absence() {
-            return Err(MemberError { error: member.gone(), incarnation: member.incarnation() });
+        if member.was_unreachable() {
+            return Err(MemberError { error: member.offline_error(), incarnation: member.incarnation() });
         }
         if !member.is_in_doubt() {
             self.sums.flushed(member.index, &stored);
@@ -565,7 +565,7 @@ impl Core {
     /// resync.
     pub(crate) fn may_forget_intents(&self) -> bool {
         let depends = |member: &Member| {
-            matches!(member.condition.get(), Condition::Absent | Condition::Rebuilding { partial: true, .. })
+            matches!(member.condition.get(), Condition::Offline | Condition::Rebuilding { partial: true, .. })
         };
         self.halted.borrow().is_none() && !self.members.iter().any(depends)
     }

@@ -39,7 +39,7 @@ pub use format::layout::{
 pub use format::superblock::{Condition, MAX_NAME, MAX_SPARES, Unknown};
 pub use heal::scrub::ScrubReport;
 pub use member::MemberCounts;
-pub use member::away::AWAY_ROUND_TRIPS;
+pub use member::disconnect::OFFLINE_ROUND_TRIPS;
 pub use options::Options;
 pub use report::{Extent, Health, MemberStatus, Progress, Status};
 pub use session::memory::{Known, Memory};

@@ -95,15 +95,15 @@ impl Core {
     /// Whether a member is offline, and its device is missing or has given up, so that reads fail
     /// at once. A device that still reconnects has operations under way.
     async fn needs_device(self: &Rc<Self>, member: &Member) -> bool {
-        let is_absent = || member.condition.get() == Condition::Absent;
-        if !is_absent() || member.device().is_none() {
-            return is_absent();
+        let is_offline = || member.condition.get() == Condition::Offline;
+        if !is_offline() || member.device().is_none() {
+            return is_offline();
         }
         if member.under_way() > 0 {
             return false;
         }
         let read = member.read(SUPER_AT[0], BLOCK).await;
-        read.is_err_and(|e| e.is_absence()) && member.under_way() == 0 && is_absent()
+        read.is_err_and(|e| e.is_unreachable()) && member.under_way() == 0 && is_offline()
     }
 
     /// Members that return only if their device is opened again.
@@ -146,11 +146,11 @@ impl Core {
         Ok(true)
     }
 
-    async fn wait_filled(self: &Rc<Self>, index: usize) -> IoResult<()> {
+    async fn wait_rebuilt(self: &Rc<Self>, index: usize) -> IoResult<()> {
         let Some(member) = self.members.get(index) else {
             return Err(IoError::Offline(format!("there is no member {index}")));
         };
-        let gone = || matches!(member.condition.get(), Condition::Absent | Condition::Failed);
+        let gone = || matches!(member.condition.get(), Condition::Offline | Condition::Failed);
         loop {
             let ended = || member.is_active() || gone() || self.halted.borrow().is_some();
             self.upkeep.changed.until(ended).await;
@@ -314,8 +314,8 @@ impl ArrayDevice {
     /// # Errors
     /// There is no such member, or it has failed, or stays offline; the array has halted, or its
     /// thread has ended.
-    pub async fn wait_filled(&self, index: usize) -> IoResult<()> {
-        on_its_thread(self, move |core| async move { core.wait_filled(index).await }).await?
+    pub async fn wait_rebuilt(&self, index: usize) -> IoResult<()> {
+        on_its_thread(self, move |core| async move { core.wait_rebuilt(index).await }).await?
     }
 
     /// Returns when all members are active.

@@ -7,7 +7,7 @@
 //! - an error counts only against the device that it comes from, and only while that device is in
 //!   use: another one may have replaced it by the time the error is handled.
 
-pub(crate) mod away;
+pub(crate) mod disconnect;
 pub(crate) mod in_flight;
 pub(crate) mod join;
 pub(crate) mod reach;
@@ -73,13 +73,13 @@ impl From<MemberError> for IoError {
 
 impl MemberError {
     /// Whether the member has not answered, and may do so again.
-    pub(crate) fn is_absence(&self) -> bool {
-        is_absence(&self.error)
+    pub(crate) fn is_unreachable(&self) -> bool {
+        is_unreachable(&self.error)
     }
 }
 
 /// Whether an error says nothing about the member's content.
-pub(crate) fn is_absence(error: &IoError) -> bool {
+pub(crate) fn is_unreachable(error: &IoError) -> bool {
     error.is_out_of_reach() || matches!(error, IoError::Aborted)
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct Member {
     /// verified.
     doubts: Cell<u64>,
     settled: Cell<u64>,
-    /// Incremented for each new device and each absence.
+    /// Incremented for each new device, and each time that the member goes offline.
     incarnation: Cell<u64>,
     /// Ends with the incarnation.
     incarnation_end: RefCell<IncarnationEnd>,
@@ -250,7 +250,7 @@ impl Member {
     /// Refuses operations while the member is not usable.
     pub(crate) fn check_usable(&self) -> MemberResult<()> {
         let incarnation = self.incarnation.get();
-        if self.is_usable() { Ok(()) } else { Err(MemberError { error: self.gone(), incarnation }) }
+        if self.is_usable() { Ok(()) } else { Err(MemberError { error: self.offline_error(), incarnation }) }
     }
 
     /// Number of the incarnation: it changes when the device is replaced or goes offline.
@@ -296,14 +296,14 @@ impl Member {
         self.in_flight.borrow().len()
     }
 
-    /// Whether an operation has failed with absence, and the member is not yet marked offline.
-    pub(crate) fn has_recorded_absence(&self) -> bool {
-        self.in_flight.borrow().is_absent(self.incarnation.get())
+    /// Whether an operation has found the member unreachable, and the member is not yet marked offline.
+    pub(crate) fn was_unreachable(&self) -> bool {
+        self.in_flight.borrow().was_unreachable(self.incarnation.get())
     }
 
-    /// Clears the recorded absence once it has been handled.
-    pub(crate) fn forget_absence(&self) {
-        self.in_flight.borrow().forget_absence();
+    /// Clears that record once it has been handled.
+    pub(crate) fn clear_unreachable(&self) {
+        self.in_flight.borrow().clear_unreachable();
     }
 
     /// Resolves when all operations begun before have completed, or the incarnation ends.
@@ -317,7 +317,7 @@ impl Member {
     }
 
     /// How long the member has been unreachable, if its device knows.
-    pub(crate) fn away(&self) -> Option<Duration> {
+    pub(crate) fn disconnected(&self) -> Option<Duration> {
         self.attached.borrow().as_ref()?.io.away_since().map(|since| now().saturating_duration_since(since))
     }
 
@@ -347,13 +347,13 @@ impl Member {
         if time > mean * 4 + OUTAGE {
             return;
         }
-        let away = time.abs_diff(mean);
+        let difference = time.abs_diff(mean);
         let blend = |old: Duration, new: Duration| old - old / (1 << MEAN_SHIFT) + new / (1 << MEAN_SHIFT);
         self.mean.set(blend(mean, time));
-        self.deviation.set(blend(self.deviation.get(), away));
+        self.deviation.set(blend(self.deviation.get(), difference));
     }
 
-    pub(crate) fn gone(&self) -> IoError {
+    pub(crate) fn offline_error(&self) -> IoError {
         IoError::Offline(format!("member {} is offline", self.index))
     }
 
@@ -365,8 +365,8 @@ impl Member {
         let result = self.run(begin).await;
         self.look_at_generation();
         let result = result.map_err(|error| MemberError { error, incarnation });
-        if result.as_ref().is_err_and(MemberError::is_absence) {
-            self.in_flight.borrow().record_absence(incarnation);
+        if result.as_ref().is_err_and(MemberError::is_unreachable) {
+            self.in_flight.borrow().record_unreachable(incarnation);
         }
         result
     }
@@ -377,7 +377,7 @@ impl Member {
     ) -> IoResult<T> {
         let started = match &*self.attached.borrow() {
             Some(attached) => begin(&*attached.io, &attached.info).try_ready(),
-            None => return Err(self.gone()),
+            None => return Err(self.offline_error()),
         };
         let operation = match started {
             Ok(result) => return self.reach.note(result),
@@ -386,8 +386,8 @@ impl Member {
         let (operation_guard, incarnation) = (self.in_flight.borrow().begin(), self.incarnation());
         let mut task = spawn(async move {
             let result = operation.await;
-            if result.as_ref().is_err_and(is_absence) {
-                operation_guard.record_absence(incarnation);
+            if result.as_ref().is_err_and(is_unreachable) {
+                operation_guard.record_unreachable(incarnation);
             }
             result
         });
@@ -421,12 +421,12 @@ impl Member {
         while let Some((at, n, read)) = reads.next().await {
             match read {
                 Ok(bytes) => region.bytes.extend_from_slice(&bytes),
-                Err(e) if e.is_absence() || n % BLOCK != 0 => return Err(e),
+                Err(e) if e.is_unreachable() || n % BLOCK != 0 => return Err(e),
                 Err(_) => {
                     for block in (at..at + n).step_by(BLOCK as usize) {
                         match self.read(offset + block, BLOCK).await {
                             Ok(bytes) => region.bytes.extend_from_slice(&bytes),
-                            Err(e) if e.is_absence() => return Err(e),
+                            Err(e) if e.is_unreachable() => return Err(e),
                             Err(_) => {
                                 region.bytes.resize(region.bytes.len() + BLOCK as usize, 0);
                                 region.unreadable.push(block);

@@ -9,8 +9,8 @@ pub struct Options {
     pub member_timeout: Duration,
     /// The same if the member's device reports a lost connection, and the array can do without all
     /// unreachable members: longer than a target takes to restart. On long paths it is
-    /// [`AWAY_ROUND_TRIPS`](crate::AWAY_ROUND_TRIPS) mean read times.
-    pub away_timeout: Duration,
+    /// [`OFFLINE_ROUND_TRIPS`](crate::OFFLINE_ROUND_TRIPS) mean read times.
+    pub offline_timeout: Duration,
     /// Time that an operation on an unreachable member may take while the array needs that member,
     /// as for a single device. It ends sooner if the device gives up.
     pub needed_timeout: Duration,
@@ -52,7 +52,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             member_timeout: Duration::from_secs(10),
-            away_timeout: Duration::from_secs(2),
+            offline_timeout: Duration::from_secs(2),
             needed_timeout: Duration::from_secs(600),
             gather: Duration::from_millis(2),
             journal_all: false,

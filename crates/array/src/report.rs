@@ -50,7 +50,7 @@ impl Progress {
 /// State of background work.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BackgroundWork {
-    pub(crate) filling: Option<Progress>,
+    pub(crate) rebuild: Option<Progress>,
     pub(crate) scrub: Option<ScrubReport>,
     pub(crate) lost: LostRanges,
 }
@@ -104,7 +104,7 @@ pub struct Status {
     /// Names of the spares that are attached.
     pub spares: Vec<String>,
     /// Progress of the member under rebuild or resync.
-    pub filling: Option<Progress>,
+    pub rebuild: Option<Progress>,
     /// The scrub in progress, or the last one.
     pub scrub: Option<ScrubReport>,
     /// Lost ranges found since the array was started, in order. Reading them is an error until they
@@ -166,7 +166,7 @@ impl Core {
                 .iter()
                 .filter_map(|spare| Some(spare.device.as_ref()?.info().name))
                 .collect(),
-            filling: tasks.filling,
+            rebuild: tasks.rebuild,
             scrub: tasks.scrub.clone(),
             lost: tasks.lost.listed(),
             lost_bytes: tasks.lost.bytes(),
@@ -179,7 +179,7 @@ impl Core {
 
 /// Whether a spare may replace a member in this condition.
 pub(crate) fn is_gone(condition: Condition) -> bool {
-    matches!(condition, Condition::Absent | Condition::Failed)
+    matches!(condition, Condition::Offline | Condition::Failed)
 }
 
 /// Consequence of the loss of more members.
@@ -197,7 +197,7 @@ pub(crate) fn at_risk(geometry: &Geometry, missing: usize, no_spare: bool) -> St
 
 /// Why a member is not active, or does not answer.
 fn reason(member: &Member) -> String {
-    match member.away().filter(|_| member.is_active()) {
+    match member.disconnected().filter(|_| member.is_active()) {
         Some(time) => format!("it has lost its connection {:.1} s ago", time.as_secs_f64()),
         None => member.reason.borrow().clone(),
     }

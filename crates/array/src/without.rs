@@ -24,7 +24,7 @@ pub enum Mechanism {
     Doubt,
     /// Reconstructions are not compared with the checksums of their blocks.
     Vouch,
-    /// Records from before an absence may be replayed after it.
+    /// Records from before a member was offline may be replayed afterwards.
     Pass,
     /// Full stripes are zeroed without an intent mark.
     ZeroIntent,

@@ -208,7 +208,7 @@ fn a_rebuild_continues_after_the_member_was_offline() {
             for block in 0..40 {
                 rig.model.write(&*rig.io, block, 3).await.expect("written");
             }
-            rig.until(1, Condition::Absent).await;
+            rig.until(1, Condition::Offline).await;
             let before = new.writes.load(SeqCst);
             new.unreachable.store(false, SeqCst);
             rig.array.set_rebuild_rate(None).await.expect("set");
@@ -259,7 +259,7 @@ fn reads_in_flight_are_bounded_by_what_the_paths_hold() {
             let new = Arc::new(Disk::new("new", SIZE, &rig.power));
             *new.advice.lock().unwrap() = Some(advice);
             rig.array.replace(1, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
-            rig.array.wait_healthy().await.expect("filled");
+            rig.array.wait_healthy().await.expect("rebuilt");
             rig.array.scrub().await.expect("scrubbed");
             let most = most.load(SeqCst);
             assert!(most <= window * 5 / 4 + (1 << 20), "{layout} {width}: {most} bytes in the background");

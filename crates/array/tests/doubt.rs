@@ -119,7 +119,7 @@ fn a_replay_restores_nothing_from_before_an_absence() {
         sleep(Duration::from_secs(1)).await;
         disks[away].unreachable.store(true, SeqCst);
         write(&io, 0, BLOCK, 2).await;
-        until(&array, away, Condition::Absent).await;
+        until(&array, away, Condition::Offline).await;
         disks[away].unreachable.store(false, SeqCst);
         until(&array, away, Condition::Active).await;
         sleep(Duration::from_secs(10)).await;

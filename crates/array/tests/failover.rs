@@ -67,13 +67,13 @@ fn operations_wait_no_longer_than_the_away_timeout() {
     for (seed, layout) in (0..8).zip(REDUNDANT.into_iter().flat_map(|layout| [layout; 2])) {
         simulate(seed, async {
             let options = options();
-            let limit = if seed % 2 == 0 { options.member_timeout } else { options.away_timeout };
+            let limit = if seed % 2 == 0 { options.member_timeout } else { options.offline_timeout };
             let rig = slow_rig(layout, options).await;
             let (write, read) = load(&rig, seed, Duration::from_secs(20)).await;
             assert!(write < limit + REST, "{layout}: a write took {write:?}, and {limit:?} are allowed");
             assert!(write > limit / 2, "{layout}: {write:?} for writes that the member was asked for");
             assert!(read < limit + REST, "{layout}: a read took {read:?}");
-            assert_eq!(rig.condition(1).await, Condition::Absent);
+            assert_eq!(rig.condition(1).await, Condition::Offline);
             rig.model.check(&*rig.io).await.expect("read");
         });
     }
@@ -225,7 +225,7 @@ fn a_member_marked_offline_is_resynced_when_it_returns() {
         disks[2].disconnect();
         model.write(&*io, 0, 24).await.expect("written");
         let lost = array.status().await.expect("status").members[2].clone();
-        assert_eq!(lost.condition, Condition::Absent);
+        assert_eq!(lost.condition, Condition::Offline);
         assert!(lost.reason.contains("it has lost its connection 2."), "{}", lost.reason);
         disks[2].reconnect();
         array.wait_healthy().await.expect("healthy");

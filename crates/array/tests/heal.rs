@@ -21,7 +21,7 @@ fn a_member_lost_under_load_causes_no_error() {
                 if silent { &rig.disks[1].silent } else { &rig.disks[1].unreachable }.store(true, SeqCst);
                 rig.write_some(seed + 1, 40).await;
                 rig.model.check(&*rig.io).await.expect("read");
-                assert_eq!(rig.condition(1).await, Condition::Absent, "{layout}");
+                assert_eq!(rig.condition(1).await, Condition::Offline, "{layout}");
                 let status = rig.array.status().await.expect("status");
                 assert_eq!(status.health, Health::Degraded);
             });
@@ -42,7 +42,7 @@ fn a_short_absence_is_resynced_from_the_bitmap_alone() {
             for block in 0..6 {
                 rig.model.write(&*rig.io, block, 1).await.expect("written");
             }
-            rig.until(2, Condition::Absent).await;
+            rig.until(2, Condition::Offline).await;
             let before: u64 = rig.disks.iter().map(|disk| disk.read_bytes.load(SeqCst)).sum();
             rig.disks[2].unreachable.store(false, SeqCst);
             rig.until(2, Condition::Active).await;
@@ -69,7 +69,7 @@ fn a_spare_replaces_a_member_and_is_rebuilt_under_load() {
             rig.disks[0].unreachable.store(true, SeqCst);
             rig.write_some(seed, 30).await;
             sleep(Duration::from_secs(20)).await;
-            assert_eq!(rig.condition(0).await, Condition::Absent, "still within its grace");
+            assert_eq!(rig.condition(0).await, Condition::Offline, "still within its grace");
             for round in 0..200 {
                 rig.write_some(seed + round, 4).await;
                 sleep(Duration::from_millis(100)).await;
@@ -110,7 +110,7 @@ fn a_rebuild_continues_where_a_crash_has_interrupted_it() {
             panic!("{:?}", status.members[3]);
         };
         assert!(done > 0 && done < status.geometry.rows, "{done}");
-        let progress = status.filling.expect("under way");
+        let progress = status.rebuild.expect("under way");
         assert!(progress.rate() < 1.2 * f64::from(1 << 20), "{}", progress.rate());
         model
     });
@@ -199,7 +199,7 @@ fn unreadable_sectors_are_repaired_and_losses_reported() {
         rig.disks[0].bad.lock().unwrap().insert((data_at + row * UNIT + 2 * BLOCK) / 512);
         let new = Arc::new(Disk::new("new", SIZE, &rig.power));
         rig.array.replace(1, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
-        rig.array.wait_healthy().await.expect("filled");
+        rig.array.wait_healthy().await.expect("rebuilt");
         let status = rig.array.status().await.expect("status");
         let lost = [row * 2 * UNIT, (row * 2 + 1) * UNIT].map(|unit| unit + 2 * BLOCK);
         assert_eq!(status.lost, lost.map(|offset| Extent { offset, len: BLOCK }));
@@ -243,7 +243,7 @@ fn more_losses_than_redundancy_halt_the_array_and_lose_nothing() {
     simulate(52, async {
         let without = [&disks[0], &disks[2], &disks[3]].map(Arc::clone);
         let refused = start(&without, options()).await.expect_err("refused").to_string();
-        assert!(refused.contains("cannot begin without members 0 (was absent"), "{refused}");
+        assert!(refused.contains("cannot begin without members 0 (was offline"), "{refused}");
         let array = start(&disks, options()).await.expect("assembled");
         let io = array.open().await.expect("opened");
         model.check(&*io).await.expect("read");
@@ -279,7 +279,7 @@ fn discarded_ranges_stay_discarded_through_a_rebuild() {
         rig.io.discard(0, rig.array.info().size).await.expect("discarded");
         let new = Arc::new(Disk::new("new", SIZE, &rig.power));
         rig.array.replace(2, Arc::clone(&new) as Arc<dyn BlockDevice>, false).await.expect("replaced");
-        rig.array.wait_healthy().await.expect("filled");
+        rig.array.wait_healthy().await.expect("rebuilt");
         let read = rig.io.read(0, BufMut::zeroed(1 << 20)).await.expect("read");
         assert!(read.iter().all(|byte| *byte == 0));
         assert!(new.zeroed.load(SeqCst) > 2 << 20, "{} bytes were zeroed", new.zeroed.load(SeqCst));

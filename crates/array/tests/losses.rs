@@ -92,7 +92,7 @@ fn a_member_is_resynced_while_another_is_rebuilt() {
             for block in 0..4 {
                 rig.model.write(&*rig.io, block * 4, 2).await.expect("written");
             }
-            rig.until(2, Condition::Absent).await;
+            rig.until(2, Condition::Offline).await;
             let before = rig.condition(0).await;
             rig.disks[2].unreachable.store(false, SeqCst);
             sleep(Duration::from_secs(15)).await;
@@ -105,7 +105,7 @@ fn a_member_is_resynced_while_another_is_rebuilt() {
             };
             assert!(before > 0 && done >= before, "{layout}: {before} {done}");
             rig.until(0, Condition::Active).await;
-            assert!(rig.array.status().await.expect("status").filling.is_none(), "nothing is filled");
+            assert!(rig.array.status().await.expect("status").rebuild.is_none(), "no rebuild has begun");
             rig.model.check(&*rig.io).await.expect("read");
             assert_eq!(rig.scrub().await.wrong, vec![0; width]);
         });
@@ -122,7 +122,7 @@ fn a_spare_is_used_during_a_rebuild_and_the_shortest_rebuild_is_first() {
         sleep(Duration::from_secs(10)).await;
         rig.disks[1].unreachable.store(true, SeqCst);
         rig.model.write(&*rig.io, 0, 12).await.expect("written");
-        rig.until(1, Condition::Absent).await;
+        rig.until(1, Condition::Offline).await;
         sleep(Duration::from_secs(8)).await;
         let status = rig.array.status().await.expect("status");
         assert!(is_rebuilding(status.members[3].condition), "{status:?}");
@@ -148,15 +148,15 @@ fn waiting_for_a_member_does_not_wait_for_others() {
         let rig = slow(Layout::DoubleParity, 4).await;
         rig.disks[1].unreachable.store(true, SeqCst);
         rig.model.write(&*rig.io, 0, 8).await.expect("written");
-        rig.until(1, Condition::Absent).await;
+        rig.until(1, Condition::Offline).await;
         let new = Arc::new(Disk::new("new", 24 << 20, &rig.power));
         rig.array.replace(0, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
-        rig.array.wait_filled(0).await.expect("filled");
-        assert_eq!(rig.condition(1).await, Condition::Absent);
+        rig.array.wait_rebuilt(0).await.expect("rebuilt");
+        assert_eq!(rig.condition(1).await, Condition::Offline);
         // A member that stays offline is not waited for without end.
-        let why = rig.array.wait_filled(1).await.expect_err("away").to_string();
-        assert!(why.contains("member 1 (disk1) is Absent"), "{why}");
-        assert!(rig.array.wait_filled(7).await.is_err());
+        let why = rig.array.wait_rebuilt(1).await.expect_err("offline").to_string();
+        assert!(why.contains("member 1 (disk1) is Offline"), "{why}");
+        assert!(rig.array.wait_rebuilt(7).await.is_err());
     });
 }
 
@@ -167,7 +167,7 @@ fn a_member_with_one_unreadable_superblock_returns() {
             let rig = rig(Layout::Parity, 3, options()).await;
             rig.disks[1].unreachable.store(true, SeqCst);
             rig.model.write(&*rig.io, 0, 8).await.expect("written");
-            rig.until(1, Condition::Absent).await;
+            rig.until(1, Condition::Offline).await;
             rig.disks[1].bad.lock().unwrap().insert(copy / 512);
             rig.disks[1].unreachable.store(false, SeqCst);
             rig.until(1, Condition::Active).await;
@@ -192,7 +192,7 @@ fn losses_are_reported_exactly_until_they_are_written() {
         }
         let new = Arc::new(Disk::new("new", SIZE, &rig.power));
         rig.array.replace(1, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
-        rig.array.wait_filled(1).await.expect("filled");
+        rig.array.wait_rebuilt(1).await.expect("rebuilt");
         let [both, other, one] =
             [6 * stripe + 2 * BLOCK, 6 * stripe + UNIT + 2 * BLOCK, 7 * stripe + UNIT + BLOCK];
         let lost = (vec![(both, BLOCK), (other, BLOCK), (one, BLOCK)], 3 * BLOCK);
@@ -242,7 +242,7 @@ fn writes_beside_lost_blocks_succeed_and_invent_nothing() {
             }
             let new = Arc::new(Disk::new("new", SIZE, &rig.power));
             rig.array.replace(1, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
-            rig.array.wait_filled(1).await.expect("filled");
+            rig.array.wait_rebuilt(1).await.expect("rebuilt");
             let (lost, _) = rig.lost().await;
             assert!(lost.len() > 1, "{layout} {lost:?}");
             // One of the lost blocks, and everything around them.
@@ -268,7 +268,7 @@ fn writes_beside_lost_blocks_succeed_and_invent_nothing() {
                     let new = Arc::new(Disk::new("p", SIZE, &rig.power));
                     let place = rig.array.replace(width - 1, new as Arc<dyn BlockDevice>, false);
                     place.await.expect("replaced");
-                    rig.array.wait_filled(width - 1).await.expect("filled");
+                    rig.array.wait_rebuilt(width - 1).await.expect("rebuilt");
                 }
             }
             // The remaining lost blocks are written: everything is readable and redundant again.
@@ -298,10 +298,10 @@ fn content_of_an_offline_member_is_not_lost() {
         rig.disks[0].bad.lock().unwrap().insert(at / 512);
         rig.disks[2].unreachable.store(true, SeqCst);
         rig.model.write(&*rig.io, rig.model.blocks() - 8, 8).await.expect("written");
-        rig.until(2, Condition::Absent).await;
+        rig.until(2, Condition::Offline).await;
         let new = Arc::new(Disk::new("new", SIZE, &rig.power));
         rig.array.replace(1, new as Arc<dyn BlockDevice>, false).await.expect("replaced");
-        rig.array.wait_filled(1).await.expect("filled");
+        rig.array.wait_rebuilt(1).await.expect("rebuilt");
         assert_eq!(rig.lost().await, (vec![], 0));
         let scrub = rig.scrub().await;
         assert!(scrub.lost == 0 && scrub.waiting > 0, "{scrub:?}");
@@ -411,7 +411,7 @@ fn ambiguous_blocks_are_reported_and_left_alone() {
                 let new = Arc::new(Disk::new("new", SIZE, &rig.power));
                 let place = rig.array.replace(victims[0], new as Arc<dyn BlockDevice>, false);
                 place.await.expect("replaced");
-                rig.array.wait_filled(victims[0]).await.expect("filled");
+                rig.array.wait_rebuilt(victims[0]).await.expect("rebuilt");
                 for unit in 0..units {
                     assert_eq!(rig.read(unit * UNIT + BLOCK).await.expect("read"), 11 + 7 * unit as u8);
                 }

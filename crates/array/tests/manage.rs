@@ -40,7 +40,7 @@ fn a_member_that_is_needed_is_not_replaced() {
             rig.fill().await;
             if let Some(missing) = missing {
                 rig.disks[missing].unreachable.store(true, SeqCst);
-                rig.until(missing, Condition::Absent).await;
+                rig.until(missing, Condition::Offline).await;
             }
             let new = rig.blank("new");
             let why = rig.refused(0, Arc::clone(&new) as Arc<dyn BlockDevice>).await;

@@ -203,7 +203,7 @@ fn a_stale_member_is_not_used() {
         // Alone it would bring back overwritten content.
         let array = start(&disks, options()).await.expect("assembled");
         let io = array.open().await.expect("opened");
-        assert_eq!(array.status().await.expect("status").members[1].condition, Condition::Absent);
+        assert_eq!(array.status().await.expect("status").members[1].condition, Condition::Offline);
         model.check(&*io).await.expect("read");
         array.wait_healthy().await.expect("caught up");
         disks[0].unreachable.store(true, SeqCst);

@@ -154,7 +154,7 @@ fn the_journal_keeps_records_that_are_in_place_in_a_cache_only() {
 }
 
 #[test]
-fn no_record_from_before_an_absence_can_be_replayed_once_the_member_is_back() {
+fn no_record_from_before_a_member_was_offline_is_replayed_after_its_return() {
     for layout in [Layout::Parity, Layout::DoubleParity] {
         simulate(83, async {
             let rig = rig(layout, options()).await;
@@ -162,7 +162,7 @@ fn no_record_from_before_an_absence_can_be_replayed_once_the_member_is_back() {
             rig.write_parts(0..4).await;
             rig.disks[2].unreachable.store(true, SeqCst);
             rig.write_parts(0..6).await;
-            rig.until(2, Condition::Absent).await;
+            rig.until(2, Condition::Offline).await;
             let back = rig.log.now();
             rig.disks[2].unreachable.store(false, SeqCst);
             rig.until(2, Condition::Active).await;
@@ -222,7 +222,7 @@ fn no_intent_bit_is_cleared_before_a_member_has_what_it_missed() {
             }
             rig.disks[2].unreachable.store(true, SeqCst);
             rig.model.write(&*rig.io, 0, written).await.expect("written");
-            rig.until(2, Condition::Absent).await;
+            rig.until(2, Condition::Offline).await;
             let missed = bits(0);
             assert_ne!(missed, [0; 8], "{layout}");
             // Many times the interval after which the bit of a region is cleared if no member is

@@ -38,7 +38,7 @@ fn a_write_does_not_come_between_the_read_and_the_write_of_a_rebuild() {
             assert!(matches!(rig.condition(1).await, Condition::Rebuilding { .. }));
             rig.fill().await;
             new.slow.store(0, SeqCst);
-            rig.array.wait_healthy().await.expect("filled");
+            rig.array.wait_healthy().await.expect("rebuilt");
             rig.disks[0].unreachable.store(true, SeqCst);
             rig.model.check(&*rig.io).await.unwrap_or_else(|e| panic!("{layout} of {width}: {e}"));
         });
@@ -64,11 +64,11 @@ fn a_member_does_not_return_while_an_old_operation_is_under_way() {
         }
         disk.slow.store(0, SeqCst);
         late.await.expect("written without it");
-        rig.until(1, Condition::Absent).await;
+        rig.until(1, Condition::Offline).await;
         sleep(SLOW / 2).await;
         assert!(now() - began < SLOW, "it still owes an answer");
         rig.model.write(&*rig.io, 0, STRIPE).await.expect("written");
-        rig.array.wait_healthy().await.expect("filled");
+        rig.array.wait_healthy().await.expect("rebuilt");
         assert!(now() - began >= SLOW, "it was let in after {:?}", now() - began);
         sleep(SLOW).await;
         rig.disks[0].unreachable.store(true, SeqCst);

@@ -127,7 +127,7 @@ fn a_newer_member_that_returns_halts_the_older_set_and_is_not_written() {
         let status = array.status().await.expect("status");
         assert_eq!(status.health, Health::Halted, "{status:?}");
         assert!(status.detail.contains("member 0 (disk0) is back and is"), "{}", status.detail);
-        assert_eq!(status.members[0].condition, Condition::Absent, "it is not condemned");
+        assert_eq!(status.members[0].condition, Condition::Offline, "it is not condemned");
         drop(array.stop().await);
         assert!(newer.peek(0, SIZE as usize) == before, "it was written to");
         // Neither of the two is taken for the successor of the other.
@@ -142,7 +142,7 @@ fn a_newer_member_that_returns_halts_the_older_set_and_is_not_written() {
         let refused = array.replace(1, device(), false).await.expect_err("refused").to_string();
         assert!(refused.contains("--force overwrites it"), "{refused}");
         array.replace(1, device(), true).await.expect("replaced");
-        array.wait_healthy().await.expect("filled");
+        array.wait_healthy().await.expect("rebuilt");
         newer.unreachable.store(true, SeqCst);
         model.check(&*io).await.expect("read");
     });
@@ -213,7 +213,7 @@ fn a_member_that_was_rolled_back_is_rebuilt() {
                 let member = array.status().await.expect("status").members.remove(1);
                 assert_ne!(member.condition, Condition::Active, "{case}");
                 model.check(&*io).await.expect("read");
-                array.wait_healthy().await.expect("filled");
+                array.wait_healthy().await.expect("rebuilt");
                 let report = array.scrub().await.expect("scrubbed");
                 assert_eq!(
                     (report.lost, report.repaired, report.disagreeing),
@@ -263,7 +263,7 @@ fn after_a_crash_a_member_with_an_old_heartbeat_is_rebuilt() {
             let array = start(&disks, options()).await.expect("assembled");
             let member = array.status().await.expect("status").members.remove(1);
             assert_ne!(member.condition, Condition::Active, "{layout} of {width}");
-            array.wait_healthy().await.expect("filled");
+            array.wait_healthy().await.expect("rebuilt");
             disks[0].unreachable.store(true, SeqCst);
             let io = array.open().await.expect("opened");
             model.check(&*io).await.unwrap_or_else(|e| panic!("{layout} of {width}: {e}"));
@@ -321,7 +321,7 @@ fn a_member_that_was_rolled_back_while_offline_is_rebuilt() {
             sleep(Duration::from_secs(20)).await;
             disks[1].unreachable.store(true, SeqCst);
             model.write(&*io, 0, 3).await.expect("written");
-            while array.status().await.expect("status").members[1].condition != Condition::Absent {
+            while array.status().await.expect("status").members[1].condition != Condition::Offline {
                 sleep(Duration::from_millis(100)).await;
             }
             disks[1].give_back();

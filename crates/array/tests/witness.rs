@@ -72,14 +72,17 @@ fn the_half_that_the_witness_records_continues_and_the_other_does_not() {
             array.stop().await.expect("stopped");
             reach(&rig.half(1), true);
             let refused = start(&rig.with(1), options()).await.expect_err("refused").to_string();
-            assert!(refused.contains("was absent, and misses what was written since"), "{layout}: {refused}");
+            assert!(
+                refused.contains("was offline, and misses what was written since"),
+                "{layout}: {refused}"
+            );
             start(&rig.half(1), options()).await.map(drop).expect_err("without the witness no one knows");
             let array = start(&rig.with(0), options()).await.expect("the other half is current");
             let io = array.open().await.expect("opened");
             model.check(&*io).await.expect("read");
             array.stop().await.expect("stopped");
             let array = start(&rig.all(), options()).await.expect("assembled");
-            array.wait_healthy().await.expect("filled");
+            array.wait_healthy().await.expect("rebuilt");
         });
     }
 }
@@ -133,7 +136,7 @@ fn a_host_that_loses_half_of_the_array_and_the_witness_halts_and_the_other_conti
             other.stop().await.expect("stopped");
             // The first half has acknowledged nothing since: it is resynced.
             let all = start(&rig.all(), options()).await.expect("assembled");
-            all.wait_healthy().await.expect("filled");
+            all.wait_healthy().await.expect("rebuilt");
             let io = all.open().await.expect("opened");
             reach(&rig.half(1), false);
             model.check(&*io).await.expect("read");
@@ -175,7 +178,7 @@ fn an_array_without_its_witness_continues_while_nothing_else_is_missing() {
         reach(&rig.half(1), false);
         model.write(&*io, 0, 8).await.expect("the witness records what is missing");
         let status = array.status().await.expect("status");
-        assert_eq!(status.members[1].condition, Condition::Absent, "{status:?}");
+        assert_eq!(status.members[1].condition, Condition::Offline, "{status:?}");
         // That is recorded: the witness fails again, and nothing else does.
         reach(&[Arc::clone(&rig.witness)], false);
         model.write(&*io, 8, 8).await.expect("written");

@@ -361,8 +361,9 @@ pub(crate) fn arrange(candidates: Vec<Candidate>, options: &Options) -> Result<A
             return Err(ArrayError::TooSmall { device: candidate.name(), size, needs });
         }
         let place = newest.entries.iter().position(|entry| entry.uuid == found.member);
-        let gone =
-            |index: &usize| matches!(newest.entries[*index].condition, Condition::Absent | Condition::Failed);
+        let gone = |index: &usize| {
+            matches!(newest.entries[*index].condition, Condition::Offline | Condition::Failed)
+        };
         let since = place.filter(gone).map(|index| newest.entries[index].since);
         let counts = (place.is_some() || is_witness) && !options.lacks(Mechanism::Apart);
         let ancestry = if counts { newest.ancestry(&found, since, &present) } else { Ancestry::Ancestor };
@@ -412,7 +413,7 @@ pub(crate) fn check_enough(assembly: &Assembly) -> Result<(), ArrayError> {
             Condition::Active => {
                 format!("{index} ({})", stale(*index).unwrap_or("not given, or unreachable"))
             }
-            Condition::Absent => format!("{index} (was absent, and misses what was written since)"),
+            Condition::Offline => format!("{index} (was offline, and misses what was written since)"),
             Condition::Failed => format!("{index} (has failed)"),
             Condition::Rebuilding { .. } => format!("{index} (its rebuild is not complete)"),
         })
@@ -460,7 +461,7 @@ pub(crate) fn attach_members(
             let member = &core.members[index];
             tracing::warn!("array {}: member {index} ({}): {why}", core.name.borrow(), candidate.name());
             if member.condition.get() != Condition::Failed {
-                core.enter(index, Condition::Absent, &why);
+                core.enter(index, Condition::Offline, &why);
             }
             member.have.set(0);
         }

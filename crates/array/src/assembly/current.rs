@@ -23,7 +23,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 /// Heartbeats by which a member may be behind the others after a crash: it has missed several, and
-/// its absence was not published yet.
+/// that it is offline was not published yet.
 pub(crate) const BEHIND_BEATS: u32 = 10;
 /// The same in member timeouts: an operation on a member that the array needs is waited for once
 /// more after the others have returned.

@@ -106,9 +106,9 @@ pub async fn look(
                 (Some(_), condition) => (condition, ""),
                 (None, Condition::Failed) => (Condition::Failed, "it has failed"),
                 (None, _) if stale.is_some() => {
-                    (Condition::Absent, why.unwrap_or("it lacks writes that the others have"))
+                    (Condition::Offline, why.unwrap_or("it lacks writes that the others have"))
                 }
-                (None, _) => (Condition::Absent, "not given, or unreachable"),
+                (None, _) => (Condition::Offline, "not given, or unreachable"),
             };
             MemberStatus {
                 index,
@@ -139,7 +139,7 @@ pub async fn look(
         generation: superblock.generation,
         members,
         spares: assembly.spares.iter().map(Candidate::name).collect(),
-        filling: None,
+        rebuild: None,
         scrub: None,
         lost: Vec::new(),
         lost_bytes: 0,

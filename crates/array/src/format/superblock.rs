@@ -39,7 +39,7 @@ pub enum Condition {
     /// In use, with all data.
     Active,
     /// Offline: it misses what was written meanwhile, which the write-intent bitmap marks.
-    Absent,
+    Offline,
     /// Failed: none of its data is used.
     Failed,
     /// Under rebuild: it has the rows below `done`, and if `partial` (a resync) also those whose
@@ -106,7 +106,7 @@ pub(crate) struct Superblock {
 fn condition_code(condition: Condition) -> (u16, u16, u64) {
     match condition {
         Condition::Active => (1, 0, 0),
-        Condition::Absent => (2, 0, 0),
+        Condition::Offline => (2, 0, 0),
         Condition::Failed => (3, 0, 0),
         Condition::Rebuilding { done, partial } => (4, u16::from(partial), done),
     }
@@ -115,7 +115,7 @@ fn condition_code(condition: Condition) -> (u16, u16, u64) {
 fn condition(code: u16, flag: u16, done: u64) -> Option<Condition> {
     Some(match code {
         1 => Condition::Active,
-        2 => Condition::Absent,
+        2 => Condition::Offline,
         3 => Condition::Failed,
         4 => Condition::Rebuilding { done, partial: flag != 0 },
         _ => return None,

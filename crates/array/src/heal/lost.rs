@@ -111,7 +111,7 @@ impl Core {
     ) -> Unavailable {
         let may_be_back = |role: Role| {
             let mut homes = self.geometry.homes(row, role);
-            homes.any(|home| self.members[home].condition.get() == Condition::Absent)
+            homes.any(|home| self.members[home].condition.get() == Condition::Offline)
         };
         let missing = (0..units.data.len()).filter(|i| wanted(Role::Data(*i)) && units.data[*i].is_none());
         let lost: Vec<usize> = missing.filter(|i| !may_be_back(Role::Data(*i))).collect();

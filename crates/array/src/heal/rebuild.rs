@@ -46,9 +46,9 @@ impl Core {
     /// Looks for offline members that answer again, and starts their resync.
     pub(crate) async fn resync_returned_members(self: &Rc<Self>) {
         for member in &self.members {
-            // Operations begun before the absence must end first: they could write over the resync.
-            let absent = member.condition.get() == Condition::Absent;
-            if !absent || member.device().is_none() || member.under_way() > 0 {
+            // Operations begun before it went offline must end first: they could write over the resync.
+            let offline = member.condition.get() == Condition::Offline;
+            if !offline || member.device().is_none() || member.under_way() > 0 {
                 continue;
             }
             let (a, b) =
@@ -86,9 +86,9 @@ impl Core {
             // The resync covers everything that the member has not flushed, so earlier doubts are
             // settled.
             member.trust(member.doubts());
-            member.forget_absence();
+            member.clear_unreachable();
             let back = self.publish_with(|| {
-                if member.condition.get() != Condition::Absent {
+                if member.condition.get() != Condition::Offline {
                     return;
                 }
                 if anew {
@@ -157,7 +157,7 @@ impl Core {
         for member in &self.members {
             let gone = match member.condition.get() {
                 Condition::Failed => true,
-                Condition::Absent => self
+                Condition::Offline => self
                     .upkeep
                     .missing_since(member.index)
                     .is_some_and(|since| now() - since >= self.options.spare_grace),
@@ -305,8 +305,8 @@ impl Core {
             }
             let start = now();
             loop {
-                let fills = stream::iter(batch).map(|row| self.rebuild_row(index, *row));
-                let results: Vec<_> = fills.buffer_unordered(self.concurrent_rows(index)).collect().await;
+                let rebuilds = stream::iter(batch).map(|row| self.rebuild_row(index, *row));
+                let results: Vec<_> = rebuilds.buffer_unordered(self.concurrent_rows(index)).collect().await;
                 results.into_iter().collect::<IoResult<()>>()?;
                 if let Err(e) = self.flush_member(member).await {
                     return self.lose(index, &e).await.map(|()| RebuildEnd::Ended);
@@ -379,7 +379,7 @@ impl Core {
         let unit = self.geometry.unit;
         let progress =
             Progress { member, done: seen.done * unit, total: total * unit, elapsed: now() - began };
-        self.upkeep.tasks.borrow_mut().filling = Some(progress);
+        self.upkeep.tasks.borrow_mut().rebuild = Some(progress);
     }
 
     /// Pauses in favour of user I/O: as long as the configured rate requires, or as long as the

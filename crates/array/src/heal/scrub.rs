@@ -209,7 +209,7 @@ impl Core {
                 let block = |at: usize| VerifiedBlock::Right(bytes.slice(at..at + BLOCK as usize));
                 return Ok((0..unit as usize).step_by(BLOCK as usize).map(block).collect());
             }
-            Err(ReadFault::Error(e)) if e.is_absence() => return Err(e),
+            Err(ReadFault::Error(e)) if e.is_unreachable() => return Err(e),
             Err(_) => {}
         }
         let mut blocks = Vec::new();
@@ -218,7 +218,7 @@ impl Core {
             blocks.push(match self.read_unit(member, row, at, dst).await {
                 Ok(bytes) => VerifiedBlock::Right(bytes.freeze()),
                 Err(ReadFault::Mismatch(_)) => VerifiedBlock::Wrong,
-                Err(ReadFault::Error(e)) if e.is_absence() => return Err(e),
+                Err(ReadFault::Error(e)) if e.is_unreachable() => return Err(e),
                 Err(ReadFault::Error(_)) => VerifiedBlock::Unreadable,
             });
         }

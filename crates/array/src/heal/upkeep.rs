@@ -95,7 +95,7 @@ impl Upkeep {
 
     /// Removes the marks of rows from `row` on.
     pub(crate) fn unmark_rebuilt(&self, member: usize, row: u64) {
-        self.rebuilt.borrow_mut().retain(|(of, filled)| *of != member || *filled < row);
+        self.rebuilt.borrow_mut().retain(|(of, rebuilt)| *of != member || *rebuilt < row);
     }
 
     /// Removes the marks of rows below the progress `done`.
@@ -107,7 +107,7 @@ impl Upkeep {
         let mut since = self.since.borrow_mut();
         match condition {
             Condition::Active | Condition::Rebuilding { .. } => drop(since.remove(&member)),
-            Condition::Absent | Condition::Failed => drop(since.entry(member).or_insert_with(now)),
+            Condition::Offline | Condition::Failed => drop(since.entry(member).or_insert_with(now)),
         }
     }
 
@@ -184,9 +184,9 @@ async fn rebuild(core: Rc<Core>) {
     while !is_over(&core) {
         pause(&core, HEAL_INTERVAL).await;
         while let Some(member) = core.next_to_rebuild().filter(|_| !is_over(&core)) {
-            let filled = core.rebuild_member(member).await;
-            core.upkeep.tasks.borrow_mut().filling = None;
-            match filled {
+            let ended = core.rebuild_member(member).await;
+            core.upkeep.tasks.borrow_mut().rebuild = None;
+            match ended {
                 Ok(RebuildEnd::Preempted) => {}
                 Ok(RebuildEnd::Ended) => break,
                 Err(e) => {
@@ -223,7 +223,7 @@ pub(crate) fn start(core: &Rc<Core>) {
     spawn(sweep(Rc::clone(core))).detach();
     spawn(heal(Rc::clone(core))).detach();
     spawn(rebuild(Rc::clone(core))).detach();
-    spawn(crate::member::away::watch(Rc::clone(core))).detach();
+    spawn(crate::member::disconnect::watch(Rc::clone(core))).detach();
     if let Some(every) = core.options.scrub_every.filter(|_| core.geometry.has_sums()) {
         spawn(scrub_periodically(Rc::clone(core), every)).detach();
     }

@@ -72,7 +72,7 @@ impl Core {
             let unit = BufMut::zeroed(self.geometry.unit as usize);
             match self.read_unit(index, row, 0, unit).await {
                 Err(ReadFault::Mismatch(_)) => Ok(false),
-                Err(ReadFault::Error(e)) if e.is_absence() => self.lose(index, &e).await.map(|()| true),
+                Err(ReadFault::Error(e)) if e.is_unreachable() => self.lose(index, &e).await.map(|()| true),
                 // Unreadable blocks are left to reads and scrubs.
                 Ok(_) | Err(ReadFault::Error(_)) => Ok(true),
             }
@@ -99,7 +99,7 @@ impl Core {
     async fn handle_lost_cache(self: &Rc<Self>, index: usize, rows: Vec<u64>) -> IoResult<()> {
         let why = "it has lost writes that it had not flushed";
         if !self.cannot_lose(index) {
-            return self.lose_as(index, Condition::Absent, why).await;
+            return self.lose_as(index, Condition::Offline, why).await;
         }
         let core = Rc::clone(self);
         spawn(async move {

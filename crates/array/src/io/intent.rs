@@ -291,7 +291,7 @@ impl Intent {
         // before the flush.
         let usable = core.members.iter().filter(|member| member.is_usable());
         join_all(usable.map(Member::until_completed)).await;
-        if core.members.iter().any(Member::has_recorded_absence) || !core.may_forget_intents() {
+        if core.members.iter().any(Member::was_unreachable) || !core.may_forget_intents() {
             return Ok(());
         }
         let mut pages: Vec<usize> = idle.iter().map(|region| (region / PER_PAGE) as usize).collect();

@@ -439,8 +439,9 @@ impl Journal {
         loop {
             let usable: Vec<usize> = core.members.iter().filter(|m| m.is_usable()).map(|m| m.index).collect();
             // Skip unreachable members if enough others are reachable.
-            let away = core.away();
-            let there: Vec<usize> = usable.iter().copied().filter(|index| !away.contains(index)).collect();
+            let disconnected = core.disconnected();
+            let there: Vec<usize> =
+                usable.iter().copied().filter(|index| !disconnected.contains(index)).collect();
             let usable = if there.len() >= copies { there } else { usable };
             if usable.is_empty() {
                 return Err(core.lost_too_many());

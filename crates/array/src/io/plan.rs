@@ -66,7 +66,7 @@ impl Core {
         self.count(|counts| match method {
             ParityMethod::None | ParityMethod::FullStripe => counts.full_writes += 1,
             ParityMethod::ReadModifyWrite => counts.modify_writes += 1,
-            ParityMethod::ReconstructWrite => counts.rebuild_writes += 1,
+            ParityMethod::ReconstructWrite => counts.reconstruct_writes += 1,
             ParityMethod::Degraded => counts.degraded_writes += 1,
         });
         let done = match method {

@@ -109,14 +109,14 @@ impl Core {
         let turn = (row as usize).wrapping_add(unit);
         let key = |home: &usize| {
             let member = &self.members[*home];
-            let is_away = homes.len() > 1 && member.away().is_some();
-            (is_away, member.mean_read().as_millis() / 2, (home + turn) % homes.len())
+            let is_disconnected = homes.len() > 1 && member.disconnected().is_some();
+            (is_disconnected, member.mean_read().as_millis() / 2, (home + turn) % homes.len())
         };
         let Some(home) = homes.iter().min_by_key(|home| key(home)).copied() else {
             return self.reconstruct(row, unit, at, len).await;
         };
         if self.geometry.has_parity()
-            && self.members[home].away().is_some()
+            && self.members[home].disconnected().is_some()
             && let Some(bytes) = self.around(row, unit, at, len).await
         {
             return Ok(bytes);

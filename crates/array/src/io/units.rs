@@ -69,7 +69,7 @@ impl Core {
     /// Records a fault found under the stripe lock. An unreachable member is lost.
     pub(crate) async fn note(&self, member: usize, row: u64, fault: &ReadFault) -> IoResult<()> {
         match fault {
-            ReadFault::Error(e) if e.is_absence() => self.lose(member, e).await,
+            ReadFault::Error(e) if e.is_unreachable() => self.lose(member, e).await,
             ReadFault::Error(e) => {
                 tracing::warn!(
                     "array {}: member {member} cannot read stripe {row}: {}",

@@ -1,7 +1,7 @@
 //! Operations under way on a device.
 //!
 //! Invariants:
-//! - an absence is recorded here as soon as an operation fails with it, before the member is marked
+//! - `unreachable` is set as soon as an operation finds the member unreachable, before it is marked
 //!   offline: results of other operations from then on prove nothing, since the member may have
 //!   lost power in between.
 
@@ -16,8 +16,8 @@ pub(crate) struct InFlight {
     next: Cell<u64>,
     under_way: RefCell<BTreeSet<u64>>,
     changed: Event,
-    /// The incarnation in which an operation has failed with absence.
-    absent: Cell<Option<u64>>,
+    /// The incarnation in which an operation has found the member unreachable.
+    unreachable: Cell<Option<u64>>,
 }
 
 /// An operation under way; it ends when this is dropped.
@@ -39,17 +39,17 @@ impl InFlight {
         InFlightOperation { in_flight: Rc::clone(self), number }
     }
 
-    /// Records that an operation has failed with absence.
-    pub(crate) fn record_absence(&self, incarnation: u64) {
-        self.absent.set(Some(incarnation));
+    /// Records that an operation has found the member unreachable.
+    pub(crate) fn record_unreachable(&self, incarnation: u64) {
+        self.unreachable.set(Some(incarnation));
     }
 
-    pub(crate) fn forget_absence(&self) {
-        self.absent.set(None);
+    pub(crate) fn clear_unreachable(&self) {
+        self.unreachable.set(None);
     }
 
-    pub(crate) fn is_absent(&self, incarnation: u64) -> bool {
-        self.absent.get() == Some(incarnation)
+    pub(crate) fn was_unreachable(&self, incarnation: u64) -> bool {
+        self.unreachable.get() == Some(incarnation)
     }
 
     /// Resolves when all operations that began before this call have ended.
@@ -61,8 +61,8 @@ impl InFlight {
 }
 
 impl InFlightOperation {
-    pub(crate) fn record_absence(&self, incarnation: u64) {
-        self.in_flight.record_absence(incarnation);
+    pub(crate) fn record_unreachable(&self, incarnation: u64) {
+        self.in_flight.record_unreachable(incarnation);
     }
 }
 

@@ -11,7 +11,7 @@
 
 use crate::core::Core;
 use crate::event::Event;
-use crate::member::{Member, MemberError, MemberResult, is_absence};
+use crate::member::{Member, MemberError, MemberResult, is_unreachable};
 use crate::session::clock::Stamp;
 use crate::without::Mechanism;
 use futures_util::future::{Either, select};
@@ -73,9 +73,9 @@ impl Reach {
         self.changed.notify();
     }
 
-    /// Records that an answer has come: success, or an error other than absence.
+    /// Records that an answer has come: success, or an error other than that of an unreachable member.
     pub(crate) fn note<T>(&self, result: IoResult<T>) -> IoResult<T> {
-        if !result.as_ref().is_err_and(is_absence) {
+        if !result.as_ref().is_err_and(is_unreachable) {
             self.answered.set(Some(now()));
         }
         result
@@ -123,7 +123,7 @@ impl Member {
         if looked && !ends() {
             return Ok(());
         }
-        Err(failed().unwrap_or_else(|| MemberError { error: self.gone(), incarnation }))
+        Err(failed().unwrap_or_else(|| MemberError { error: self.offline_error(), incarnation }))
     }
 
     /// Waits for an operation up to the member's timeout, or longer while the array needs the
@@ -154,7 +154,8 @@ impl Member {
     pub(crate) fn is_silent(&self, core: &Core) -> bool {
         let limit = core.options.heartbeat * SILENT_HALVES / 2;
         let is_long = |at: Instant| now().saturating_duration_since(at) >= limit;
-        self.away().is_some() || (!core.checks_ended() && self.reach.answered.get().is_some_and(is_long))
+        self.disconnected().is_some()
+            || (!core.checks_ended() && self.reach.answered.get().is_some_and(is_long))
     }
 
     /// For how much of the last `time` the array could do without this member and all others that

@@ -310,7 +310,7 @@ pub(crate) async fn heartbeat_on(
             // An unreachable member is lost at once, also while there is no user I/O. Any other
             // error of the read is left to the write: it may stem from a power cycle of the member
             // in between.
-            Err(e) if e.is_absence() => Err(e),
+            Err(e) if e.is_unreachable() => Err(e),
             _ => {
                 member.reach.looked(looked);
                 let incarnation = member.incarnation();

@@ -101,7 +101,7 @@ impl Witness {
             Ok(()) => self.member.write_superblock(Buf::copy_of(&block.encode())).await,
             Err(e) => Err(e),
         };
-        self.timed_out.set(result.as_ref().is_err_and(MemberError::is_absence));
+        self.timed_out.set(result.as_ref().is_err_and(MemberError::is_unreachable));
         self.reachable.set(result.is_ok());
         if result.is_ok() {
             *self.recorded_active.borrow_mut() = active(superblock);

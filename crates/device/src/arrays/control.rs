@@ -120,7 +120,7 @@ impl ArrayRequest {
                 Ok(scrub_json(&array.scrub().await?))
             }
             ArrayRequest::Rebuilt { index } => {
-                array.wait_filled(index).await?;
+                array.wait_rebuilt(index).await?;
                 Ok(status_json(&array.status().await?))
             }
             ArrayRequest::Rate { rate } => {

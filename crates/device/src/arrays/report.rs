@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 fn condition(condition: Condition, rows: u64) -> Value {
     match condition {
         Condition::Active => json!({ "condition": "active" }),
-        Condition::Absent => json!({ "condition": "absent" }),
+        Condition::Offline => json!({ "condition": "absent" }),
         Condition::Failed => json!({ "condition": "failed" }),
         Condition::Rebuilding { done, partial } => {
             let name = if partial { "catching-up" } else { "rebuilding" };
@@ -70,13 +70,13 @@ pub fn status_json(status: &Status) -> Value {
         "size": geometry.size(), "stripe_unit": geometry.unit, "stripe": geometry.stripe(),
         "redundancy": geometry.redundancy(), "health": health, "detail": status.detail,
         "generation": status.generation, "members": members, "spares": status.spares,
-        "filling": status.filling.as_ref().map(progress), "scrub": status.scrub.as_ref().map(scrub_json),
+        "filling": status.rebuild.as_ref().map(progress), "scrub": status.scrub.as_ref().map(scrub_json),
         "lost": extents(&status.lost), "lost_bytes": status.lost_bytes,
         "marked_regions": status.marked_regions.0, "regions": status.marked_regions.1,
         "journal_used": status.journal_used,
         "writes": {
             "full": status.counts.full_writes, "read_modify": status.counts.modify_writes,
-            "reconstruct": status.counts.rebuild_writes, "degraded": status.counts.degraded_writes,
+            "reconstruct": status.counts.reconstruct_writes, "degraded": status.counts.degraded_writes,
         },
         "reads": { "reconstructed": status.counts.reconstructed, "hedges_won": status.counts.hedges_won },
     })

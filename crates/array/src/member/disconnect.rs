@@ -23,14 +23,14 @@ use std::time::Duration;
 /// Interval at which unreachable members are looked for.
 const LOOK: Duration = Duration::from_millis(250);
 /// Mean read times after which an unreachable member is marked offline, if those are longer than
-/// [`Options::away_timeout`](crate::Options::away_timeout): about two attempts to connect.
-pub const AWAY_ROUND_TRIPS: u32 = 16;
+/// [`Options::offline_timeout`](crate::Options::offline_timeout): about two attempts to connect.
+pub const OFFLINE_ROUND_TRIPS: u32 = 16;
 
 impl Core {
     /// Members in use that are unreachable according to their devices.
-    pub(crate) fn away(&self) -> Vec<usize> {
+    pub(crate) fn disconnected(&self) -> Vec<usize> {
         let usable = self.members.iter().filter(|member| member.is_usable());
-        usable.filter(|member| member.away().is_some()).map(|member| member.index).collect()
+        usable.filter(|member| member.disconnected().is_some()).map(|member| member.index).collect()
     }
 
     /// The same, and those that have not answered for some time.
@@ -56,30 +56,30 @@ impl Core {
     /// Whether a member is unreachable for too long, and not needed.
     fn is_given_up(&self, index: usize) -> bool {
         let member = &self.members[index];
-        let limit = self.options.away_timeout.max(member.mean_read() * AWAY_ROUND_TRIPS);
+        let limit = self.options.offline_timeout.max(member.mean_read() * OFFLINE_ROUND_TRIPS);
         let all = self.options.member_timeout;
         let is_over = |time| match self.spared(time) {
             // All members were unreachable, and return one after another.
             spared if spared < time => spared >= all,
             spared => spared >= limit.min(all),
         };
-        !self.misses(&self.out_of_reach()) && member.away().is_some_and(is_over)
+        !self.misses(&self.out_of_reach()) && member.disconnected().is_some_and(is_over)
     }
 
     /// A range of a data unit, reconstructed without the unreachable members; `None` if the others
     /// do not suffice, or do not match their checksums.
     pub(crate) async fn around(self: &Rc<Self>, row: u64, unit: usize, at: u64, len: u64) -> Option<BufMut> {
-        let away = self.away();
-        if !self.is_whole_without(row, &away) {
+        let disconnected = self.disconnected();
+        if !self.is_whole_without(row, &disconnected) {
             return None;
         }
         let _together = self.locks.shared(row).await;
         if self.rows.is_torn(row) {
             return None;
         }
-        let wanted = self.enough(row, &away);
-        let mut units = self.read_units(row, at, len, wanted, &away).await.ok()?;
-        if units.bad.len() > away.len() || units.complete(len).is_err() {
+        let wanted = self.enough(row, &disconnected);
+        let mut units = self.read_units(row, at, len, wanted, &disconnected).await.ok()?;
+        if units.bad.len() > disconnected.len() || units.complete(len).is_err() {
             return None;
         }
         let bytes = units.data.into_iter().nth(unit).flatten()?;
@@ -97,15 +97,15 @@ pub(crate) async fn watch(core: Rc<Core>) {
     let _running = TaskGuard::new(&core);
     while !is_over(&core) {
         pause(&core, LOOK).await;
-        for index in core.away() {
+        for index in core.disconnected() {
             if !core.is_given_up(index) {
                 continue;
             }
-            let time = core.members[index].away().unwrap_or_default().as_secs_f64();
+            let time = core.members[index].disconnected().unwrap_or_default().as_secs_f64();
             let why = format!("it has lost its connection {time:.1} s ago");
             let still = || core.is_given_up(index);
             // A failure to publish halts the array and is logged there.
-            let _ = core.lose_if(index, Condition::Absent, &why, still).await;
+            let _ = core.lose_if(index, Condition::Offline, &why, still).await;
         }
     }
 }
