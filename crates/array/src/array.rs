@@ -141,29 +141,29 @@ pub async fn assemble_with(
 /// Recovers from a crash, if there was one, and publishes the new session.
 async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
     for member in &core.members {
-        if member.is_usable() || matches!(member.condition.get(), Condition::Offline | Condition::Failed) {
-            core.upkeep.left(member.index, member.condition.get());
+        if member.is_usable() || member.is_missing() {
+            member.state.note_missing();
             continue;
         }
         core.enter(member.index, Condition::Offline, "missing when the array was assembled");
     }
     let mut logs = assemble::read_logs(core, was_clean).await?;
     for member in &core.members {
-        if let Condition::Rebuilding { partial: true, .. } = member.condition.get() {
-            core.upkeep.begin_resync(member.index, core.intent.marked());
+        if let Condition::Rebuilding { partial: true, .. } = member.condition() {
+            member.rows.begin_resync(core.intent.marked());
         }
     }
-    core.epoch.set(core.epoch.get() + 1);
+    core.publication.begin_epoch();
     core.publish().await?;
     core.remember(true).await;
     if was_clean {
-        core.journal.resume(core.epoch.get(), &[]);
+        core.journal.resume(core.publication.epoch(), &[]);
     } else {
         let records = core.replay(std::mem::take(&mut logs.records)).await?;
         let stripes = core.resync().await?;
         tracing::info!(
             "array {}: was not stopped: {records} journal records replayed, {stripes} stripes checked",
-            core.name.borrow()
+            core.name
         );
     }
     if core.geometry.has_parity() {
@@ -175,10 +175,10 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
 /// Serves an array on this thread.
 fn run(core: Rc<Core>) -> Arc<ArrayDevice> {
     let (jobs, mut inbox) = mpsc::unbounded::<ArrayTask>();
-    HERE.with(|here| here.borrow_mut().insert(core.session, Rc::clone(&core)));
+    HERE.with(|here| here.borrow_mut().insert(core.session.uuid, Rc::clone(&core)));
     upkeep::start(&core);
     let device = ArrayDevice::new(&core, jobs);
-    let registered = RegistryEntry(core.session);
+    let registered = RegistryEntry(core.session.uuid);
     spawn(async move {
         let _registered = registered;
         while let Some(job) = inbox.next().await {
@@ -207,7 +207,7 @@ pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
     core.close().await;
     core.upkeep.stopping.set(true);
     core.upkeep.changed.notify();
-    core.places().for_each(|member| member.reach.changed.notify());
+    core.members_and_witness().for_each(|member| member.reach.changed.notify());
     core.upkeep.ended().await;
     let result = settle(core).await;
     match &result {
@@ -225,7 +225,7 @@ async fn settle(core: &Rc<Core>) -> IoResult<()> {
     // Twice: a member that has not confirmed the first generation was rolled back, whatever it
     // holds of the second.
     core.publish().await?;
-    core.publish_with(|| core.clean.set(true)).await?;
+    core.publish_with(|| core.publication.mark_clean()).await?;
     core.remember(true).await;
     crate::session::fence::release(core).await;
     Ok(())

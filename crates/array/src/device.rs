@@ -64,7 +64,7 @@ impl ArrayDevice {
             core.members.iter().any(|member| member.info().is_some_and(|info| what(&info)))
         };
         let info = DeviceInfo {
-            name: format!("array:{}", core.name.borrow()),
+            name: format!("array:{}", core.name),
             size: geometry.size(),
             block_size: BLOCK as u32,
             max_io: MAX_IO,
@@ -80,7 +80,7 @@ impl ArrayDevice {
         if !has_sums {
             spawn(watch_reconnections(Rc::downgrade(core), Arc::downgrade(&seen))).detach();
         }
-        ArrayDevice { info, granularity, has_sums, session: core.session, jobs, seen }
+        ArrayDevice { info, granularity, has_sums, session: core.session.uuid, jobs, seen }
     }
 
     /// Stops the array: new operations other than reads are refused, those under way end, all data
@@ -137,7 +137,7 @@ async fn watch_reconnections(core: Weak<Core>, seen: std::sync::Weak<SharedState
         sleep(RECONNECT_CHECK).await;
         let (Some(core), Some(seen)) = (core.upgrade(), seen.upgrade()) else { return };
         core.members.iter().for_each(Member::look_at_generation);
-        seen.generation.store(core.forgotten(), Ordering::Release);
+        seen.generation.store(core.undetected_losses(), Ordering::Release);
     }
 }
 
@@ -179,7 +179,7 @@ fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output
     async move {
         let _admitted = admitted?;
         core.write(offset, src).await?;
-        if fua && core.has_volatile_cache() {
+        if fua && core.members.has_volatile_cache() {
             core.flush_members().await?;
         }
         core.losses_published().await
@@ -242,7 +242,7 @@ impl LocalIo {
 
 impl BlockIo for LocalIo {
     fn generation(&self) -> u64 {
-        self.core.forgotten()
+        self.core.undetected_losses()
     }
 
     fn may_forget(&self) -> bool {
@@ -309,7 +309,7 @@ impl RemoteIo {
             spawn(async move {
                 let result = future.await;
                 // Stored before the answer, so that the caller sees what the operation noticed.
-                seen.generation.store(core.forgotten(), Ordering::Release);
+                seen.generation.store(core.undetected_losses(), Ordering::Release);
                 drop(answer.send(result));
             })
             .detach();

@@ -3,6 +3,7 @@
 pub(crate) mod arbitrate;
 pub(crate) mod lost;
 pub(crate) mod rebuild;
+pub(crate) mod replace;
 pub(crate) mod resync;
 pub(crate) mod scrub;
 pub(crate) mod upkeep;

@@ -29,7 +29,6 @@ pub use array::{assemble, assemble_as, assemble_with, create, create_as, create_
 pub use assembly::assemble::Shape;
 pub use assembly::measure::measure;
 pub use assembly::survey::{Label, look, survey};
-pub use core::Counts;
 pub use device::ArrayDevice;
 pub use error::ArrayError;
 pub use format::geometry::{BLOCK, Geometry};
@@ -38,6 +37,7 @@ pub use format::layout::{
 };
 pub use format::superblock::{Condition, MAX_NAME, MAX_SPARES, Unknown};
 pub use heal::scrub::ScrubReport;
+pub use io::Counts;
 pub use member::MemberCounts;
 pub use member::disconnect::OFFLINE_ROUND_TRIPS;
 pub use options::Options;

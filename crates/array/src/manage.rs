@@ -2,15 +2,14 @@
 
 use crate::assembly::assemble::{check_device, examine};
 use crate::assembly::current::Ancestry;
-use crate::core::{Core, Spare};
+use crate::core::Core;
 use crate::device::ArrayDevice;
 use crate::error::ArrayError;
-use crate::format::geometry::{BLOCK, SUPER_AT};
 use crate::format::superblock::{Condition, MAX_SPARES, Superblock};
+use crate::heal::replace::Spare;
 use crate::heal::scrub::ScrubReport;
 use crate::heal::upkeep::TaskGuard;
 use crate::io::admission::Admitted;
-use crate::member::Member;
 use crate::options::Options;
 use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::{spawn, timeout};
@@ -34,8 +33,8 @@ impl Core {
         }
         if let Some(found) = &candidate.superblock {
             let in_use =
-                self.members.iter().any(|member| member.uuid.get() == found.member && member.is_usable())
-                    || self.spares.borrow().iter().any(|spare| spare.uuid == found.member);
+                self.members.iter().any(|member| member.uuid() == found.member && member.is_usable())
+                    || self.spares.has(found.member);
             if in_use {
                 return Err(ArrayError::Double { device: candidate.name(), other: "a member in use".into() });
             }
@@ -44,8 +43,8 @@ impl Core {
         // without the array.
         if !force {
             if let Some(found) = candidate.superblock.as_ref().filter(|found| found.array == self.array) {
-                let place = self.members.iter().find(|member| member.uuid.get() == found.member);
-                if self.ancestry(found, place.map(|member| member.since.get())) == Ancestry::Diverged {
+                let place = self.members.iter().find(|member| member.uuid() == found.member);
+                if self.ancestry(found, place.map(|member| member.state.since())) == Ancestry::Diverged {
                     let (device, own, ours) = (candidate.name(), found.age(), self.superblock().age());
                     return Err(ArrayError::Newer { device, own, ours });
                 }
@@ -54,8 +53,12 @@ impl Core {
             candidate.check_content().await?;
         }
         let heartbeat = self.options.heartbeat.max(Options::default().heartbeat);
-        crate::session::fence::check_idle(std::slice::from_ref(&candidate), Some(self.session), heartbeat)
-            .await?;
+        crate::session::fence::check_idle(
+            std::slice::from_ref(&candidate),
+            Some(self.session.uuid),
+            heartbeat,
+        )
+        .await?;
         Ok((Spare { uuid, device: Some(device) }, candidate))
     }
 
@@ -89,80 +92,29 @@ impl Core {
     /// Refuses if the array has halted, or needs this member.
     fn check_needed(self: &Rc<Self>, index: usize) -> Result<(), ArrayError> {
         drop(self.admit_change()?);
-        if self.cannot_lose(index) { Err(ArrayError::Refused(self.why_needed(index))) } else { Ok(()) }
-    }
-
-    /// Whether a member is offline, and its device is missing or has given up, so that reads fail
-    /// at once. A device that still reconnects has operations under way.
-    async fn needs_device(self: &Rc<Self>, member: &Member) -> bool {
-        let is_offline = || member.condition.get() == Condition::Offline;
-        if !is_offline() || member.device().is_none() {
-            return is_offline();
+        if self.members.cannot_lose(index) {
+            Err(ArrayError::Refused(self.why_needed(index)))
+        } else {
+            Ok(())
         }
-        if member.under_way() > 0 {
-            return false;
-        }
-        let read = member.read(SUPER_AT[0], BLOCK).await;
-        read.is_err_and(|e| e.is_unreachable()) && member.under_way() == 0 && is_offline()
-    }
-
-    /// Members that return only if their device is opened again.
-    async fn members_without_device(self: &Rc<Self>) -> Vec<Uuid> {
-        let looks =
-            self.members.iter().map(async |member| (member.uuid.get(), self.needs_device(member).await));
-        let looks = futures_util::future::join_all(looks).await;
-        looks.into_iter().filter(|(_, needs_device)| *needs_device).map(|(uuid, _)| uuid).collect()
-    }
-
-    /// Attaches a device that was unreachable at assembly, or has been given up since.
-    async fn offer(self: &Rc<Self>, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
-        let candidate = examine(&device).await?;
-        let name = candidate.name();
-        let found = candidate.member()?;
-        if found.array != self.array {
-            return Err(ArrayError::Foreign { device: name, name: found.name.clone(), array: found.array });
-        }
-        if let Some(witness) = self.witness.as_ref().filter(|w| w.member.uuid.get() == found.member) {
-            return self.offer_witness(witness, found, &candidate).await;
-        }
-        let (size, needs) = (device.info().size, self.geometry.end());
-        if size < needs {
-            return Err(ArrayError::TooSmall { device: name, size, needs });
-        }
-        if let Some(spare) = self.spares.borrow_mut().iter_mut().find(|spare| spare.uuid == found.member) {
-            let is_new = spare.device.is_none();
-            spare.device.get_or_insert(device);
-            return Ok(is_new);
-        }
-        let Some(member) = self.members.iter().find(|member| member.uuid.get() == found.member) else {
-            return Err(ArrayError::NoMember(format!("{name} (it was replaced)")));
-        };
-        if !self.needs_device(member).await || member.uuid.get() != found.member {
-            return Ok(false);
-        }
-        // `resync_returned_members` examines and resyncs it like any returning member.
-        member.put(device, candidate.io);
-        self.upkeep.changed.notify();
-        Ok(true)
     }
 
     async fn wait_rebuilt(self: &Rc<Self>, index: usize) -> IoResult<()> {
         let Some(member) = self.members.get(index) else {
             return Err(IoError::Offline(format!("there is no member {index}")));
         };
-        let gone = || matches!(member.condition.get(), Condition::Offline | Condition::Failed);
         loop {
-            let ended = || member.is_active() || gone() || self.halted.borrow().is_some();
+            let ended = || member.is_active() || member.is_missing() || self.is_halted();
             self.upkeep.changed.until(ended).await;
             self.check_running()?;
             if member.is_active() {
                 return Ok(());
             }
-            let back = self.upkeep.changed.until(|| !gone() || self.halted.borrow().is_some());
-            let is_lost = member.condition.get() == Condition::Failed;
-            if is_lost || timeout(self.options.spare_grace, back).await.is_err() {
+            let back = self.upkeep.changed.until(|| !member.is_missing() || self.is_halted());
+            let has_failed = member.condition() == Condition::Failed;
+            if has_failed || timeout(self.options.spare_grace, back).await.is_err() {
                 let name = member.name().unwrap_or_default();
-                let (condition, why) = (member.condition.get(), member.reason.borrow().clone());
+                let (condition, why) = (member.condition(), member.state.reason());
                 return Err(IoError::Offline(format!(
                     "member {index} ({name}) is {condition:?}, and its rebuild has stopped: {why}"
                 )));
@@ -178,14 +130,11 @@ impl Core {
     ) -> Result<(), ArrayError> {
         drop(self.admit_change()?);
         let found = examine(&device).await?.superblock;
-        let is_missed = |spare: &Spare| spare.device.is_none();
-        let is_it = |spare: &Spare| found.as_ref().is_some_and(|found| found.member == spare.uuid);
-        if self.spares.borrow().iter().any(|spare| is_it(spare) && is_missed(spare)) {
+        if found.is_some_and(|found| self.spares.is_unattached(found.member)) {
             // The spare was unreachable, or the last attempt was interrupted.
             return self.offer(device).await.map(drop);
         }
-        let room = |spares: &[Spare]| spares.len() < MAX_SPARES || spares.iter().any(is_missed);
-        if !room(&self.spares.borrow()) {
+        if !self.spares.has_room() {
             return Err(ArrayError::TooFew(format!("there are {MAX_SPARES} spares already")));
         }
         let (spare, candidate) = self.examine_new_device(device, force, uuid).await?;
@@ -194,16 +143,7 @@ impl Core {
         // superblocks of the members list it.
         let superblock = Superblock { member: uuid, ..self.superblock() };
         crate::assembly::assemble::enlist(&candidate, &superblock).await?;
-        let add = || {
-            let mut spares = self.spares.borrow_mut();
-            if spares.len() >= MAX_SPARES
-                && let Some(missed) = spares.iter().position(is_missed)
-            {
-                spares.remove(missed);
-            }
-            spares.push(spare);
-        };
-        Ok(self.publish_with(add).await?)
+        Ok(self.publish_with(|| self.spares.add(spare)).await?)
     }
 }
 
@@ -324,12 +264,12 @@ impl ArrayDevice {
     /// The array has halted, or its thread has ended.
     pub async fn wait_healthy(&self) -> IoResult<()> {
         on_its_thread(self, |core| async move {
-            let healthy = || core.members.iter().all(|member| member.is_active());
+            let healthy = || core.members.all_active();
             loop {
-                core.upkeep.changed.until(|| healthy() || core.halted.borrow().is_some()).await;
+                core.upkeep.changed.until(|| healthy() || core.is_halted()).await;
                 // The superblocks must record it, so that it holds after a crash as well.
                 core.published().await;
-                if healthy() || core.halted.borrow().is_some() {
+                if healthy() || core.is_halted() {
                     break;
                 }
             }

@@ -1,25 +1,39 @@
 //! A member, as used by the array's thread.
 //!
 //! Invariants:
-//! - an operation that has timed out still counts as under way until the device completes it: a
-//!   late write must never land on a member under rebuild;
-//! - no operation is larger than the device accepts;
-//! - an error counts only against the device that it comes from, and only while that device is in
-//!   use: another one may have replaced it by the time the error is handled.
+//! - an operation that has timed out stays in `in_flight` until the device completes it: a late
+//!   write must never land on a member under rebuild;
+//! - no operation is larger than the `max_io` of `attached`;
+//! - an error counts only against the `incarnation` that it comes from: another device may have
+//!   replaced that one by the time the error is handled.
 
+pub(crate) mod confirmed;
 pub(crate) mod disconnect;
+pub(crate) mod doubt;
 pub(crate) mod in_flight;
+pub(crate) mod incarnation;
 pub(crate) mod join;
+pub(crate) mod latency;
+pub(crate) mod loss;
 pub(crate) mod reach;
-pub(crate) mod window;
+pub(crate) mod returning;
+pub(crate) mod rows;
+pub(crate) mod set;
+pub(crate) mod state;
 
 use crate::format::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
-use crate::format::superblock::Condition;
+use crate::format::superblock::{Condition, MemberEntry};
+use crate::member::confirmed::ConfirmedBlocks;
+use crate::member::doubt::CacheDoubt;
 use crate::member::in_flight::InFlight;
+use crate::member::incarnation::Incarnation;
+use crate::member::latency::ReadLatency;
 use crate::member::reach::Reach;
+use crate::member::rows::HeldRows;
+use crate::member::state::MemberState;
 use futures_channel::oneshot;
 use futures_util::StreamExt;
-use futures_util::future::{Either, FutureExt, Shared, select};
+use futures_util::future::{Either, Shared, select};
 use longhaul_block::{
     Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags,
 };
@@ -36,11 +50,6 @@ use uuid::Uuid;
 const REGION_PIECE: u64 = 1 << 20;
 const REGION_READS: usize = 4;
 
-/// A latency sample that exceeds four means by more than this is an outage, and says nothing about
-/// the path.
-const OUTAGE: Duration = Duration::from_secs(2);
-/// Weight of a latency sample in the mean, as a power of two.
-const MEAN_SHIFT: u32 = 3;
 /// Bytes per write of zeroes, if the device has no zeroing command.
 const ZERO_PIECE: u64 = 1 << 20;
 
@@ -105,78 +114,81 @@ pub(crate) struct RegionContent {
 /// One member of the array, with its device if that is reachable.
 pub(crate) struct Member {
     pub(crate) index: usize,
-    pub(crate) uuid: Cell<Uuid>,
-    pub(crate) condition: Cell<Condition>,
-    /// Generation in which it entered its condition.
-    pub(crate) since: Cell<u64>,
+    /// Its entry in the superblock.
+    pub(crate) state: MemberState,
+    /// Its rows beyond the progress of a rebuild.
+    pub(crate) rows: HeldRows,
+    /// Its superblock and heartbeat blocks.
+    pub(crate) confirmed: ConfirmedBlocks,
     pub(crate) counts: Cell<MemberCounts>,
-    /// Why it is not active, for messages.
-    pub(crate) reason: RefCell<String>,
-    /// Rows that a rebuild had completed when the member went offline; `u64::MAX` if it was not
-    /// under rebuild.
-    pub(crate) have: Cell<u64>,
-    /// The newest generation whose superblock it has confirmed.
-    pub(crate) known: Cell<u64>,
-    /// The slot of its newest intact superblock.
-    pub(crate) slot: Cell<usize>,
-    /// The last heartbeat of this session that it has confirmed; zero if none.
-    pub(crate) beat: Cell<u64>,
-    /// Session time of that heartbeat.
-    pub(crate) elapsed: Cell<Duration>,
-    /// Number of times that it may have lost unflushed writes, and how many of those have been
-    /// verified.
-    doubts: Cell<u64>,
-    settled: Cell<u64>,
-    /// Incremented for each new device, and each time that the member goes offline.
-    incarnation: Cell<u64>,
-    /// Ends with the incarnation.
-    incarnation_end: RefCell<IncarnationEnd>,
+    /// Whether it may answer, and may be written.
+    pub(crate) reach: Reach,
+    doubt: CacheDoubt,
+    incarnation: Incarnation,
+    latency: ReadLatency,
     attached: RefCell<Option<AttachedDevice>>,
     /// Operations on the current or the last device.
     in_flight: RefCell<Rc<InFlight>>,
-    /// Mean time of a read.
-    mean: Cell<Duration>,
-    /// Mean deviation of that time.
-    deviation: Cell<Duration>,
-    pub(crate) reach: Reach,
-}
-
-/// Lifetime of an incarnation: dropping it wakes all operations that wait for the member.
-struct IncarnationEnd {
-    _until: oneshot::Sender<()>,
-    over: Shared<oneshot::Receiver<()>>,
-}
-
-impl IncarnationEnd {
-    fn new() -> IncarnationEnd {
-        let (until, over) = oneshot::channel();
-        IncarnationEnd { _until: until, over: over.shared() }
-    }
 }
 
 impl Member {
-    pub(crate) fn new(index: usize, uuid: Uuid, condition: Condition, since: u64, have: u64) -> Member {
+    pub(crate) fn new(index: usize, entry: &MemberEntry) -> Member {
+        let confirmed = ConfirmedBlocks::default();
+        confirmed.found(entry.known);
         Member {
             index,
-            uuid: Cell::new(uuid),
-            condition: Cell::new(condition),
-            since: Cell::new(since),
+            state: MemberState::new(entry),
+            rows: HeldRows::default(),
+            confirmed,
             counts: Cell::default(),
-            reason: RefCell::default(),
-            have: Cell::new(have),
-            known: Cell::new(0),
-            slot: Cell::new(0),
-            beat: Cell::new(0),
-            elapsed: Cell::default(),
-            doubts: Cell::new(0),
-            settled: Cell::new(0),
-            incarnation_end: RefCell::new(IncarnationEnd::new()),
-            incarnation: Cell::new(0),
+            reach: Reach::default(),
+            doubt: CacheDoubt::default(),
+            incarnation: Incarnation::new(),
+            latency: ReadLatency::default(),
             attached: RefCell::default(),
             in_flight: RefCell::default(),
-            mean: Cell::default(),
-            deviation: Cell::default(),
-            reach: Reach::default(),
+        }
+    }
+
+    /// Its entry in the next superblock.
+    pub(crate) fn entry(&self) -> MemberEntry {
+        MemberEntry {
+            uuid: self.uuid(),
+            condition: self.condition(),
+            since: self.state.since(),
+            have: self.state.have(),
+            known: self.confirmed.generation(),
+        }
+    }
+
+    pub(crate) fn uuid(&self) -> Uuid {
+        self.state.uuid()
+    }
+
+    pub(crate) fn condition(&self) -> Condition {
+        self.state.condition()
+    }
+
+    /// Whether it is offline or failed.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self.condition(), Condition::Offline | Condition::Failed)
+    }
+
+    /// Whether it is under rebuild or resync.
+    pub(crate) fn is_rebuilding(&self) -> bool {
+        matches!(self.condition(), Condition::Rebuilding { .. })
+    }
+
+    /// Whether it has current content for a row, which is in this region.
+    pub(crate) fn holds(&self, row: u64, region: u64) -> bool {
+        match self.condition() {
+            Condition::Active => true,
+            Condition::Offline | Condition::Failed => false,
+            Condition::Rebuilding { done, partial } => {
+                row < done
+                    || self.rows.is_marked(row)
+                    || (partial && row < self.state.have() && !self.rows.missed(region))
+            }
         }
     }
 
@@ -184,7 +196,7 @@ impl Member {
     pub(crate) fn put(&self, device: Arc<dyn BlockDevice>, io: Rc<dyn BlockIo>) {
         let info = device.info();
         self.reincarnate();
-        self.trust(self.doubts.get());
+        self.trust(self.doubts());
         self.reach.renew();
         let generation = Cell::new(io.generation());
         *self.attached.borrow_mut() = Some(AttachedDevice { device, info, io, generation });
@@ -204,13 +216,13 @@ impl Member {
 
     /// Whether it may have lost unflushed writes.
     pub(crate) fn is_in_doubt(&self) -> bool {
-        self.doubts.get() != self.settled.get()
+        self.doubt.is_open()
     }
 
     /// Records that it may have lost unflushed writes.
     pub(crate) fn doubt(&self) {
         if self.has_volatile_cache() {
-            self.doubts.set(self.doubts.get() + 1);
+            self.doubt.raise();
         }
     }
 
@@ -225,42 +237,41 @@ impl Member {
         }
     }
 
+    /// Number of times that it may have lost unflushed writes.
     pub(crate) fn doubts(&self) -> u64 {
-        self.doubts.get()
+        self.doubt.raised()
     }
 
     /// Settles the doubts up to this number: lost writes have been repaired.
     pub(crate) fn trust(&self, doubts: u64) {
-        self.settled.set(doubts);
+        self.doubt.settle(doubts);
     }
 
     /// Starts a new incarnation: operations begun before are not waited for, and their errors do
     /// not count.
     pub(crate) fn reincarnate(&self) {
-        self.incarnation.set(self.incarnation.get() + 1);
-        // Dropped while not borrowed, since it wakes other tasks.
-        drop(self.incarnation_end.replace(IncarnationEnd::new()));
+        self.incarnation.renew();
     }
 
     /// Resolves when the incarnation ends.
     pub(crate) fn over(&self) -> Shared<oneshot::Receiver<()>> {
-        self.incarnation_end.borrow().over.clone()
+        self.incarnation.over()
     }
 
     /// Refuses operations while the member is not usable.
     pub(crate) fn check_usable(&self) -> MemberResult<()> {
-        let incarnation = self.incarnation.get();
+        let incarnation = self.incarnation.number();
         if self.is_usable() { Ok(()) } else { Err(MemberError { error: self.offline_error(), incarnation }) }
     }
 
     /// Number of the incarnation: it changes when the device is replaced or goes offline.
     pub(crate) fn incarnation(&self) -> u64 {
-        self.incarnation.get()
+        self.incarnation.number()
     }
 
     /// Whether an error belongs to the current incarnation.
     pub(crate) fn is_own(&self, error: &MemberError) -> bool {
-        error.incarnation == self.incarnation.get()
+        error.incarnation == self.incarnation.number()
     }
 
     /// Name of the device.
@@ -278,13 +289,12 @@ impl Member {
     }
 
     pub(crate) fn is_active(&self) -> bool {
-        self.condition.get() == Condition::Active
+        self.condition() == Condition::Active
     }
 
     /// Whether superblocks, bitmaps and the journal are written to it.
     pub(crate) fn is_usable(&self) -> bool {
-        matches!(self.condition.get(), Condition::Active | Condition::Rebuilding { .. })
-            && self.attached.borrow().is_some()
+        !self.is_missing() && self.attached.borrow().is_some()
     }
 
     pub(crate) fn has_volatile_cache(&self) -> bool {
@@ -298,7 +308,7 @@ impl Member {
 
     /// Whether an operation has found the member unreachable, and the member is not yet marked offline.
     pub(crate) fn was_unreachable(&self) -> bool {
-        self.in_flight.borrow().was_unreachable(self.incarnation.get())
+        self.in_flight.borrow().was_unreachable(self.incarnation.number())
     }
 
     /// Clears that record once it has been handled.
@@ -329,28 +339,12 @@ impl Member {
 
     /// Time after which a read is late; `None` before the first sample.
     pub(crate) fn late_after(&self) -> Option<Duration> {
-        let mean = self.mean.get();
-        // A round trip may double without a fault.
-        (!mean.is_zero()).then(|| (mean * 2).max(mean + 4 * self.deviation.get()) + Duration::from_millis(1))
+        self.latency.late_after()
     }
 
+    /// Mean time of a read; zero before the first sample.
     pub(crate) fn mean_read(&self) -> Duration {
-        self.mean.get()
-    }
-
-    fn sample(&self, time: Duration) {
-        let mean = self.mean.get();
-        if mean.is_zero() {
-            self.mean.set(time);
-            return;
-        }
-        if time > mean * 4 + OUTAGE {
-            return;
-        }
-        let difference = time.abs_diff(mean);
-        let blend = |old: Duration, new: Duration| old - old / (1 << MEAN_SHIFT) + new / (1 << MEAN_SHIFT);
-        self.mean.set(blend(mean, time));
-        self.deviation.set(blend(self.deviation.get(), difference));
+        self.latency.mean()
     }
 
     pub(crate) fn offline_error(&self) -> IoError {
@@ -361,7 +355,7 @@ impl Member {
         &self,
         begin: impl FnOnce(&dyn BlockIo, &DeviceInfo) -> IoFuture<T>,
     ) -> MemberResult<T> {
-        let incarnation = self.incarnation.get();
+        let incarnation = self.incarnation.number();
         let result = self.run(begin).await;
         self.look_at_generation();
         let result = result.map_err(|error| MemberError { error, incarnation });
@@ -458,7 +452,7 @@ impl Member {
             })
             .await;
         match &result {
-            Ok(_) => self.sample(now() - began),
+            Ok(_) => self.latency.sample(now() - began),
             Err(_) => self.count(|counts| counts.read_errors += 1),
         }
         result
@@ -495,10 +489,10 @@ impl Member {
     /// Writes a superblock to the slot that does not hold the newest intact copy. An earlier write
     /// of a superblock that timed out must have completed.
     pub(crate) async fn write_superblock(&self, block: Buf) -> MemberResult<()> {
-        let (slot, incarnation) = (1 - self.slot.get(), self.incarnation());
+        let (slot, incarnation) = (self.confirmed.free_slot(), self.incarnation());
         let result = self.write_durably(SUPER_AT[slot], block).await;
         if result.is_ok() && self.incarnation() == incarnation {
-            self.slot.set(slot);
+            self.confirmed.set_slot(slot);
         }
         result
     }

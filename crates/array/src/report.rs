@@ -127,52 +127,45 @@ impl Core {
             .iter()
             .map(|member| MemberStatus {
                 index: member.index,
-                uuid: member.uuid.get(),
+                uuid: member.uuid(),
                 device: member.name(),
-                condition: member.condition.get(),
+                condition: member.condition(),
                 reason: reason(member),
                 counts: member.counts.get(),
             })
             .collect();
         let silent = self.out_of_reach();
-        let lost_bytes = self.upkeep.tasks.borrow().lost.bytes();
-        let missing = self.members.iter().filter(|member| !member.is_active()).count();
-        let (health, detail) = match (&*self.halted.borrow(), missing) {
-            (Some(why), _) => (Health::Halted, why.clone()),
-            _ if self.needs(&silent) && !silent.is_empty() => (Health::Degraded, waits_for(&silent)),
+        let lost_bytes = self.upkeep.work.borrow().lost.bytes();
+        let missing = self.members.inactive();
+        let (health, detail) = match (self.why_halted(), missing) {
+            (Some(why), _) => (Health::Halted, why),
+            _ if self.members.needs(&silent) && !silent.is_empty() => (Health::Degraded, waits_for(&silent)),
             (None, 0) if lost_bytes == 0 => (Health::Healthy, String::new()),
             (None, 0) => (Health::Degraded, loss(lost_bytes)),
             (None, missing) => {
-                let waits = |member: &Member| is_gone(member.condition.get());
-                let no_spare = self.spares.borrow().iter().all(|spare| spare.device.is_none());
-                let no_spare = no_spare && self.members.iter().any(waits);
+                let no_spare = self.spares.names().is_empty() && self.members.iter().any(Member::is_missing);
                 let risk = at_risk(&self.geometry, missing, no_spare);
                 let loss = (lost_bytes > 0).then(|| loss(lost_bytes));
                 (Health::Degraded, loss.into_iter().chain([risk]).collect::<Vec<_>>().join("; "))
             }
         };
-        let tasks = self.upkeep.tasks.borrow();
+        let work = self.upkeep.work.borrow();
         Status {
             uuid: self.array,
-            name: self.name.borrow().clone(),
+            name: self.name.clone(),
             geometry: self.geometry,
             health,
             detail,
-            generation: self.generation.get(),
+            generation: self.publication.generation(),
             members,
-            spares: self
-                .spares
-                .borrow()
-                .iter()
-                .filter_map(|spare| Some(spare.device.as_ref()?.info().name))
-                .collect(),
-            rebuild: tasks.rebuild,
-            scrub: tasks.scrub.clone(),
-            lost: tasks.lost.listed(),
-            lost_bytes: tasks.lost.bytes(),
+            spares: self.spares.names(),
+            rebuild: work.rebuild,
+            scrub: work.scrub.clone(),
+            lost: work.lost.listed(),
+            lost_bytes: work.lost.bytes(),
             marked_regions: (self.intent.marked().len() as u64, self.geometry.regions()),
             journal_used: self.journal.used(),
-            counts: self.counts.get(),
+            counts: self.io.counts(),
         }
     }
 }
@@ -199,7 +192,7 @@ pub(crate) fn at_risk(geometry: &Geometry, missing: usize, no_spare: bool) -> St
 fn reason(member: &Member) -> String {
     match member.disconnected().filter(|_| member.is_active()) {
         Some(time) => format!("it has lost its connection {:.1} s ago", time.as_secs_f64()),
-        None => member.reason.borrow().clone(),
+        None => member.state.reason(),
     }
 }
 

@@ -1,6 +1,45 @@
-//! The one host that runs an array: heartbeats and takeover, the witness, and the record of this host.
+//! The one host that runs an array: heartbeats and takeover, publication, the witness, and the
+//! record of this host.
+//!
+//! Invariants:
+//! - `uuid` is new for each assembly: no two sessions have the same;
+//! - `predecessor` is the session that this one continues, if that was not stopped: it does not
+//!   change.
 
 pub(crate) mod clock;
 pub(crate) mod fence;
 pub(crate) mod memory;
+pub(crate) mod publish;
 pub(crate) mod witness;
+
+use clock::SessionClock;
+use fence::EndedSessions;
+use memory::HostRecord;
+use std::time::Duration;
+use uuid::Uuid;
+use witness::Witness;
+
+/// A session: an array from its assembly until it is stopped.
+pub(crate) struct Session {
+    pub(crate) uuid: Uuid,
+    /// The session before this one, if it was not stopped, and the session time of its last
+    /// heartbeat.
+    pub(crate) predecessor: Option<(Uuid, Duration)>,
+    pub(crate) clock: SessionClock,
+    /// Other sessions that have ended.
+    pub(crate) ended: EndedSessions,
+    pub(crate) witness: Option<Witness>,
+    pub(crate) record: HostRecord,
+}
+
+impl Session {
+    pub(crate) fn new(
+        uuid: Uuid,
+        predecessor: Option<(Uuid, Duration)>,
+        witness: Option<Witness>,
+        record: HostRecord,
+    ) -> Session {
+        let (clock, ended) = (SessionClock::new(), EndedSessions::default());
+        Session { uuid, predecessor, clock, ended, witness, record }
+    }
+}

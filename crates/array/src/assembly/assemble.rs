@@ -6,7 +6,7 @@
 //!   histories.
 
 use crate::assembly::current::{self, Ancestry};
-use crate::core::{Core, Spare};
+use crate::core::Core;
 use crate::error::ArrayError;
 use crate::format::geometry::{BLOCK, Geometry, HEARTBEAT_AT, INTENT_AT, JOURNAL_AT, SUPER_AT};
 use crate::format::history::History;
@@ -14,9 +14,11 @@ use crate::format::layout::Layout;
 use crate::format::superblock::{
     Condition, MAX_SPARES, MemberEntry, Superblock, SuperblockCopies, Unknown, is_name,
 };
+use crate::heal::replace::Spare;
 use crate::options::Options;
+use crate::session::Session;
 use crate::session::fence::Heartbeat;
-use crate::session::memory::Memory;
+use crate::session::memory::{HostRecord, Memory};
 use crate::session::witness::{WITNESS_SIZE, Witness};
 use crate::without::Mechanism;
 use futures_util::future::{join_all, try_join_all};
@@ -434,36 +436,33 @@ pub(crate) fn attach_members(
     session: Uuid,
     memory: Option<Arc<dyn Memory>>,
 ) -> (Rc<Core>, Vec<(usize, Candidate)>) {
-    let mut core = Core::new(&assembly.superblock, options, session);
-    core.memory = memory;
-    // The first heartbeats must not claim less than the ones that they replace.
-    core.confirmed.set(assembly.confirmed.min(assembly.superblock.generation));
-    core.before.set(assembly.ended());
-    core.history.get_mut().begin(session, assembly.superblock.generation + 1);
-    core.witness = assembly.superblock.witness.map(|uuid| Witness::new(uuid, &assembly.superblock));
-    if let (Some(witness), Some(candidate)) = (&core.witness, assembly.witness) {
+    let predecessor = assembly.ended();
+    let mut witness = assembly.superblock.witness.map(|uuid| Witness::new(uuid, &assembly.superblock));
+    if let (Some(witness), Some(candidate)) = (&witness, assembly.witness) {
         candidate.superblock.iter().for_each(|found| witness.may_have(found));
         witness.member.put(candidate.device, candidate.io);
-        witness.member.slot.set(candidate.slot);
+        witness.member.confirmed.set_slot(candidate.slot);
         witness.set_reachable(true);
-    } else if let Some(witness) = core.witness.take_if(|_| core.options.degraded) {
-        let uuid = witness.member.uuid.get();
-        tracing::warn!("array {}: continues permanently without its witness ({uuid})", core.name.borrow());
+    } else if let Some(witness) = witness.take_if(|_| options.degraded) {
+        let (name, uuid) = (&assembly.superblock.name, witness.member.uuid());
+        tracing::warn!("array {name}: continues permanently without its witness ({uuid})");
     }
+    let session = Session::new(session, predecessor, witness, HostRecord::new(memory));
+    let core = Core::new(&assembly.superblock, options, session, assembly.confirmed);
     for (index, candidate) in assembly.members {
-        core.members[index].known.set(candidate.superblock.map_or(0, |found| found.generation));
+        core.members[index].confirmed.found(candidate.superblock.map_or(0, |found| found.generation));
         core.members[index].put(candidate.device, candidate.io);
-        core.members[index].slot.set(candidate.slot);
+        core.members[index].confirmed.set_slot(candidate.slot);
     }
     let mut stale = Vec::new();
     for (index, candidate, why) in assembly.stale {
         if let Some(why) = why {
             let member = &core.members[index];
-            tracing::warn!("array {}: member {index} ({}): {why}", core.name.borrow(), candidate.name());
-            if member.condition.get() != Condition::Failed {
+            tracing::warn!("array {}: member {index} ({}): {why}", core.name, candidate.name());
+            if member.condition() != Condition::Failed {
                 core.enter(index, Condition::Offline, &why);
             }
-            member.have.set(0);
+            member.state.discard_rows();
         }
         stale.push((index, candidate));
     }
@@ -472,9 +471,9 @@ pub(crate) fn attach_members(
         let found = assembly.spares.iter().find(is_it);
         Spare { uuid: *uuid, device: found.map(|candidate| Arc::clone(&candidate.device)) }
     };
-    core.spares.borrow_mut().extend(assembly.superblock.spares.iter().map(spare));
+    assembly.superblock.spares.iter().map(spare).for_each(|spare| core.spares.add(spare));
     let core = Rc::new(core);
-    core.places().for_each(|member| member.reach.belong(&core));
+    core.members_and_witness().for_each(|member| member.reach.belong(&core));
     (core, stale)
 }
 
@@ -493,7 +492,7 @@ pub(crate) struct RecoveryLogs {
 pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<RecoveryLogs> {
     let journal = if was_clean { 0 } else { core.geometry.journal };
     let pages = core.intent.page_count();
-    let usable = core.members.iter().filter(|member| member.is_usable());
+    let usable = core.members.usable();
     let reads = join_all(usable.map(async |member| {
         let bitmap = member.read_around(INTENT_AT, pages as u64 * BLOCK);
         (member, futures_util::try_join!(bitmap, member.read_around(JOURNAL_AT, journal)))

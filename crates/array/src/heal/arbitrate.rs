@@ -19,7 +19,7 @@ use crate::heal::upkeep::{SWEEP, is_over, pause};
 use crate::io::journal::record::Piece;
 use crate::io::plan::MemberWrite;
 use crate::io::units::StripeUnits;
-use crate::member::window::ReadOrigin;
+use crate::io::window::ReadOrigin;
 use crate::report::Extent;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, now};
@@ -82,7 +82,7 @@ impl Core {
 
     /// Waits until a region is unmarked, unless its mark cannot be cleared now.
     async fn until_unmarked(self: &Rc<Self>, region: u64, patience: Instant) {
-        while self.intent.is_marked(region) && self.may_forget_intents() && now() < patience && !is_over(self)
+        while self.intent.is_marked(region) && self.may_clear_intents() && now() < patience && !is_over(self)
         {
             pause(self, CHECK_INTERVAL).await;
         }
@@ -91,7 +91,8 @@ impl Core {
     /// Whether no write or resync of a stripe is pending, so that its content is final.
     fn is_settled(&self, row: u64) -> bool {
         let in_doubt = self.members.iter().any(|member| member.is_usable() && member.is_in_doubt());
-        let busy = self.rows.is_torn(row) || self.rows.queue(row).is_some() || self.journal.has_row(row);
+        let busy =
+            self.io.rows.is_torn(row) || self.io.rows.queue(row).is_some() || self.journal.has_row(row);
         !busy && !in_doubt && !self.intent.is_marked(self.geometry.region_of(row))
     }
 
@@ -101,7 +102,7 @@ impl Core {
         let geometry = self.geometry;
         let (mut report, mut extents) = (ScrubReport::of(geometry.width), Vec::new());
         let _room = self.room(geometry.width as u64 * geometry.unit, ReadOrigin::Background).await;
-        let _alone = self.locks.exclusive(row).await;
+        let _alone = self.io.locks.exclusive(row).await;
         let units = self.read_verified(row).await?;
         let settled = repair || self.is_settled(row);
         let mut writes = Vec::new();
@@ -143,7 +144,7 @@ impl Core {
             tracing::error!(
                 "array {}: {} blocks of stripe {row} match their checksums but not each other: a member has \
                  lost writes, and which one cannot be determined",
-                self.name.borrow(),
+                self.name,
                 report.disagreeing
             );
         }
@@ -172,7 +173,7 @@ impl Core {
             report.wrong[member] += 1;
             tracing::warn!(
                 "array {}: member {member} has lost writes to stripe {row}, according to the other members",
-                self.name.borrow()
+                self.name
             );
         }
         self.members[member].count(|counts| {
@@ -270,7 +271,9 @@ impl Core {
             return Arbitration::Consistent;
         }
         // The checksum of an offline member may be out of date.
-        let Some(home) = self.holders(row, Role::Data(unit)).next() else { return Arbitration::Ambiguous };
+        let Some(home) = self.members.holders(row, Role::Data(unit)).next() else {
+            return Arbitration::Ambiguous;
+        };
         let at = block as u64 * BLOCK;
         let is_it = |bytes: &Buf| self.sums.wrong(home, row, at, bytes).is_empty();
         let (bytes, role) = match (is_it(&by_p), is_it(&by_q)) {

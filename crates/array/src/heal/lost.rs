@@ -111,7 +111,7 @@ impl Core {
     ) -> Unavailable {
         let may_be_back = |role: Role| {
             let mut homes = self.geometry.homes(row, role);
-            homes.any(|home| self.members[home].condition.get() == Condition::Offline)
+            homes.any(|home| self.members[home].condition() == Condition::Offline)
         };
         let missing = (0..units.data.len()).filter(|i| wanted(Role::Data(*i)) && units.data[*i].is_none());
         let lost: Vec<usize> = missing.filter(|i| !may_be_back(Role::Data(*i))).collect();
@@ -128,14 +128,14 @@ impl Core {
     /// Records a lost block of a data unit.
     pub(crate) fn lose_block(&self, row: u64, unit: usize, at: u64) {
         let offset = self.offset_of(row, unit, at);
-        if self.upkeep.tasks.borrow_mut().lost.add(offset, BLOCK) > 0 {
-            tracing::error!("array {}: {BLOCK} bytes at {offset} are lost", self.name.borrow());
+        if self.upkeep.work.borrow_mut().lost.add(offset, BLOCK) > 0 {
+            tracing::error!("array {}: {BLOCK} bytes at {offset} are lost", self.name);
         }
     }
 
     /// Removes the record of a range that is readable or was written.
     pub(crate) fn regain(&self, row: u64, role: Role, at: u64, len: u64) {
-        let mut tasks = self.upkeep.tasks.borrow_mut();
+        let mut tasks = self.upkeep.work.borrow_mut();
         if let Role::Data(unit) = role
             && !tasks.lost.is_empty()
         {

@@ -38,7 +38,7 @@ impl Core {
         let records = found.window();
         records.iter().try_for_each(|record| self.check_record(record))?;
         let mut logged: HashMap<u64, _> =
-            self.journal.resume(self.epoch.get(), &records).into_iter().map(|l| (l.seq, l)).collect();
+            self.journal.resume(self.publication.epoch(), &records).into_iter().map(|l| (l.seq, l)).collect();
         let data: HashMap<u64, &Record> =
             records.iter().filter(|r| r.kind == RecordKind::Data).map(|r| (r.seq, r)).collect();
         for record in records.iter().filter(|record| record.kind == RecordKind::Commit) {
@@ -89,7 +89,7 @@ impl Core {
     async fn put_pieces(self: &Rc<Self>, row: u64, pieces: &[&Piece]) -> IoResult<()> {
         for piece in pieces {
             let place = |member| MemberWrite { member, piece: Piece::clone(piece) };
-            self.put(row, self.holders(row, piece.role).map(place).collect()).await?;
+            self.put(row, self.members.holders(row, piece.role).map(place).collect()).await?;
         }
         Ok(())
     }
@@ -146,8 +146,8 @@ impl Core {
         if !self.geometry.has_sums() {
             return Ok(());
         }
-        let _alone = self.locks.exclusive(row).await;
-        let members: Vec<usize> = (0..self.geometry.width).filter(|m| self.holds(*m, row)).collect();
+        let _alone = self.io.locks.exclusive(row).await;
+        let members: Vec<usize> = (0..self.geometry.width).filter(|m| self.members.holds(*m, row)).collect();
         let mut raws = Vec::new();
         for (member, raw) in
             members.iter().zip(join_all(members.iter().map(|member| self.read_raw(*member, row))).await)

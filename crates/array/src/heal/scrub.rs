@@ -15,8 +15,8 @@ use crate::heal::upkeep::is_over;
 use crate::io::journal::record::Piece;
 use crate::io::plan::MemberWrite;
 use crate::io::units::{ReadFault, StripeUnits};
+use crate::io::window::ReadOrigin;
 use crate::member::MemberResult;
-use crate::member::window::ReadOrigin;
 use crate::report::Extent;
 use crate::without::Mechanism;
 use futures_util::future::join_all;
@@ -81,11 +81,11 @@ impl Core {
         let mut report =
             ScrubReport { stripes: (0, self.geometry.rows), ..ScrubReport::of(self.geometry.width) };
         // One scrub at a time.
-        let _alone = self.scrubbing.exclusive(0).await;
+        let _alone = self.upkeep.scrubbing.exclusive(0).await;
         let began = now();
         report.own = self.scrub_metadata().await?;
-        self.upkeep.tasks.borrow_mut().lost.look_again();
-        let mut seen = BatchState { begun: self.begun.get(), published: began, done: 0 };
+        self.upkeep.work.borrow_mut().lost.look_again();
+        let mut seen = BatchState { begun: self.io.requests(), published: began, done: 0 };
         let at_a_time = (AT_A_TIME / self.geometry.unit).max(1);
         let (mut row, mut misfits) = (0, Vec::new());
         while row < self.geometry.rows && !is_over(self) {
@@ -98,13 +98,13 @@ impl Core {
             report.stripes.0 = end;
             report.elapsed = now() - began;
             let rate = self.upkeep.scrub_rate.get().or(self.upkeep.rebuild_rate.get());
-            self.upkeep.tasks.borrow_mut().scrub = Some(report.clone());
+            self.upkeep.work.borrow_mut().scrub = Some(report.clone());
             self.yield_to_users(&mut seen, (end - row) * self.geometry.unit, start, rate).await;
             row = end;
         }
         report.finished = row == self.geometry.rows && self.arbitrate_stripes(&misfits, &mut report).await?;
         report.elapsed = now() - began;
-        self.upkeep.tasks.borrow_mut().scrub = Some(report.clone());
+        self.upkeep.work.borrow_mut().scrub = Some(report.clone());
         Ok(report)
     }
 
@@ -141,7 +141,7 @@ impl Core {
     pub(crate) async fn scrub_row(self: &Rc<Self>, row: u64) -> IoResult<ScrubReport> {
         let mut report = ScrubReport::of(self.geometry.width);
         let _room = self.room(self.geometry.width as u64 * self.geometry.unit, ReadOrigin::Background).await;
-        let _alone = self.locks.exclusive(row).await;
+        let _alone = self.io.locks.exclusive(row).await;
         let units = self.read_verified(row).await?;
         let mut writes = Vec::new();
         for block in 0..(self.geometry.unit / BLOCK) as usize {
@@ -161,7 +161,7 @@ impl Core {
         row: u64,
     ) -> IoResult<Vec<(usize, Vec<VerifiedBlock>)>> {
         let members: Vec<usize> =
-            (0..self.geometry.width).filter(|member| self.holds(*member, row)).collect();
+            (0..self.geometry.width).filter(|member| self.members.holds(*member, row)).collect();
         let mut units = Vec::new();
         for (member, blocks) in
             members.iter().zip(join_all(members.iter().map(|m| self.blocks(*m, row))).await)

@@ -26,7 +26,7 @@ const AT_A_TIME: u64 = 4 << 20;
 impl Core {
     /// Verifies that a member still has all unflushed writes.
     pub(crate) async fn verify(self: &Rc<Self>, index: usize) -> IoResult<()> {
-        let _alone = self.verifying.exclusive(index as u64).await;
+        let _alone = self.upkeep.verifying.exclusive(index as u64).await;
         let member = &self.members[index];
         let (doubts, incarnation) = (member.doubts(), member.incarnation());
         if !member.is_in_doubt() || !member.is_usable() {
@@ -43,7 +43,7 @@ impl Core {
         }
         let regions = self.intent.marked();
         let rows = regions.iter().flat_map(|region| self.geometry.rows_of(*region));
-        let rows: Vec<u64> = rows.filter(|row| self.holds(index, *row)).collect();
+        let rows: Vec<u64> = rows.filter(|row| self.members.holds(index, *row)).collect();
         let mut lost = Vec::new();
         for rows in rows.chunks((AT_A_TIME / self.geometry.unit).max(1) as usize) {
             let looks = rows.iter().map(async |row| (*row, self.matches_checksums(index, *row).await));
@@ -58,7 +58,7 @@ impl Core {
         }
         tracing::info!(
             "array {}: member {index} has reconnected: {} stripes verified, {} have lost writes",
-            self.name.borrow(),
+            self.name,
             rows.len(),
             lost.len()
         );
@@ -83,10 +83,10 @@ impl Core {
         // A mismatch may be a write in progress, so read again under the lock. A holder of the lock
         // that waits for journal space writes nothing, and may itself wait for this check.
         loop {
-            let lock = pin!(self.locks.shared(row));
+            let lock = pin!(self.io.locks.shared(row));
             let waits = pin!(self.journal.until_waiting(row));
             let held = select(lock, waits).await;
-            if !self.holds(index, row) || read().await? {
+            if !self.members.holds(index, row) || read().await? {
                 return Ok(true);
             }
             if matches!(held, Either::Left(_)) || self.journal.is_waiting(row) {
@@ -98,7 +98,7 @@ impl Core {
     /// Handles a member that has lost unflushed writes of these rows.
     async fn handle_lost_cache(self: &Rc<Self>, index: usize, rows: Vec<u64>) -> IoResult<()> {
         let why = "it has lost writes that it had not flushed";
-        if !self.cannot_lose(index) {
+        if !self.members.cannot_lose(index) {
             return self.lose_as(index, Condition::Offline, why).await;
         }
         let core = Rc::clone(self);
@@ -111,9 +111,6 @@ impl Core {
             }
         })
         .detach();
-        Err(IoError::Medium(format!(
-            "array {}: member {index}: {why}, and others are missing",
-            self.name.borrow()
-        )))
+        Err(IoError::Medium(format!("array {}: member {index}: {why}, and others are missing", self.name)))
     }
 }

@@ -20,12 +20,20 @@ pub(crate) struct Admission {
     changed: Event,
 }
 
+impl Admission {
+    /// Wakes [`Core::close`] after a halt: the operations that it waits for may never end.
+    pub(crate) fn wake(&self) {
+        self.changed.notify();
+    }
+}
+
 /// An admitted operation; it ends when this is dropped.
 pub(crate) struct Admitted(Rc<Core>);
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        let admission = &self.0.admission;
+        let admission = &self.0.io.admission;
+        assert!(admission.under_way.get() > 0, "more operations have ended than were admitted");
         admission.under_way.set(admission.under_way.get() - 1);
         admission.changed.notify();
     }
@@ -38,9 +46,9 @@ impl Core {
     /// The array has halted, or is stopping.
     pub(crate) fn admit(self: &Rc<Self>) -> IoResult<Admitted> {
         self.check_running()?;
-        let admission = &self.admission;
+        let admission = &self.io.admission;
         if admission.closed.get() {
-            let name = self.name.borrow();
+            let name = &self.name;
             return Err(IoError::Offline(format!("array {name}: it is being stopped")));
         }
         admission.under_way.set(admission.under_way.get() + 1);
@@ -50,18 +58,13 @@ impl Core {
     /// Admits nothing more, and returns when all admitted operations have ended and their writes
     /// are in place, or the array has halted.
     pub(crate) async fn close(&self) {
-        self.admission.closed.set(true);
+        self.io.admission.closed.set(true);
         let halted = || self.check_running().is_err();
-        self.admission.changed.until(|| self.admission.under_way.get() == 0 || halted()).await;
+        self.io.admission.changed.until(|| self.io.admission.under_way.get() == 0 || halted()).await;
         // Acknowledged data may be in the journal only.
-        for row in self.rows.all() {
-            let Some(queue) = self.rows.queue(row) else { continue };
-            queue.changed.until(|| self.rows.queue(row).is_none() || halted()).await;
+        for row in self.io.rows.all() {
+            let Some(queue) = self.io.rows.queue(row) else { continue };
+            queue.changed.until(|| self.io.rows.queue(row).is_none() || halted()).await;
         }
-    }
-
-    /// Wakes `close` after a halt: the operations that it waits for may never end.
-    pub(crate) fn wake_closing(&self) {
-        self.admission.changed.notify();
     }
 }

@@ -69,7 +69,7 @@ impl Core {
         dst: BufMut,
     ) -> HedgeOutcome {
         let len = dst.len() as u64;
-        let budget = &self.upkeep.hedges;
+        let budget = &self.io.hedges;
         budget.earn();
         let core = Rc::clone(self);
         let read = Box::pin(async move { core.read_unit(home, row, at, dst).await });
@@ -99,7 +99,7 @@ impl Core {
                 _ => self.finish_read(home, row, Err(fault)).await,
             },
             Either::Right((Ok(Some(bytes)), read)) => {
-                self.count(|counts| counts.hedges_won += 1);
+                self.io.count(|counts| counts.hedges_won += 1);
                 let core = Rc::clone(self);
                 spawn(async move { drop(core.finish_read(home, row, read.await).await) }).detach();
                 HedgeOutcome::Reconstructed(bytes)
@@ -128,8 +128,8 @@ impl Core {
 
     fn can_hedge(&self, home: usize, row: u64) -> bool {
         let role = self.geometry.role(row, home);
-        let copies = self.holders(row, role).any(|other| other != home);
-        !self.rows.is_torn(row) && (copies || (self.geometry.has_parity() && self.is_healthy(row)))
+        let copies = self.members.holders(row, role).any(|other| other != home);
+        !self.io.rows.is_torn(row) && (copies || (self.geometry.has_parity() && self.members.is_healthy(row)))
     }
 
     /// The same range reconstructed without `home`; `None` if the others do not suffice.
@@ -141,7 +141,7 @@ impl Core {
         at: u64,
         len: u64,
     ) -> IoResult<Option<BufMut>> {
-        let _together = self.locks.shared(row).await;
+        let _together = self.io.locks.shared(row).await;
         let wanted = |role| self.geometry.has_parity() || role == Role::Data(unit);
         let mut units = self.read_units(row, at, len, wanted, &[home]).await?;
         if units.bad.len() > 1 || (self.geometry.has_parity() && units.complete(len).is_err()) {

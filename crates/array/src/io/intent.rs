@@ -283,15 +283,15 @@ impl Intent {
             let idle = |region: &u64| users.get(region).is_none_or(|(n, last)| *n == 0 && *last <= before);
             self.marked().into_iter().filter(idle).collect()
         };
-        if idle.is_empty() || !core.may_forget_intents() {
+        if idle.is_empty() || !core.may_clear_intents() {
             return Ok(());
         }
         core.flush_members().await?;
         // Operations still under way may reveal that a member was offline and has lost writes
         // before the flush.
-        let usable = core.members.iter().filter(|member| member.is_usable());
+        let usable = core.members.usable();
         join_all(usable.map(Member::until_completed)).await;
-        if core.members.iter().any(Member::was_unreachable) || !core.may_forget_intents() {
+        if core.members.iter().any(Member::was_unreachable) || !core.may_clear_intents() {
             return Ok(());
         }
         let mut pages: Vec<usize> = idle.iter().map(|region| (region / PER_PAGE) as usize).collect();

@@ -439,7 +439,7 @@ impl Journal {
         loop {
             let usable: Vec<usize> = core.members.iter().filter(|m| m.is_usable()).map(|m| m.index).collect();
             // Skip unreachable members if enough others are reachable.
-            let disconnected = core.disconnected();
+            let disconnected = core.members.disconnected();
             let there: Vec<usize> =
                 usable.iter().copied().filter(|index| !disconnected.contains(index)).collect();
             let usable = if there.len() >= copies { there } else { usable };

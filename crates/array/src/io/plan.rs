@@ -63,7 +63,7 @@ impl Core {
     pub(crate) async fn plan(self: &Rc<Self>, row: u64, segment: &Segment) -> IoResult<WritePlan> {
         let mut plan = WritePlan::default();
         let method = self.parity_method(row, segment);
-        self.count(|counts| match method {
+        self.io.count(|counts| match method {
             ParityMethod::None | ParityMethod::FullStripe => counts.full_writes += 1,
             ParityMethod::ReadModifyWrite => counts.modify_writes += 1,
             ParityMethod::ReconstructWrite => counts.reconstruct_writes += 1,
@@ -93,13 +93,13 @@ impl Core {
     }
 
     fn add_write(&self, row: u64, plan: &mut WritePlan, role: Role, at: u64, bytes: &Buf) {
-        for member in self.holders(row, role) {
+        for member in self.members.holders(row, role) {
             plan.writes.push(MemberWrite { member, piece: Piece { role, at, bytes: bytes.clone() } });
         }
     }
 
     fn has(&self, row: u64, role: Role) -> bool {
-        self.holders(row, role).next().is_some()
+        self.members.holders(row, role).next().is_some()
     }
 
     fn parity_method(&self, row: u64, segment: &Segment) -> ParityMethod {
@@ -315,7 +315,7 @@ impl Core {
 
     /// Marks a block of parity as wrong.
     async fn invalidate_parity(&self, row: u64, role: Role, at: u64) -> IoResult<()> {
-        for member in self.holders(row, role) {
+        for member in self.members.holders(row, role) {
             if let Err(e) = self.sums.update(&self.members[member], row, at, &[UNKNOWN]).await {
                 self.lose(member, &e).await?;
             }
@@ -345,7 +345,7 @@ impl Core {
             (member, write.and(update))
         });
         let results = futures_util::future::join_all(writes).await;
-        self.read_cache.forget(row);
+        self.io.read_cache.forget(row);
         self.settle(results).await?;
         pieces.into_iter().for_each(|(role, at, len)| self.regain(row, role, at, len));
         Ok(())

@@ -17,7 +17,7 @@ use crate::io::journal::record::Piece;
 use crate::io::plan::MemberWrite;
 use crate::io::rows::PendingContent;
 use crate::io::units::StripeUnits;
-use crate::member::window::ReadOrigin;
+use crate::io::window::ReadOrigin;
 use futures_util::future::join_all;
 use longhaul_block::IoResult;
 use longhaul_engine::{Buf, BufMut, spawn};
@@ -34,9 +34,9 @@ impl Core {
     /// Fills `dst` from `offset`. Returns another buffer if a member still reads into a part of
     /// `dst`.
     pub(crate) async fn read(self: &Rc<Self>, offset: u64, dst: BufMut) -> IoResult<BufMut> {
-        self.begun.set(self.begun.get() + 1);
+        self.io.begin_request();
         let total = dst.len();
-        let is_sequential = self.read_cache.is_sequential(offset, total as u64);
+        let is_sequential = self.io.read_cache.is_sequential(offset, total as u64);
         let (mut rest, mut at) = (dst, offset);
         let mut rows: Vec<(u64, Vec<ReadPart>)> = Vec::new();
         while !rest.is_empty() {
@@ -66,7 +66,7 @@ impl Core {
         mut parts: Vec<ReadPart>,
         is_sequential: bool,
     ) -> IoResult<Vec<BufMut>> {
-        let missing = |part: &ReadPart| self.holders(row, Role::Data(part.unit)).next().is_none();
+        let missing = |part: &ReadPart| self.members.holders(row, Role::Data(part.unit)).next().is_none();
         if is_sequential && self.is_cached_read(row) {
             parts = match self.read_cached(row, parts).await {
                 Ok(filled) => return Ok(filled),
@@ -83,7 +83,7 @@ impl Core {
         let ReadPart { unit, at, mut dst } = part;
         let len = dst.len() as u64;
         loop {
-            match self.rows.pending(row, unit, at, len) {
+            match self.io.rows.pending(row, unit, at, len) {
                 PendingContent::Nothing => break,
                 PendingContent::Content(bytes) => {
                     dst.copy_from_slice(&bytes);
@@ -97,11 +97,11 @@ impl Core {
                 }
             }
         }
-        let is_held = self.holders(row, Role::Data(unit)).next().is_some();
+        let is_held = self.members.holders(row, Role::Data(unit)).next().is_some();
         let reads = if is_held { 1 } else { self.geometry.data_units() as u64 };
         let room = self.room(len * reads, ReadOrigin::User).await;
-        let mut homes: Vec<usize> = self.holders(row, Role::Data(unit)).collect();
-        if self.rows.is_torn(row) {
+        let mut homes: Vec<usize> = self.members.holders(row, Role::Data(unit)).collect();
+        if self.io.rows.is_torn(row) {
             // Copies may differ: always read the same one.
             homes.truncate(1);
         }
@@ -140,13 +140,13 @@ impl Core {
         len: u64,
     ) -> IoResult<BufMut> {
         let units = {
-            let _together = self.locks.shared(row).await;
+            let _together = self.io.locks.shared(row).await;
             self.check_untorn(row)?;
             let mut units = self.read_units(row, at, len, self.enough(row, &[]), &[]).await?;
             if units.bad.is_empty() && units.complete(len).is_ok() { Some(units) } else { None }
         };
         let Some(units) = units else { return self.read_and_repair(row, unit, at, len, None).await };
-        self.count(|counts| counts.reconstructed += 1);
+        self.io.count(|counts| counts.reconstructed += 1);
         self.unit_of(units, row, unit)
     }
 
@@ -158,7 +158,7 @@ impl Core {
     /// The roles needed to reconstruct all data of a stripe without some members: the data units
     /// that remain, and as many parity units as data units are missing.
     pub(crate) fn enough(&self, row: u64, without: &[usize]) -> impl Fn(Role) -> bool + use<> {
-        let has = |role| self.holders(row, role).any(|member| !without.contains(&member));
+        let has = |role| self.members.holders(row, role).any(|member| !without.contains(&member));
         let missing = (0..self.geometry.data_units()).filter(|unit| !has(Role::Data(*unit))).count();
         let (p, q) = (missing > 0 && has(Role::P), missing > 1 || (missing == 1 && !has(Role::P)));
         move |role| match role {
@@ -171,10 +171,10 @@ impl Core {
     /// Whether a sequential read takes the stripe from the cache: some of its data must be
     /// reconstructed.
     fn is_cached_read(&self, row: u64) -> bool {
-        let missing = |unit: usize| self.holders(row, Role::Data(unit)).next().is_none();
-        self.read_cache.is_open()
+        let missing = |unit: usize| self.members.holders(row, Role::Data(unit)).next().is_none();
+        self.io.read_cache.is_open()
             && self.geometry.has_parity()
-            && self.rows.queue(row).is_none()
+            && self.io.rows.queue(row).is_none()
             && (0..self.geometry.data_units()).any(missing)
     }
 
@@ -185,7 +185,7 @@ impl Core {
         row: u64,
         parts: Vec<ReadPart>,
     ) -> Result<Vec<BufMut>, Vec<ReadPart>> {
-        let (stripe, is_new) = self.read_cache.stripe(row);
+        let (stripe, is_new) = self.io.read_cache.stripe(row);
         if is_new {
             let (core, stripe) = (Rc::clone(self), Rc::clone(&stripe));
             spawn(async move { stripe.end(core.read_stripe(row).await) }).detach();
@@ -203,21 +203,21 @@ impl Core {
     /// All data of a stripe, if the remaining units can be read and verified.
     async fn read_stripe(self: &Rc<Self>, row: u64) -> Option<Vec<Buf>> {
         let _room = self.room(self.geometry.stripe(), ReadOrigin::User).await;
-        let _together = self.locks.shared(row).await;
+        let _together = self.io.locks.shared(row).await;
         self.check_untorn(row).ok()?;
         let unit = self.geometry.unit;
         let mut units = self.read_units(row, 0, unit, self.enough(row, &[]), &[]).await.ok()?;
         if !units.bad.is_empty() || units.complete(unit).is_err() {
             return None;
         }
-        self.count(|counts| counts.reconstructed += 1);
+        self.io.count(|counts| counts.reconstructed += 1);
         units.data.into_iter().collect()
     }
 
     /// Reads parts of a stripe some of which must be reconstructed: each member is read once for
     /// all of them.
     async fn read_together(self: &Rc<Self>, row: u64, parts: Vec<ReadPart>) -> IoResult<Vec<BufMut>> {
-        if let Some(queue) = self.rows.queue(row) {
+        if let Some(queue) = self.io.rows.queue(row) {
             let logged = queue.logged();
             let applied = || logged.iter().all(|write| write.applied.get());
             queue.changed.until(|| applied() || self.check_running().is_err()).await;
@@ -229,7 +229,7 @@ impl Core {
         let to = parts.iter().map(|part| part.at + part.dst.len() as u64).max().unwrap_or(0);
         let units = {
             let _room = self.room((to - from) * self.geometry.data_units() as u64, ReadOrigin::User).await;
-            let _together = self.locks.shared(row).await;
+            let _together = self.io.locks.shared(row).await;
             self.check_untorn(row)?;
             let mut units = self.read_units(row, from, to - from, self.enough(row, &[]), &[]).await?;
             if units.bad.is_empty() && units.complete(to - from).is_ok() { Some(units) } else { None }
@@ -240,7 +240,7 @@ impl Core {
                 .map(|part| self.read_and_repair(row, part.unit, part.at, part.dst.len() as u64, None));
             return join_all(each).await.into_iter().collect();
         };
-        self.count(|counts| counts.reconstructed += 1);
+        self.io.count(|counts| counts.reconstructed += 1);
         let mut filled = Vec::new();
         for part in parts {
             let ReadPart { unit, at, mut dst } = part;
@@ -262,9 +262,9 @@ impl Core {
         len: u64,
         suspect: Option<usize>,
     ) -> IoResult<BufMut> {
-        let _alone = self.locks.exclusive(row).await;
+        let _alone = self.io.locks.exclusive(row).await;
         let mut known = Vec::new();
-        if let Some(member) = suspect.filter(|member| self.holds(*member, row)) {
+        if let Some(member) = suspect.filter(|member| self.members.holds(*member, row)) {
             match self.read_unit(member, row, at, BufMut::zeroed(len as usize)).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(fault) => self.note(member, row, &fault).await?,
@@ -288,13 +288,15 @@ impl Core {
                 }
             }
         };
-        for member in bad.iter().filter(|member| self.geometry.has_parity() && self.holds(**member, row)) {
+        for member in
+            bad.iter().filter(|member| self.geometry.has_parity() && self.members.holds(**member, row))
+        {
             if !self.confirm_reconstruction(*member, row, at, &bytes).await? {
                 return Err(self.unreadable(row));
             }
         }
-        self.count(|counts| counts.reconstructed += 1);
-        let writes = bad.into_iter().filter(|member| self.holds(*member, row)).map(|member| {
+        self.io.count(|counts| counts.reconstructed += 1);
+        let writes = bad.into_iter().filter(|member| self.members.holds(*member, row)).map(|member| {
             self.members[member].count(|counts| counts.repaired += len / BLOCK);
             let piece = Piece { role: Role::Data(unit), at, bytes: bytes.clone() };
             MemberWrite { member, piece }
@@ -328,7 +330,7 @@ impl Core {
 
     /// Fails for a torn stripe, whose units do not belong together.
     fn check_untorn(&self, row: u64) -> IoResult<()> {
-        if self.rows.is_torn(row) { self.check_running() } else { Ok(()) }
+        if self.io.rows.is_torn(row) { self.check_running() } else { Ok(()) }
     }
 }
 

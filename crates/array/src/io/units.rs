@@ -71,18 +71,14 @@ impl Core {
         match fault {
             ReadFault::Error(e) if e.is_unreachable() => self.lose(member, e).await,
             ReadFault::Error(e) => {
-                tracing::warn!(
-                    "array {}: member {member} cannot read stripe {row}: {}",
-                    self.name.borrow(),
-                    e.error
-                );
+                tracing::warn!("array {}: member {member} cannot read stripe {row}: {}", self.name, e.error);
                 Ok(())
             }
             ReadFault::Mismatch(blocks) => {
                 self.members[member].count(|counts| counts.mismatches += *blocks as u64);
                 tracing::warn!(
                     "array {}: member {member} has wrong content in {blocks} blocks of stripe {row}",
-                    self.name.borrow()
+                    self.name
                 );
                 Ok(())
             }
@@ -105,7 +101,7 @@ impl Core {
         let reads = roles.iter().map(async |role| {
             let mut bad = Vec::new();
             loop {
-                let mut homes = self.holders(row, *role);
+                let mut homes = self.members.holders(row, *role);
                 let next = homes.find(|home| !without.contains(home) && !bad.contains(home));
                 let Some(member) = next else { return Ok((None, bad)) };
                 let dst = BufMut::zeroed(len as usize);
@@ -157,7 +153,7 @@ impl Core {
             }
             tracing::error!(
                 "array {}: the reconstruction of member {member} in stripe {row} does not match its checksum",
-                self.name.borrow()
+                self.name
             );
             return Ok(false);
         }
@@ -169,7 +165,7 @@ impl Core {
         let offset = row * self.geometry.stripe();
         IoError::Medium(format!(
             "array {}: more of the stripe at {offset} is unreadable than redundancy can reconstruct",
-            self.name.borrow()
+            self.name
         ))
     }
 }

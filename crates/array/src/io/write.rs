@@ -39,14 +39,14 @@ impl Core {
     /// Writes; `room` is the write's share of the memory budget until it is in place.
     pub(crate) async fn write(self: &Rc<Self>, offset: u64, src: Buf) -> IoResult<()> {
         self.check_running()?;
-        self.begun.set(self.begun.get() + 1);
-        let room = Rc::new(self.budget.take(src.len()).await);
+        self.io.begin_request();
+        let room = Rc::new(self.io.budget.take(src.len()).await);
         // The array may have halted meanwhile, and writer tasks end with it.
         self.check_running()?;
         if self.geometry.redundancy() == 0 {
             return self.write_through(offset, &src).await;
         }
-        let continues = self.rows.continues(offset, src.len() as u64);
+        let continues = self.io.rows.continues(offset, src.len() as u64);
         let parts = self.split(offset, &src);
         let writes = parts
             .into_iter()
@@ -104,13 +104,13 @@ impl Core {
         let has_parity = self.geometry.has_parity() && !self.lacks(Mechanism::Journal);
         let small = len <= self.journal.piece_max();
         let (write, acked) = QueuedWrite::new(pieces, continues, room);
-        let worker = self.rows.push(row, Rc::clone(&write));
+        let worker = self.io.rows.push(row, Rc::clone(&write));
         // The first of several concurrent writes cannot be recognised as sequential yet; the writer
         // task decides.
         let begins = small && worker.is_some();
         let hold = has_parity && (continues || begins) && !whole && !self.options.gather.is_zero();
         write.held.set(hold);
-        let may_log = self.rows.queue(row).is_some_and(|queue| queue.may_log(&write));
+        let may_log = self.io.rows.queue(row).is_some_and(|queue| queue.may_log(&write));
         if has_parity && !whole && !hold && small && may_log {
             self.log(row, &write);
         }
@@ -136,7 +136,7 @@ impl Core {
                 }
                 Err(_) => *write.log.borrow_mut() = LogState::Failed,
             }
-            if let Some(queue) = core.rows.queue(row) {
+            if let Some(queue) = core.io.rows.queue(row) {
                 queue.changed.notify();
             }
         })
@@ -150,10 +150,10 @@ impl Core {
             // The first write may wait for journal space, and the queue behind it; the stripe lock
             // is not held meanwhile.
             queue.changed.until(|| queue.first().is_none_or(|write| write.is_settled())).await;
-            let alone = self.locks.exclusive(row).await;
+            let alone = self.io.locks.exclusive(row).await;
             let batch = queue.batch(COVERS_MAX);
             if batch.is_empty() {
-                if self.rows.retire(row) {
+                if self.io.rows.retire(row) {
                     queue.changed.notify();
                     return;
                 }
@@ -173,7 +173,7 @@ impl Core {
                 self.halt(&format!("a stripe with acknowledged data cannot be written: {e}"));
             }
             if let (Err(e), Err(_)) = (&result, self.check_running()) {
-                self.rows.tear(row);
+                self.io.rows.tear(row);
                 drop(alone);
                 queue.changed.until(|| queue.is_settled()).await;
                 return queue.give_up(e);
@@ -193,7 +193,7 @@ impl Core {
         }
         if held.iter().any(|write| write.continues) {
             self.wait_for_the_rest(queue).await;
-            self.rows.waited(queue.bytes() < self.geometry.stripe());
+            self.io.rows.waited(queue.bytes() < self.geometry.stripe());
         }
         let whole = queue.bytes() >= self.geometry.stripe();
         for write in queue.held() {
@@ -220,7 +220,7 @@ impl Core {
             let more = timeout(gap, queue.changed.until(|| queue.bytes() != before)).await.is_ok();
             // A writer with a limited queue depth submits more only when earlier writes are done:
             // until then the data would only wait elsewhere.
-            let busy = self.rows.pace().is_some_and(|pace| now() - began < pace * 2);
+            let busy = self.io.rows.pace().is_some_and(|pace| now() - began < pace * 2);
             if !busy && (!more || now() >= end) {
                 break;
             }
@@ -248,12 +248,12 @@ impl Core {
         let straight = !self.geometry.has_parity()
             || self.lacks(Mechanism::Journal)
             || (overlay.covers_all()
-                && self.is_healthy(row)
+                && self.members.is_healthy(row)
                 && !self.options.journal_all
                 && !self.journal.has_row(row));
         if straight {
             let _marked = self.intent.mark(self, region).await?;
-            let _whole = self.geometry.has_parity().then(|| self.rows.whole());
+            let _whole = self.geometry.has_parity().then(|| self.io.rows.whole());
             let (writes, _) = self.plan_all(row, &overlay.segments(u64::MAX / 2)).await?;
             return self.put(row, writes).await;
         }
@@ -277,7 +277,7 @@ impl Core {
         let (_marked, (writes, parity)) = (marked?, planned?);
         let seqs = self.journal.commit(self, &part, covers, parity).await?;
         self.put(row, writes).await?;
-        self.journal.applied(&seqs, !self.has_volatile_cache());
+        self.journal.applied(&seqs, !self.members.has_volatile_cache());
         Ok(())
     }
 
@@ -294,7 +294,7 @@ impl Core {
         let pieces = data.chain(parity).collect();
         let seqs = self.journal.commit(self, &part, Vec::new(), pieces).await?;
         self.put(row, writes).await?;
-        self.journal.applied(&seqs, !self.has_volatile_cache());
+        self.journal.applied(&seqs, !self.members.has_volatile_cache());
         Ok(())
     }
 
@@ -303,7 +303,7 @@ impl Core {
         row: u64,
         segments: &[Segment],
     ) -> IoResult<(Vec<MemberWrite>, Vec<Piece>)> {
-        if !self.is_whole(row) {
+        if !self.members.is_whole(row) {
             return Err(self.lost_too_many());
         }
         let plans = try_join_all(segments.iter().map(|segment| self.plan(row, segment))).await?;
@@ -356,9 +356,9 @@ impl Core {
 
     /// Zeroes one stripe: all-zero units have zero parity and zero checksums.
     async fn zero_row(self: &Rc<Self>, row: u64) -> IoResult<()> {
-        let alone = self.locks.exclusive(row).await;
-        if self.rows.queue(row).is_some()
-            || !self.is_healthy(row)
+        let alone = self.io.locks.exclusive(row).await;
+        if self.io.rows.queue(row).is_some()
+            || !self.members.is_healthy(row)
             || self.options.journal_all
             || self.journal.has_row(row)
         {
@@ -375,11 +375,11 @@ impl Core {
             (member.index, zero.and(update))
         });
         let results = join_all(zeroes).await;
-        self.read_cache.forget(row);
+        self.io.read_cache.forget(row);
         let result = self.settle(results).await;
         match &result {
             Ok(()) => self.regain_row(row),
-            Err(_) => self.rows.tear(row),
+            Err(_) => self.io.rows.tear(row),
         }
         result
     }

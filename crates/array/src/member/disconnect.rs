@@ -16,7 +16,7 @@ use crate::core::Core;
 use crate::format::geometry::Role;
 use crate::format::superblock::Condition;
 use crate::heal::upkeep::{TaskGuard, is_over, pause};
-use longhaul_engine::{BufMut, now};
+use longhaul_engine::BufMut;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -27,30 +27,9 @@ const LOOK: Duration = Duration::from_millis(250);
 pub const OFFLINE_ROUND_TRIPS: u32 = 16;
 
 impl Core {
-    /// Members in use that are unreachable according to their devices.
-    pub(crate) fn disconnected(&self) -> Vec<usize> {
-        let usable = self.members.iter().filter(|member| member.is_usable());
-        usable.filter(|member| member.disconnected().is_some()).map(|member| member.index).collect()
-    }
-
-    /// The same, and those that have not answered for some time.
+    /// Members in use that are unreachable: by the word of their devices, or by silence.
     pub(crate) fn out_of_reach(&self) -> Vec<usize> {
-        let usable = self.members.iter().filter(|member| member.is_usable());
-        usable.filter(|member| member.is_silent(self)).map(|member| member.index).collect()
-    }
-
-    /// Whether the array needs these unreachable members; if so, records the time.
-    pub(crate) fn misses(&self, members: &[usize]) -> bool {
-        let misses = !members.is_empty() && self.needs(members);
-        if misses {
-            self.missed.set(Some(now()));
-        }
-        misses
-    }
-
-    /// For how much of the last `time` the array could do without all unreachable members.
-    pub(crate) fn spared(&self, time: Duration) -> Duration {
-        self.missed.get().map_or(time, |missed| now().saturating_duration_since(missed).min(time))
+        self.members.usable().filter(|member| member.is_silent(self)).map(|member| member.index).collect()
     }
 
     /// Whether a member is unreachable for too long, and not needed.
@@ -58,23 +37,23 @@ impl Core {
         let member = &self.members[index];
         let limit = self.options.offline_timeout.max(member.mean_read() * OFFLINE_ROUND_TRIPS);
         let all = self.options.member_timeout;
-        let is_over = |time| match self.spared(time) {
+        let is_over = |time| match self.members.spared(time) {
             // All members were unreachable, and return one after another.
             spared if spared < time => spared >= all,
             spared => spared >= limit.min(all),
         };
-        !self.misses(&self.out_of_reach()) && member.disconnected().is_some_and(is_over)
+        !self.members.misses(&self.out_of_reach()) && member.disconnected().is_some_and(is_over)
     }
 
     /// A range of a data unit, reconstructed without the unreachable members; `None` if the others
     /// do not suffice, or do not match their checksums.
     pub(crate) async fn around(self: &Rc<Self>, row: u64, unit: usize, at: u64, len: u64) -> Option<BufMut> {
-        let disconnected = self.disconnected();
-        if !self.is_whole_without(row, &disconnected) {
+        let disconnected = self.members.disconnected();
+        if !self.members.is_whole_without(row, &disconnected) {
             return None;
         }
-        let _together = self.locks.shared(row).await;
-        if self.rows.is_torn(row) {
+        let _together = self.io.locks.shared(row).await;
+        if self.io.rows.is_torn(row) {
             return None;
         }
         let wanted = self.enough(row, &disconnected);
@@ -84,10 +63,10 @@ impl Core {
         }
         let bytes = units.data.into_iter().nth(unit).flatten()?;
         let contradicts = |member| !self.sums.contradicted(member, row, at, &bytes).is_empty();
-        if self.holders(row, Role::Data(unit)).any(contradicts) {
+        if self.members.holders(row, Role::Data(unit)).any(contradicts) {
             return None;
         }
-        self.count(|counts| counts.reconstructed += 1);
+        self.io.count(|counts| counts.reconstructed += 1);
         Some(bytes.into_mut())
     }
 }
@@ -97,7 +76,7 @@ pub(crate) async fn watch(core: Rc<Core>) {
     let _running = TaskGuard::new(&core);
     while !is_over(&core) {
         pause(&core, LOOK).await;
-        for index in core.disconnected() {
+        for index in core.members.disconnected() {
             if !core.is_given_up(index) {
                 continue;
             }

@@ -163,7 +163,7 @@ impl Member {
     fn spared(&self, time: Duration) -> Duration {
         let Some(core) = self.reach.core() else { return time };
         let without = [core.out_of_reach(), vec![self.index]].concat();
-        core.misses(&without);
-        core.spared(time)
+        core.members.misses(&without);
+        core.members.spared(time)
     }
 }

@@ -5,6 +5,7 @@
 //! taken the array over meanwhile.
 
 use longhaul_engine::{boot_time, now, wall_time};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// A point in time on three clocks.
@@ -37,5 +38,39 @@ impl Stamp {
     /// Whether it is not before another stamp.
     pub(crate) fn is_after(&self, other: &Stamp) -> bool {
         self.at >= other.at && self.boot >= other.boot
+    }
+}
+
+/// Time of a session for its heartbeats. After a crash a member whose heartbeat is much older than
+/// the others' counts as rolled back. The time is therefore held back to that of the slowest member
+/// in use: when all members hang, the first one that answers must not get an hour ahead of the
+/// others.
+///
+/// Invariants: `elapsed` and `limit` never fall, and `elapsed` exceeds `limit` at no time.
+pub(crate) struct SessionClock {
+    began: Stamp,
+    /// Time in the last heartbeat.
+    elapsed: Cell<Duration>,
+    /// No member in use may fall further behind than an up-to-date one may be.
+    limit: Cell<Duration>,
+}
+
+impl SessionClock {
+    /// A clock that starts now.
+    pub(crate) fn new() -> SessionClock {
+        SessionClock { began: Stamp::now(), elapsed: Cell::default(), limit: Cell::default() }
+    }
+
+    /// Allows the time to advance to `limit`.
+    pub(crate) fn allow(&self, limit: Duration) {
+        self.limit.set(limit.max(self.limit.get()));
+    }
+
+    /// The time for the next heartbeat.
+    pub(crate) fn advance(&self) -> Duration {
+        let elapsed = self.began.age().min(self.limit.get()).max(self.elapsed.get());
+        debug_assert!(elapsed <= self.limit.get(), "the time is ahead of what the slowest member allows");
+        self.elapsed.set(elapsed);
+        elapsed
     }
 }

@@ -109,33 +109,26 @@ type HeartbeatRead = (usize, MemberResult<BufMut>);
 
 impl Core {
     fn beat(&self, counter: u64, stopped: bool) -> Heartbeat {
-        let (array, session, confirmed) = (self.array, self.session, self.confirmed.get());
-        let (elapsed, before) = (self.elapsed(), self.before.get());
+        let (array, session, confirmed) = (self.array, self.session.uuid, self.publication.confirmed());
+        let (elapsed, before) = (self.elapsed(), self.session.predecessor);
         Heartbeat { array, session, counter, stopped, confirmed, elapsed, before }
     }
 
-    /// Time of the session for its heartbeats. After a crash a member whose heartbeat is much older
-    /// than the others' counts as rolled back. The time is therefore held back to that of the
-    /// slowest member in use: when all members hang, the first one that answers must not get an
-    /// hour ahead of the others.
+    /// Time of the session for its next heartbeat.
     fn elapsed(&self) -> Duration {
         // A lost member counts until the superblocks of the others record the loss.
-        if !self.unpublished.get() {
-            let usable = self.members.iter().filter(|member| member.is_usable());
-            let least = usable.map(|member| member.elapsed.get()).min().unwrap_or_default();
-            let limit = least + self.options.heartbeat * AHEAD_BEATS;
-            self.elapsed_limit.set(limit.max(self.elapsed_limit.get()));
+        if !self.publication.has_loss() {
+            let least = self.members.usable().map(|member| member.confirmed.elapsed()).min();
+            self.session.clock.allow(least.unwrap_or_default() + self.options.heartbeat * AHEAD_BEATS);
         }
-        let elapsed = self.began.age().min(self.elapsed_limit.get()).max(self.elapsed.get());
-        self.elapsed.set(elapsed);
-        elapsed
+        self.session.clock.advance()
     }
 
     /// Heartbeats of other sessions that may still run, by member.
     async fn other_sessions(&self) -> Vec<(usize, Heartbeat)> {
         let beats = self.beats().await;
         let stopped = self.others(&beats).into_iter().filter(|(_, beat)| beat.stopped);
-        stopped.for_each(|(_, beat)| self.ended.add(&beat));
+        stopped.for_each(|(_, beat)| self.session.ended.add(&beat));
         self.running_sessions(&beats)
     }
 
@@ -143,13 +136,13 @@ impl Core {
     /// one that has taken the array over since and has stopped.
     fn running_sessions(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
         let mut found = self.others(beats);
-        found.retain(|(_, beat)| !self.ended.has(beat));
+        found.retain(|(_, beat)| !self.session.ended.has(beat));
         found
     }
 
     /// Reads the heartbeats of all usable members.
     async fn beats(&self) -> Vec<HeartbeatRead> {
-        let usable = self.places().filter(|member| member.is_usable());
+        let usable = self.members_and_witness().filter(|member| member.is_usable());
         join_all(usable.map(async |member| (member.index, member.read(HEARTBEAT_AT, BLOCK).await))).await
     }
 
@@ -157,7 +150,7 @@ impl Core {
     fn others(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
         let found = beats.iter().filter_map(|(index, read)| {
             let beat = Heartbeat::decode(read.as_ref().ok()?)?;
-            (beat.array == self.array && beat.session != self.session).then_some((*index, beat))
+            (beat.array == self.array && beat.session != self.session.uuid).then_some((*index, beat))
         });
         found.collect()
     }
@@ -173,14 +166,14 @@ pub(crate) async fn take_ownership(core: &Rc<Core>) -> Result<(), ArrayError> {
     if !before.is_empty() {
         // The session was not stopped in order: see whether its counter still moves.
         sleep(interval * 5 / 2).await;
-        before.iter().for_each(|(_, beat)| core.ended.add(beat));
+        before.iter().for_each(|(_, beat)| core.session.ended.add(beat));
         if let Some((_, beat)) = core.other_sessions().await.first() {
             return Err(ArrayError::InUse(beat.session));
         }
     }
     // A member that fails this write is lost later, when its superblock is written.
     let beat = core.beat(0, false).encode();
-    let usable = core.places().filter(|member| member.is_usable());
+    let usable = core.members_and_witness().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
     sleep(interval / 4).await;
     let looked = Stamp::now();
@@ -191,7 +184,7 @@ pub(crate) async fn take_ownership(core: &Rc<Core>) -> Result<(), ArrayError> {
     {
         return Err(ArrayError::InUse(other.session));
     }
-    core.places().for_each(|member| member.reach.looked(looked));
+    core.members_and_witness().for_each(|member| member.reach.looked(looked));
     Ok(())
 }
 
@@ -204,22 +197,21 @@ impl Core {
             looked.set(Stamp::now());
             let beat = Heartbeat::decode(&member.read(HEARTBEAT_AT, BLOCK).await?);
             if let Some(stopped) = beat.filter(|beat| beat.stopped) {
-                self.ended.add(&stopped);
+                self.session.ended.add(&stopped);
             }
-            let others = beat.filter(|beat| beat.array == self.array && beat.session != self.session);
-            Ok(others.filter(|beat| !self.ended.has(beat)))
+            let others = beat.filter(|beat| beat.array == self.array && beat.session != self.session.uuid);
+            Ok(others.filter(|beat| !self.session.ended.has(beat)))
         };
         if let Some(before) = rival().await? {
             sleep(self.options.heartbeat * 5 / 2).await;
-            self.ended.add(&before);
+            self.session.ended.add(&before);
             if rival().await?.is_some() {
                 return Ok(false);
             }
         }
         let beat = self.beat(0, false);
         member.write_heartbeat(beat.encode()).await?;
-        member.beat.set(0);
-        member.elapsed.set(beat.elapsed);
+        member.confirmed.restart_beats(beat.elapsed);
         member.reach.looked(looked.get());
         Ok(true)
     }
@@ -317,8 +309,7 @@ pub(crate) async fn heartbeat_on(
                 let beat = core.beat(count, false);
                 let result = member.write_heartbeat(beat.encode()).await;
                 if result.is_ok() && member.incarnation() == incarnation {
-                    member.beat.set(count.max(member.beat.get()));
-                    member.elapsed.set(beat.elapsed.max(member.elapsed.get()));
+                    member.confirmed.confirm_beat(count, beat.elapsed);
                 }
                 result
             }
@@ -335,7 +326,7 @@ pub(crate) async fn heartbeat_on(
 /// Writes a final heartbeat that marks the session as stopped.
 pub(crate) async fn release(core: &Rc<Core>) {
     let beat = core.beat(0, true).encode();
-    let usable = core.places().filter(|member| member.is_usable());
+    let usable = core.members_and_witness().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
 }
 

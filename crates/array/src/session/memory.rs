@@ -7,8 +7,10 @@
 use crate::core::Core;
 use crate::format::history::Era;
 use crate::format::superblock::{Condition, Superblock};
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// The last state of an array that a host knows.
@@ -33,6 +35,20 @@ pub trait Memory: Send + Sync {
     /// reports its own failures: members and witness decide, and the record is a second line of
     /// defence.
     fn keep(&self, known: Known) -> Pin<Box<dyn Future<Output = ()>>>;
+}
+
+/// The record of a running array on its host.
+pub(crate) struct HostRecord {
+    memory: Option<Arc<dyn Memory>>,
+    /// The record that was stored last in this session.
+    stored: RefCell<Option<Known>>,
+}
+
+impl HostRecord {
+    /// Keeps the record in `memory`; without it the host has none.
+    pub(crate) fn new(memory: Option<Arc<dyn Memory>>) -> HostRecord {
+        HostRecord { memory, stored: RefCell::default() }
+    }
 }
 
 impl Known {
@@ -63,25 +79,26 @@ impl Known {
 impl Core {
     /// The record to store now.
     fn known(&self) -> Option<Known> {
-        let era = self.history.borrow().last()?;
-        let active = self.members.iter().filter(|member| member.condition.get() == Condition::Active);
+        let era = self.publication.last_era()?;
+        let active = self.members.iter().filter(|member| member.condition() == Condition::Active);
         Some(Known {
-            generation: self.generation.get(),
+            generation: self.publication.generation(),
             session: era.session,
             from: era.from,
-            active: active.map(|member| member.uuid.get()).collect(),
+            active: active.map(|member| member.uuid()).collect(),
         })
     }
 
     /// Stores a record if its members have changed, or if `anyway` is set.
     pub(crate) async fn remember(&self, anyway: bool) {
-        let Some(memory) = &self.memory else { return };
+        let record = &self.session.record;
+        let Some(memory) = &record.memory else { return };
         let Some(known) = self.known() else { return };
         let same = |last: &Known| last.active == known.active && last.session == known.session;
-        if !anyway && self.remembered.borrow().as_ref().is_some_and(same) {
+        if !anyway && record.stored.borrow().as_ref().is_some_and(same) {
             return;
         }
         memory.keep(known.clone()).await;
-        *self.remembered.borrow_mut() = Some(known);
+        *record.stored.borrow_mut() = Some(known);
     }
 }

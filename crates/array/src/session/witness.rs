@@ -17,7 +17,7 @@ use crate::assembly::current::Ancestry;
 use crate::core::Core;
 use crate::error::ArrayError;
 use crate::format::geometry::HEARTBEAT_AT;
-use crate::format::superblock::{Condition, Superblock};
+use crate::format::superblock::{Condition, MemberEntry, Superblock};
 use crate::member::{Member, MemberError, MemberResult};
 use crate::session::fence;
 use longhaul_block::{IoError, IoResult};
@@ -46,8 +46,9 @@ pub(crate) struct Witness {
 
 impl Witness {
     pub(crate) fn new(uuid: Uuid, superblock: &Superblock) -> Witness {
-        let member =
-            Member::new(superblock.geometry.width, uuid, Condition::Active, superblock.generation, 0);
+        let since = superblock.generation;
+        let entry = MemberEntry { uuid, condition: Condition::Active, since, have: 0, known: 0 };
+        let member = Member::new(superblock.geometry.width, &entry);
         // If the witness had to record a change, it did so before the members.
         Witness {
             member,
@@ -76,7 +77,7 @@ impl Witness {
         let is_new = self.member.device().is_none();
         if is_new {
             self.member.put(Arc::clone(&candidate.device), Rc::clone(&candidate.io));
-            self.member.slot.set(candidate.slot);
+            self.member.confirmed.set_slot(candidate.slot);
         }
         is_new
     }
@@ -96,7 +97,7 @@ impl Witness {
     }
 
     async fn write(&self, superblock: &Superblock) -> MemberResult<()> {
-        let block = Superblock { member: self.member.uuid.get(), ..superblock.clone() };
+        let block = Superblock { member: self.member.uuid(), ..superblock.clone() };
         let result = match self.until_settled().await {
             Ok(()) => self.member.write_superblock(Buf::copy_of(&block.encode())).await,
             Err(e) => Err(e),
@@ -153,7 +154,7 @@ impl Core {
     /// # Errors
     /// The witness must record it, and cannot be written: the array has halted.
     pub(crate) async fn update_witness(&self, table: &Superblock) -> IoResult<()> {
-        let Some(witness) = &self.witness else { return Ok(()) };
+        let Some(witness) = &self.session.witness else { return Ok(()) };
         let now = active(table);
         let has = |index: usize| now.contains(&table.entries[index].uuid);
         let is_news = witness.recorded_active.borrow().iter().any(|uuid| !now.contains(uuid));
@@ -179,7 +180,7 @@ impl Core {
                 self.check_running()
             }
             Err(e) => {
-                tracing::warn!("array {}: the witness cannot be written: {}", self.name.borrow(), e.error);
+                tracing::warn!("array {}: the witness cannot be written: {}", self.name, e.error);
                 Ok(())
             }
         }
@@ -188,7 +189,7 @@ impl Core {
 
 /// Writes and checks the heartbeat on the witness.
 pub(crate) async fn run_heartbeat(core: &Rc<Core>, counter: &Cell<u64>) {
-    let Some(witness) = &core.witness else { return };
+    let Some(witness) = &core.session.witness else { return };
     fence::heartbeat_on(core, &witness.member, counter, async |result| {
         witness.reachable.set(result.is_ok());
         true

@@ -145,14 +145,14 @@ impl Core {
     /// advice. A quarter more than fills their paths, since these are not loaded evenly at every
     /// moment.
     fn read_limit(&self) -> Option<u64> {
-        let advice = self.members.iter().filter(|member| member.is_usable()).map(|member| member.advice());
+        let advice = self.members.usable().map(|member| member.advice());
         let reads: Vec<u64> = advice.collect::<Option<Vec<_>>>()?.iter().map(|one| one.read).collect();
         Some(reads.iter().fold(0u64, |sum, read| sum.saturating_add(*read)).saturating_mul(5) / 4)
     }
 
     /// Waits until this many bytes may be read from members.
     pub(crate) async fn room(&self, bytes: u64, reader: ReadOrigin) -> Option<ReadPermit> {
-        Some(self.window.take(bytes, self.read_limit()?, reader).await)
+        Some(self.io.window.take(bytes, self.read_limit()?, reader).await)
     }
 }
 
