@@ -1,6 +1,8 @@
 //! Start, run and stop of an array.
 
-use crate::assembly::assemble::{self, Shape};
+use crate::assembly::assemble;
+use crate::assembly::candidate::examine_all;
+use crate::assembly::create::{self, Shape};
 use crate::core::Core;
 use crate::device::{ArrayDevice, ArrayTask};
 use crate::error::ArrayError;
@@ -66,7 +68,7 @@ pub async fn create_witnessed(
     shape: &Shape,
     new_uuid: impl FnMut() -> Uuid,
 ) -> Result<Uuid, ArrayError> {
-    assemble::create(devices, spares, witness, shape, new_uuid).await
+    create::create(devices, spares, witness, shape, new_uuid).await
 }
 
 /// Assembles an array from its members, in any order, and runs it on the calling engine thread
@@ -110,7 +112,7 @@ pub async fn assemble_with(
     memory: Option<Arc<dyn Memory>>,
 ) -> Result<Arc<ArrayDevice>, ArrayError> {
     let mut candidates = Vec::new();
-    for (result, device) in assemble::examine_all(devices).await.into_iter().zip(devices) {
+    for (result, device) in examine_all(devices).await.into_iter().zip(devices) {
         match result {
             Ok(candidate) => candidates.push(candidate),
             // The device counts as missing.

@@ -4,6 +4,8 @@
 
 pub(crate) mod bytes;
 pub(crate) mod geometry;
+pub(crate) mod heartbeat;
 pub(crate) mod history;
 pub(crate) mod layout;
+pub(crate) mod record;
 pub(crate) mod superblock;

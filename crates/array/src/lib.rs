@@ -26,7 +26,7 @@ mod testing;
 mod without;
 
 pub use array::{assemble, assemble_as, assemble_with, create, create_as, create_witnessed};
-pub use assembly::assemble::Shape;
+pub use assembly::create::Shape;
 pub use assembly::measure::measure;
 pub use assembly::survey::{Label, look, survey};
 pub use device::ArrayDevice;

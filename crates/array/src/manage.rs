@@ -1,6 +1,6 @@
 //! Administrative operations on a running array.
 
-use crate::assembly::assemble::{check_device, examine};
+use crate::assembly::candidate::{check_device, examine};
 use crate::assembly::current::Ancestry;
 use crate::core::Core;
 use crate::device::ArrayDevice;
@@ -24,7 +24,7 @@ impl Core {
         device: Arc<dyn BlockDevice>,
         force: bool,
         uuid: Uuid,
-    ) -> Result<(Spare, crate::assembly::assemble::Candidate), ArrayError> {
+    ) -> Result<(Spare, crate::assembly::candidate::Candidate), ArrayError> {
         check_device(&*device)?;
         let candidate = examine(&device).await?;
         let (size, needs) = (device.info().size, self.geometry.end());
@@ -142,7 +142,7 @@ impl Core {
         // The device first: it must be writable, and does not belong to the array until the
         // superblocks of the members list it.
         let superblock = Superblock { member: uuid, ..self.superblock() };
-        crate::assembly::assemble::enlist(&candidate, &superblock).await?;
+        crate::assembly::create::enlist(&candidate, &superblock).await?;
         Ok(self.publish_with(|| self.spares.add(spare)).await?)
     }
 }

@@ -12,11 +12,12 @@
 //! - a superblock that this set does not descend from is overwritten only on an operator's command,
 //!   unless its writing was cut short and no write was acknowledged under it.
 
-use crate::assembly::assemble::{Assembly, Candidate};
+use crate::assembly::assemble::Assembly;
+use crate::assembly::candidate::Candidate;
 use crate::error::ArrayError;
+use crate::format::heartbeat::Heartbeat;
 use crate::format::superblock::{Condition, Superblock};
 use crate::options::Options;
-use crate::session::fence::Heartbeat;
 use crate::session::memory::Known;
 use std::collections::BTreeSet;
 use std::time::Duration;

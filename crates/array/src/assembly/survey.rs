@@ -1,6 +1,7 @@
 //! Reads superblocks of devices without running an array.
 
-use crate::assembly::assemble::{Candidate, arrange, check_enough, examine_all};
+use crate::assembly::assemble::{arrange, check_enough};
+use crate::assembly::candidate::{Candidate, examine_all};
 use crate::error::ArrayError;
 use crate::format::superblock::Superblock;
 use crate::member::MemberCounts;

@@ -45,7 +45,7 @@ pub enum Condition {
     /// Under rebuild: it has the rows below `done`, and if `partial` (a resync) also those whose
     /// intent bits were clear when it returned, as far as it had been rebuilt before.
     Rebuilding {
-        /// Rows done.
+        /// Number of rows, from the first one, that are rebuilt.
         done: u64,
         /// Resync: only the rows that the member has missed are written.
         partial: bool,
@@ -103,21 +103,28 @@ pub(crate) struct Superblock {
     pub(crate) written: u64,
 }
 
+/// Numbers of the conditions in an entry.
+const ACTIVE: u16 = 1;
+const OFFLINE: u16 = 2;
+const FAILED: u16 = 3;
+const REBUILDING: u16 = 4;
+
+/// Code, flag and progress of a condition in an entry.
 fn condition_code(condition: Condition) -> (u16, u16, u64) {
     match condition {
-        Condition::Active => (1, 0, 0),
-        Condition::Offline => (2, 0, 0),
-        Condition::Failed => (3, 0, 0),
-        Condition::Rebuilding { done, partial } => (4, u16::from(partial), done),
+        Condition::Active => (ACTIVE, 0, 0),
+        Condition::Offline => (OFFLINE, 0, 0),
+        Condition::Failed => (FAILED, 0, 0),
+        Condition::Rebuilding { done, partial } => (REBUILDING, u16::from(partial), done),
     }
 }
 
 fn condition(code: u16, flag: u16, done: u64) -> Option<Condition> {
     Some(match code {
-        1 => Condition::Active,
-        2 => Condition::Offline,
-        3 => Condition::Failed,
-        4 => Condition::Rebuilding { done, partial: flag != 0 },
+        ACTIVE => Condition::Active,
+        OFFLINE => Condition::Offline,
+        FAILED => Condition::Failed,
+        REBUILDING => Condition::Rebuilding { done, partial: flag != 0 },
         _ => return None,
     })
 }
@@ -400,7 +407,7 @@ pub(crate) mod tests {
 
         /// A block with a valid checksum may still hold any values.
         #[test]
-        fn whatever_is_believed_can_be_used(
+        fn every_decoded_superblock_can_be_used(
             width in 2usize..65, spares in 0usize..5,
             changes in proptest::collection::vec((FIELDS, any::<u64>(), 0u32..64, 1usize..9), 0..4),
         ) {
@@ -416,7 +423,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn whatever_shape_is_believed_can_be_used(
+        fn every_decoded_shape_can_be_used(
             width in 2usize..9, layout in 0usize..5, unit in 11u32..24, rows: u64, small in 0u32..64,
             journal in prop_oneof![Just(0u64), (20u32..30).prop_map(|n| 1 << n), any::<u64>()],
             region in 0u32..64,
@@ -459,18 +466,33 @@ pub(crate) mod tests {
 
     /// Arrays that exist have these bytes: they change with the version alone.
     #[test]
-    fn version_3_is_as_it_was() {
+    fn the_bytes_and_codes_of_version_3_never_change() {
         let block = example(4, 1).encode();
         assert_eq!(block[4..16], *b"LHARRAY\0\x03\0\0\0");
         assert_eq!(crc_fast::crc32_iscsi(&block), 2_115_050_757, "of all bytes");
-        for (layout, code) in Layout::ALL.into_iter().zip(0..) {
+        let layouts = [
+            (0, Layout::Stripe),
+            (1, Layout::Mirror),
+            (2, Layout::StripeMirror),
+            (3, Layout::Parity),
+            (4, Layout::DoubleParity),
+        ];
+        for (code, layout) in layouts {
             assert_eq!((layout.code(), Layout::of_code(code)), (code, Some(layout)));
         }
         assert_eq!(Layout::of_code(5), None);
+        let resync = Condition::Rebuilding { done: 7, partial: true };
+        for (code, known) in
+            [(1, Condition::Active), (2, Condition::Offline), (3, Condition::Failed), (4, resync)]
+        {
+            let (written, flag, done) = condition_code(known);
+            assert_eq!((written, condition(code, flag, done)), (code, Some(known)));
+        }
+        assert_eq!([0, 5].map(|code| condition(code, 0, 0)), [None, None]);
     }
 
     #[test]
-    fn what_is_not_understood_is_not_blank() {
+    fn a_superblock_of_another_version_or_a_damaged_one_is_not_blank() {
         let mut block = example(4, 1).encode();
         assert_eq!(Superblock::unknown(&block), None);
         block[300] ^= 1;

@@ -13,10 +13,10 @@
 
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
+use crate::format::record::Piece;
 use crate::heal::lost::LostRanges;
 use crate::heal::scrub::{ScrubReport, VerifiedBlock};
 use crate::heal::upkeep::{SWEEP, is_over, pause};
-use crate::io::journal::record::Piece;
 use crate::io::plan::MemberWrite;
 use crate::io::units::StripeUnits;
 use crate::io::window::ReadOrigin;

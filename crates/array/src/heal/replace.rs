@@ -6,7 +6,7 @@
 //!   cannot be written changes nothing;
 //! - a spare stays in `list` until the superblocks record it as a member.
 
-use crate::assembly::assemble::zero;
+use crate::assembly::create::zero;
 use crate::core::Core;
 use crate::format::geometry::{HEARTBEAT_AT, SUPER_AT};
 use crate::format::superblock::{Condition, MAX_SPARES};

@@ -6,7 +6,7 @@
 
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
-use crate::io::journal::record::{Piece, Record, RecordKind};
+use crate::format::record::{Piece, Record, RecordKind};
 use crate::io::journal::scan::ScannedRecords;
 use crate::io::plan::MemberWrite;
 use crate::io::rows::{LogState, QueuedWrite};

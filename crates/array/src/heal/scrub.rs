@@ -9,10 +9,10 @@
 
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, JOURNAL_AT, Role};
+use crate::format::record::Piece;
 use crate::heal::lost::Unavailable;
 use crate::heal::rebuild::BatchState;
 use crate::heal::upkeep::is_over;
-use crate::io::journal::record::Piece;
 use crate::io::plan::MemberWrite;
 use crate::io::units::{ReadFault, StripeUnits};
 use crate::io::window::ReadOrigin;

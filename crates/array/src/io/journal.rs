@@ -18,16 +18,15 @@
 //! - space is granted first come, first served: a small record that overtook a large one of its
 //!   stripe would pin the tail until the large one is in place, which itself waits for space.
 
-pub(crate) mod record;
 pub(crate) mod scan;
 
 use crate::core::Core;
 use crate::event::Event;
 use crate::format::geometry::{BLOCK, JOURNAL_AT};
+use crate::format::record::{HEAD, Piece, Record, RecordKind};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
-use record::{HEAD, Piece, Record, RecordKind};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;

@@ -5,7 +5,7 @@
 //! - of writes that overlap the later one wins.
 
 use crate::format::geometry::{Geometry, Role};
-use crate::io::journal::record::Piece;
+use crate::format::record::Piece;
 use crate::io::plan::Segment;
 use longhaul_engine::{Buf, BufMut};
 use std::collections::BTreeMap;

@@ -7,8 +7,8 @@
 
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
+use crate::format::record::Piece;
 use crate::heal::lost::Unavailable;
-use crate::io::journal::record::Piece;
 use crate::io::sums::UNKNOWN;
 use crate::io::units::StripeUnits;
 use longhaul_block::IoResult;

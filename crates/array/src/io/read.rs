@@ -12,8 +12,8 @@
 
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
+use crate::format::record::Piece;
 use crate::io::hedge::HedgeOutcome;
-use crate::io::journal::record::Piece;
 use crate::io::plan::MemberWrite;
 use crate::io::rows::PendingContent;
 use crate::io::units::StripeUnits;

@@ -9,8 +9,8 @@
 
 use crate::event::Event;
 use crate::format::geometry::Role;
+use crate::format::record::Piece;
 use crate::io::journal::DurableRecord;
-use crate::io::journal::record::Piece;
 use crate::io::locks::Permit;
 use crate::io::sequential::SequentialDetector;
 use futures_channel::oneshot;

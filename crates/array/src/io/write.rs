@@ -13,8 +13,8 @@
 
 use crate::core::Core;
 use crate::format::geometry::Role;
+use crate::format::record::{COVERS_MAX, Piece};
 use crate::io::journal::DurableRecord;
-use crate::io::journal::record::{COVERS_MAX, Piece};
 use crate::io::locks::Permit;
 use crate::io::overlay::Overlay;
 use crate::io::plan::{MemberWrite, Segment};

@@ -6,14 +6,14 @@
 //! - a member that has continued without this set halts the array, and is not written;
 //! - a member that was rolled back while it was offline keeps none of its rows.
 
-use crate::assembly::assemble::examine;
+use crate::assembly::candidate::examine;
 use crate::assembly::current::{Ancestry, has_lost_heartbeat};
 use crate::core::Core;
 use crate::error::ArrayError;
 use crate::format::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
+use crate::format::heartbeat::Heartbeat;
 use crate::format::superblock::{Condition, Superblock, SuperblockCopies};
 use crate::member::{Member, MemberResult};
-use crate::session::fence::Heartbeat;
 use crate::without::Mechanism;
 use longhaul_block::BlockDevice;
 use longhaul_engine::BufMut;

@@ -12,7 +12,7 @@
 //! - the witness is written before the members: a host that must write to it, and cannot, changes
 //!   nothing on them.
 
-use crate::assembly::assemble::Candidate;
+use crate::assembly::candidate::Candidate;
 use crate::assembly::current::Ancestry;
 use crate::core::Core;
 use crate::error::ArrayError;

@@ -1,7 +1,7 @@
 //! Reads the journal after a crash.
 
-use super::record::{HEAD, Record, RecordKind};
 use super::{DurableRecord, Journal, NO_ROW, RecordState, WindowEntry};
+use crate::format::record::{HEAD, Record, RecordKind};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 

@@ -17,15 +17,25 @@ pub(crate) const PIECES_MAX: usize = 320;
 const FIXED: usize = 4 + 8 + 16 + 8 * 6 + 2 * 4 + 4 + 4;
 const _: () = assert!(FIXED + COVERS_MAX * 8 + PIECES_MAX * 10 <= HEAD as usize);
 
-/// Type of a record.
+/// Type of a record. The numbers are those of its head: they never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
 pub(crate) enum RecordKind {
     /// New data, which may be acknowledged. Nothing has changed in place.
-    Data,
+    Data = 1,
     /// Precedes a change of a stripe in place: new parity, and data that has no record of its own.
-    Commit,
+    Commit = 2,
     /// No content: records the tail only.
-    Mark,
+    Mark = 3,
+}
+
+impl RecordKind {
+    const ALL: [RecordKind; 3] = [RecordKind::Data, RecordKind::Commit, RecordKind::Mark];
+
+    /// The type of that number; `None` for one of a later version.
+    fn of_code(code: u16) -> Option<RecordKind> {
+        RecordKind::ALL.into_iter().find(|kind| *kind as u16 == code)
+    }
 }
 
 /// A range of a unit with its content.
@@ -55,19 +65,23 @@ pub(crate) struct Record {
     pub(crate) pieces: Vec<Piece>,
 }
 
+/// Numbers of the parity units in a record; those below are data units.
+const P_CODE: u16 = 0x100;
+const Q_CODE: u16 = 0x101;
+
 fn role_code(role: Role) -> u16 {
     match role {
         Role::Data(i) => i as u16,
-        Role::P => 0x100,
-        Role::Q => 0x101,
+        Role::P => P_CODE,
+        Role::Q => Q_CODE,
     }
 }
 
 fn role(code: u16) -> Option<Role> {
     match code {
-        0x100 => Some(Role::P),
-        0x101 => Some(Role::Q),
-        0..0x100 => Some(Role::Data(usize::from(code))),
+        P_CODE => Some(Role::P),
+        Q_CODE => Some(Role::Q),
+        0..P_CODE => Some(Role::Data(usize::from(code))),
         _ => None,
     }
 }
@@ -87,15 +101,10 @@ impl Record {
             payload[at..at + piece.bytes.len()].copy_from_slice(&piece.bytes);
             at += piece.bytes.len();
         }
-        let kind = match self.kind {
-            RecordKind::Data => 1,
-            RecordKind::Commit => 2,
-            RecordKind::Mark => 3,
-        };
         let mut out = Writer::new(&mut head[4..]);
         out.bytes(MAGIC).uuid(array);
         out.u64(self.epoch).u64(self.epoch_start).u64(self.pos).u64(self.seq).u64(self.tail).u64(self.row);
-        out.u16(kind).u16(self.covers.len() as u16).u16(self.pieces.len() as u16).u16(0);
+        out.u16(self.kind as u16).u16(self.covers.len() as u16).u16(self.pieces.len() as u16).u16(0);
         out.u32(at as u32).u32(crc_fast::crc32_iscsi(payload));
         for seq in &self.covers {
             out.u64(*seq);
@@ -108,7 +117,7 @@ impl Record {
     }
 
     /// The record whose head is at `at` of `ring`, the whole journal of a member; `None` if there
-    /// is none, or it is torn.
+    /// is no record, or it is torn.
     pub(crate) fn decode(ring: &[u8], at: u64, array: Uuid) -> Option<Record> {
         let size = ring.len() as u64;
         let mut from = Reader::new(open(ring.get(at as usize..(at + HEAD) as usize)?)?);
@@ -117,12 +126,7 @@ impl Record {
         }
         let (epoch, epoch_start, pos) = (from.u64()?, from.u64()?, from.u64()?);
         let (seq, tail, row) = (from.u64()?, from.u64()?, from.u64()?);
-        let kind = match from.u16()? {
-            1 => RecordKind::Data,
-            2 => RecordKind::Commit,
-            3 => RecordKind::Mark,
-            _ => return None,
-        };
+        let kind = RecordKind::of_code(from.u16()?)?;
         let (covers, pieces, _) = (from.u16()?, from.u16()?, from.u16()?);
         let (len, sum) = (u64::from(from.u32()?), from.u32()?);
         let counts = [epoch, epoch_start, pos, seq, tail].iter().all(|count| *count < COUNT_MAX);
@@ -191,6 +195,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Journals that exist have these numbers.
+    #[test]
+    fn the_codes_of_records_and_roles_never_change() {
+        for (code, kind) in [(1, RecordKind::Data), (2, RecordKind::Commit), (3, RecordKind::Mark)] {
+            assert_eq!((kind as u16, RecordKind::of_code(code)), (code, Some(kind)));
+        }
+        assert_eq!([0, 4].map(RecordKind::of_code), [None, None]);
+        for (code, known) in [(0, Role::Data(0)), (63, Role::Data(63)), (0x100, Role::P), (0x101, Role::Q)] {
+            assert_eq!((role_code(known), role(code)), (code, Some(known)));
+        }
+        assert_eq!(role(0x102), None);
     }
 
     #[test]
