@@ -102,9 +102,9 @@ impl ArrayDevice {
         job: impl FnOnce(&Rc<Core>, oneshot::Sender<T>) + Send + 'static,
     ) -> IoResult<T> {
         let (answer, answered) = oneshot::channel();
-        let gone = || IoError::Offline("the array's thread has ended".into());
-        self.jobs.unbounded_send(Box::new(move |core| job(core, answer))).map_err(|_| gone())?;
-        answered.await.map_err(|_| gone())
+        let ended = || IoError::Offline("the array's thread has ended".into());
+        self.jobs.unbounded_send(Box::new(move |core| job(core, answer))).map_err(|_| ended())?;
+        answered.await.map_err(|_| ended())
     }
 }
 
@@ -314,11 +314,11 @@ impl RemoteIo {
             })
             .detach();
         });
-        let gone = || IoError::Offline("the array's thread has ended".into());
+        let ended = || IoError::Offline("the array's thread has ended".into());
         if self.jobs.unbounded_send(job).is_err() {
-            return IoFuture::ready(Err(gone()));
+            return IoFuture::ready(Err(ended()));
         }
-        IoFuture::new(async move { answered.await.unwrap_or_else(|_| Err(gone())) })
+        IoFuture::new(async move { answered.await.unwrap_or_else(|_| Err(ended())) })
     }
 }
 

@@ -171,7 +171,7 @@ impl Core {
 }
 
 /// Whether a spare may replace a member in this condition.
-pub(crate) fn is_gone(condition: Condition) -> bool {
+pub(crate) fn may_be_replaced(condition: Condition) -> bool {
     matches!(condition, Condition::Offline | Condition::Failed)
 }
 

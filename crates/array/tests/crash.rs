@@ -95,7 +95,7 @@ fn round_of(
             }
             load(&io, model, seed, stripe_blocks(plan.layout, plan.width), 40).await;
         });
-        match select(work, pin!(power.gone())).await {
+        match select(work, pin!(power.lost())).await {
             Either::Left(_) | Either::Right(_) => {}
         }
         // Writes under way are torn when the engine ends.
@@ -210,7 +210,7 @@ fn crash_at(case: &Case, step: u64, seed: u64) -> bool {
             model.write(&*io, 2, 1).await.expect("written");
             io.flush().await.expect("flushed");
         });
-        select(work, pin!(power.gone())).await;
+        select(work, pin!(power.lost())).await;
     });
     let crashed = power.is_off();
     power.off.store(true, std::sync::atomic::Ordering::SeqCst);

@@ -75,7 +75,7 @@ fn a_reconstruction_that_contradicts_a_checksum_is_not_returned() {
 
         let (_array, io) = open(&disks, options()).await;
         let read = async |at| io.read(at, BufMut::zeroed(BLOCK as usize)).await;
-        read(0).await.expect_err("nobody has it");
+        read(0).await.expect_err("no member has the content");
         assert_eq!(read(BLOCK).await.expect("right")[..], [2; BLOCK as usize]);
         // A write beside it does not make it right either.
         let beside = io.write(2 * UNIT, Buf::copy_of(&[9; BLOCK as usize]), WriteFlags::default());
@@ -100,28 +100,28 @@ fn a_reconstruction_that_contradicts_a_checksum_is_not_returned() {
         let (array, io) = open(&disks, options()).await;
         let report = array.scrub().await.expect("scrubbed");
         assert_eq!((report.lost, report.wrong[0]), (1, 1));
-        io.read(0, BufMut::zeroed(BLOCK as usize)).await.expect_err("nobody has it");
+        io.read(0, BufMut::zeroed(BLOCK as usize)).await.expect_err("no member has the content");
     });
 }
 
 /// After a crash, the journal must not restore content from before the absence of a member that has
 /// returned.
 #[test]
-fn a_replay_restores_nothing_from_before_an_absence() {
+fn a_replay_restores_nothing_from_before_a_member_was_offline() {
     let (disks, _power) = disks(3, SIZE);
     // Parity of the first stripe is on the last member.
-    let away = 2;
+    let offline = 2;
     let idle = Options { intent_idle: Duration::from_millis(100), ..options() };
     simulate(3, async {
         make(&disks, Layout::Parity, UNIT).await;
         let (array, io) = open(&disks, idle.clone()).await;
         write(&io, 0, BLOCK, 1).await;
         sleep(Duration::from_secs(1)).await;
-        disks[away].unreachable.store(true, SeqCst);
+        disks[offline].unreachable.store(true, SeqCst);
         write(&io, 0, BLOCK, 2).await;
-        until(&array, away, Condition::Offline).await;
-        disks[away].unreachable.store(false, SeqCst);
-        until(&array, away, Condition::Active).await;
+        until(&array, offline, Condition::Offline).await;
+        disks[offline].unreachable.store(false, SeqCst);
+        until(&array, offline, Condition::Active).await;
         sleep(Duration::from_secs(10)).await;
         assert_eq!(array.status().await.expect("status").marked_regions.0, 0, "nothing is marked");
         // The host crashes here.

@@ -63,7 +63,7 @@ async fn load(rig: &Rig, seed: u64, time: Duration) -> (Duration, Duration) {
 }
 
 #[test]
-fn operations_wait_no_longer_than_the_away_timeout() {
+fn operations_wait_no_longer_than_the_offline_timeout() {
     for (seed, layout) in (0..8).zip(REDUNDANT.into_iter().flat_map(|layout| [layout; 2])) {
         simulate(seed, async {
             let options = options();

@@ -23,7 +23,7 @@ struct Plan {
     layout: Layout,
     width: usize,
     /// Members offline at a time, at most.
-    away: usize,
+    losses: usize,
     options: Options,
 }
 
@@ -53,10 +53,10 @@ async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, ops: u64) {
 }
 
 /// Takes members offline in all possible ways, and brings most of them back.
-async fn fail_members(disks: &[Arc<Disk>], dice: &mut Dice, away: usize) {
+async fn fail_members(disks: &[Arc<Disk>], dice: &mut Dice, losses: usize) {
     for _ in 0..3 {
         sleep(Duration::from_millis(dice.below(800))).await;
-        let victims: Vec<usize> = (0..away).map(|_| dice.below(disks.len() as u64) as usize).collect();
+        let victims: Vec<usize> = (0..losses).map(|_| dice.below(disks.len() as u64) as usize).collect();
         for victim in &victims {
             let how = if dice.below(3) == 0 { &disks[*victim].silent } else { &disks[*victim].unreachable };
             how.store(true, SeqCst);
@@ -84,9 +84,9 @@ fn round(dice: &mut Dice, disks: &[Arc<Disk>], power: &Arc<Power>, model: &Model
             power.light(fuse, seed);
         }
         let work = pin!(async {
-            join(load(&io, model, load_seed, 50), fail_members(disks, dice, plan.away)).await;
+            join(load(&io, model, load_seed, 50), fail_members(disks, dice, plan.losses)).await;
         });
-        select(work, pin!(power.gone())).await;
+        select(work, pin!(power.lost())).await;
         if !cut {
             array.stop().await.expect("stopped");
         }
@@ -157,7 +157,7 @@ fn many(plan: &Plan) {
     }
 }
 
-fn plan(name: &'static str, layout: Layout, width: usize, away: usize) -> Plan {
+fn plan(name: &'static str, layout: Layout, width: usize, losses: usize) -> Plan {
     // A crash while a member is offline counts as its loss at that moment.
     let options = Options {
         journal_all: true,
@@ -166,7 +166,7 @@ fn plan(name: &'static str, layout: Layout, width: usize, away: usize) -> Plan {
         spare_grace: Duration::from_secs(3600),
         ..options()
     };
-    Plan { name, layout, width, away, options }
+    Plan { name, layout, width, losses, options }
 }
 
 #[test]

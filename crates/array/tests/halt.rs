@@ -95,7 +95,7 @@ fn a_member_that_has_halted_a_stripe_is_not_read() {
         }
         disks[0].unreachable.store(true, SeqCst);
         disks[0].lose_cache();
-        write(0, 3).await.expect_err("nobody is there");
+        write(0, 3).await.expect_err("no member is reachable");
         assert_eq!(array.status().await.expect("status").health, Health::Halted);
         disks[0].unreachable.store(false, SeqCst);
         let error = read(0).await.expect_err("it may be old");

@@ -400,8 +400,8 @@ fn ambiguous_blocks_are_reported_and_left_alone() {
                 let scrub = rig.scrub().await;
                 let found = (scrub.disagreeing, scrub.inconsistent, scrub.repaired, scrub.lost);
                 assert_eq!(found, (1, 0, 0, 0), "{layout}: {scrub:?}");
-                let told: Vec<(u64, u64)> = scrub.disagreements.iter().map(|e| (e.offset, e.len)).collect();
-                assert_eq!(told, [range], "{layout}");
+                let listed: Vec<(u64, u64)> = scrub.disagreements.iter().map(|e| (e.offset, e.len)).collect();
+                assert_eq!(listed, [range], "{layout}");
                 assert!(before == content(), "{layout}: something was written");
             }
             // What an operator can do: write the range as a whole, or replace the member at fault.

@@ -121,7 +121,7 @@ fn a_member_stays_if_its_replacement_is_unusable() {
         rig.fill().await;
         let worn = rig.blank("worn");
         worn.worn.store(true, SeqCst);
-        let told = |name: &str, change: fn(&mut DeviceInfo)| {
+        let reporting = |name: &str, change: fn(&mut DeviceInfo)| {
             let disk = rig.blank(name);
             let mut info = disk.info();
             change(&mut info);
@@ -130,8 +130,8 @@ fn a_member_stays_if_its_replacement_is_unusable() {
         let useless: [(Arc<dyn BlockDevice>, &str); 4] = [
             (worn, "worn out"),
             (Arc::new(NoFlush(rig.blank("forgetful"))), "cannot be made durable"),
-            (told("sealed", |info| info.read_only = true), "read-only"),
-            (told("coarse", |info| info.block_size = 8192), "4096 bytes or less"),
+            (reporting("sealed", |info| info.read_only = true), "read-only"),
+            (reporting("coarse", |info| info.block_size = 8192), "4096 bytes or less"),
         ];
         for (device, why) in useless {
             let said = rig.refused(1, Arc::clone(&device)).await;
@@ -142,7 +142,7 @@ fn a_member_stays_if_its_replacement_is_unusable() {
             ("sealed", (|info| info.read_only = true) as fn(&mut DeviceInfo)),
             ("coarse", |info| info.block_size = 8192),
         ] {
-            let spare = rig.array.add_spare(told(name, change), false).await.expect_err("refused");
+            let spare = rig.array.add_spare(reporting(name, change), false).await.expect_err("refused");
             assert!(matches!(spare, ArrayError::Device { .. }), "{spare}");
         }
         rig.is_well(Health::Healthy).await;

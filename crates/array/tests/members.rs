@@ -427,7 +427,7 @@ fn a_heartbeat_that_stands_still_does_not_block_assembly() {
         // One member keeps the heartbeat of the crashed session.
         *disks[1].forgets.lock().unwrap() = HEARTBEAT;
         simulate(seed, async {
-            let array = start(&disks, options()).await.expect("nobody else has it");
+            let array = start(&disks, options()).await.expect("no other session runs it");
             sleep(Duration::from_secs(30)).await;
             let io = array.open().await.expect("opened");
             Model::new(array.info().size).write(&*io, 0, 4).await.expect("written");

@@ -197,10 +197,11 @@ fn a_loss_is_published_on_all_others_before_the_write_that_the_member_missed_end
             assert!(ops.iter().any(missed), "{layout}: the write concerns the member");
             for member in [0, 2, 3] {
                 let said = ops.iter().any(|op| {
-                    let gone = op.member == member && op.condition_of(1) == Some(RecordedCondition::Gone);
-                    gone && is_flushed(&ops, op, acknowledged)
+                    let is_recorded =
+                        op.member == member && op.condition_of(1) == Some(RecordedCondition::Missing);
+                    is_recorded && is_flushed(&ops, op, acknowledged)
                 });
-                assert!(said, "{layout}: member {member} does not say durably that member 1 is gone");
+                assert!(said, "{layout}: member {member} does not record durably that member 1 is missing");
             }
         });
     }
@@ -228,7 +229,7 @@ fn no_intent_bit_is_cleared_before_a_member_has_what_it_missed() {
             // Many times the interval after which the bit of a region is cleared if no member is
             // offline.
             sleep(Duration::from_secs(60)).await;
-            assert!([0, 1, 3].map(bits).iter().all(|bits| *bits == missed), "{layout}: while it is away");
+            assert!([0, 1, 3].map(bits).iter().all(|bits| *bits == missed), "{layout}: while it is offline");
             rig.disks[2].unreachable.store(false, SeqCst);
             let mut looks = 0;
             loop {
@@ -310,9 +311,9 @@ fn no_intent_bit_is_cleared_before_what_was_written_is_flushed() {
             for op in ops.iter().filter(|op| op.offset == INTENT_AT) {
                 let Action::Write { bytes, .. } = &op.act else { continue };
                 let bits = u64::from_le_bytes(bytes[32..40].try_into().expect("eight bytes"));
-                let gone = before[op.member] & !bits;
+                let removed = before[op.member] & !bits;
                 before[op.member] = bits;
-                for region in (0..64).filter(|region| gone & 1 << region != 0) {
+                for region in (0..64).filter(|region| removed & 1 << region != 0) {
                     cleared += 1;
                     let rows = region * rig.geometry.region / UNIT..(region + 1) * rig.geometry.region / UNIT;
                     let of = |change: &&Op| {

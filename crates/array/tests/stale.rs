@@ -376,7 +376,7 @@ fn a_member_survives_repeated_interrupted_superblock_writes() {
         let engine = Engine::simulated(writes).expect("engine");
         engine.block_on(async {
             let starting = pin!(start(&disks, options()));
-            crashed += u32::from(matches!(select(starting, pin!(power.gone())).await, Either::Right(_)));
+            crashed += u32::from(matches!(select(starting, pin!(power.lost())).await, Either::Right(_)));
         });
         drop(engine);
         power.restore();

@@ -97,7 +97,10 @@ fn a_half_that_was_not_left_behind_starts_with_the_witness() {
             model.write(&*io, 0, 8).await.expect("written");
             array.stop().await.expect("stopped");
             let refused = start(&rig.half(1), options()).await.expect_err("refused").to_string();
-            assert!(refused.contains("the witness, which would tell, is not there"), "{layout}: {refused}");
+            assert!(
+                refused.contains("the witness, which would show it, cannot be read"),
+                "{layout}: {refused}"
+            );
             let array = start(&rig.with(1), options()).await.expect("assembled");
             let io = array.open().await.expect("opened");
             model.check(&*io).await.expect("read");

@@ -77,10 +77,10 @@ pub(crate) fn arrange(candidates: Vec<Candidate>, options: &Options) -> Result<A
             return Err(ArrayError::TooSmall { device: candidate.name(), size, needs });
         }
         let place = newest.entries.iter().position(|entry| entry.uuid == found.member);
-        let gone = |index: &usize| {
+        let is_missing = |index: &usize| {
             matches!(newest.entries[*index].condition, Condition::Offline | Condition::Failed)
         };
-        let since = place.filter(gone).map(|index| newest.entries[index].since);
+        let since = place.filter(is_missing).map(|index| newest.entries[index].since);
         let counts = (place.is_some() || is_witness) && !options.lacks(Mechanism::Apart);
         let ancestry = if counts { newest.ancestry(&found, since, &present) } else { Ancestry::Ancestor };
         if ancestry == Ancestry::Diverged {
@@ -94,7 +94,7 @@ pub(crate) fn arrange(candidates: Vec<Candidate>, options: &Options) -> Result<A
                               is rebuilt";
                 let unused = (ancestry == Ancestry::Unused).then(|| unused.to_owned());
                 let why = current::rolled_back(&candidate, newest, confirmed).or(unused);
-                if why.is_some() || gone(&index) {
+                if why.is_some() || is_missing(&index) {
                     assembly.stale.push((index, candidate, why));
                 } else {
                     assembly.members.insert(index, candidate);

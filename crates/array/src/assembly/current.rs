@@ -220,7 +220,7 @@ impl Assembly {
         }
         let numbers: Vec<String> = unseen.iter().map(ToString::to_string).collect();
         let witness = match superblock.witness {
-            Some(_) => ", and the witness, which would tell, is not there either",
+            Some(_) => ", and the witness, which would show it, cannot be read either",
             None => "",
         };
         Some(format!(

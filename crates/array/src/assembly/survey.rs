@@ -6,7 +6,7 @@ use crate::error::ArrayError;
 use crate::format::superblock::Superblock;
 use crate::member::MemberCounts;
 use crate::options::Options;
-use crate::report::{Health, MemberStatus, Status, at_risk, is_gone};
+use crate::report::{Health, MemberStatus, Status, at_risk, may_be_replaced};
 use crate::session::memory::Known;
 use crate::{Condition, Counts, Geometry};
 use longhaul_block::BlockDevice;
@@ -122,7 +122,8 @@ pub async fn look(
         })
         .collect();
     let missing = members.iter().filter(|member| member.condition != Condition::Active).count();
-    let no_spare = assembly.spares.is_empty() && members.iter().any(|member| is_gone(member.condition));
+    let no_spare =
+        assembly.spares.is_empty() && members.iter().any(|member| may_be_replaced(member.condition));
     let risk = (missing > 0).then(|| at_risk(&superblock.geometry, missing, no_spare));
     let refused = assembly
         .may_be_outdated(known)

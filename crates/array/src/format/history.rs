@@ -47,6 +47,7 @@ impl History {
 
     /// Adds a session whose first generation is `from`.
     pub(crate) fn begin(&mut self, session: Uuid, from: u64) {
+        assert!(self.0.last().is_none_or(|last| last.from < from), "sessions begin in order");
         if self.0.len() >= ERAS_MAX {
             self.0.remove(0);
         }

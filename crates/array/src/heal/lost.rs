@@ -1,7 +1,8 @@
 //! Ranges of the array whose content is lost.
 //!
 //! Invariants:
-//! - a byte is recorded once, however often it is found to be lost;
+//! - `ranges` are disjoint and do not touch, and `bytes` is their sum: a byte counts once, however
+//!   often it is found to be lost;
 //! - a range that is readable again, or newly written, is removed;
 //! - content that is merely unreachable is not lost: an offline member may return with it.
 
@@ -18,7 +19,7 @@ use std::rc::Rc;
 /// them again.
 const RANGES_MAX: usize = 100_000;
 /// Maximum number of ranges in a status.
-const TOLD_MAX: usize = 10_000;
+const LISTED_MAX: usize = 10_000;
 
 /// Disjoint ranges of the array, in bytes.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +34,7 @@ pub(crate) struct LostRanges {
 impl LostRanges {
     /// Records a range; returns how many of its bytes were not recorded before.
     pub(crate) fn add(&mut self, offset: u64, len: u64) -> u64 {
+        assert!(len > 0, "an empty range is recorded as lost");
         let before = self.bytes;
         let (mut from, mut to) = (offset, offset + len);
         // Merge the ranges that it touches, from the last one that begins before its end.
@@ -85,10 +87,10 @@ impl LostRanges {
         self.bytes + self.beyond
     }
 
-    /// The first ranges, in order, up to `TOLD_MAX`.
+    /// The first ranges, in order, up to `LISTED_MAX`.
     pub(crate) fn listed(&self) -> Vec<Extent> {
         let extent = |(from, to): (&u64, &u64)| Extent { offset: *from, len: to - from };
-        self.ranges.iter().take(TOLD_MAX).map(extent).collect()
+        self.ranges.iter().take(LISTED_MAX).map(extent).collect()
     }
 }
 
@@ -191,7 +193,7 @@ mod tests {
         for n in 0..RANGES_MAX as u64 + 5 {
             lost.add(n * 10, 4);
         }
-        assert_eq!((lost.ranges.len(), lost.listed().len()), (RANGES_MAX, TOLD_MAX));
+        assert_eq!((lost.ranges.len(), lost.listed().len()), (RANGES_MAX, LISTED_MAX));
         assert_eq!(lost.bytes(), (RANGES_MAX as u64 + 5) * 4);
         lost.look_again();
         assert_eq!(lost.bytes(), RANGES_MAX as u64 * 4);

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - a stripe counts as rebuilt from the moment from which every write to it reaches the member as
-//!   well: it is marked while the stripe lock is held;
-//! - progress is published only when everything below it is durable and no journal record that was
+//!   well: it is marked in `rows` of the member while the stripe lock is held;
+//! - `done` of the member is advanced and published only when everything below it is durable and no journal record that was
 //!   written without the member can be replayed: a replay would restore old content of the member
 //!   that nothing follows;
 //! - content that cannot be reconstructed is never invented: such a block gets a checksum that is
@@ -74,7 +74,7 @@ impl Core {
         let member = &self.members[index];
         let rows: Vec<u64> = self.rows_left(index).into_iter().flatten().collect();
         let (began, incarnation) = (now(), member.incarnation());
-        // The member may have gone, and may have returned with less than it had.
+        // The member may have gone offline, and may have returned with fewer rows than it had.
         let is_it = || member.is_rebuilding() && member.incarnation() == incarnation;
         let mut seen = BatchState { begun: self.io.requests(), published: began, done: 0 };
         let (mut rest, mut size) = (&rows[..], ROWS_FIRST);
@@ -247,13 +247,13 @@ impl Core {
         let (mut whole, mut lost) = (BufMut::zeroed(unit as usize), BTreeMap::new());
         for block in 0..unit / BLOCK {
             let units = self.read_units(row, block * BLOCK, BLOCK, wanted, &[index]).await?;
-            let gone = self.unavailable(row, &units, wanted);
+            let unavailable = self.unavailable(row, &units, wanted);
             if let Some(bytes) = self.derive(units, role, BLOCK) {
                 let start = (block * BLOCK) as usize;
                 whole[start..start + BLOCK as usize].copy_from_slice(&bytes);
                 continue;
             }
-            match &gone {
+            match &unavailable {
                 Unavailable::Lost(units) => {
                     units.iter().for_each(|unit| self.lose_block(row, *unit, block * BLOCK));
                 }
@@ -263,7 +263,7 @@ impl Core {
                     self.name
                 ),
             }
-            lost.insert(block as usize, gone);
+            lost.insert(block as usize, unavailable);
         }
         Ok((whole.freeze(), lost))
     }

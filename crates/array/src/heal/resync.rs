@@ -29,7 +29,7 @@ struct RawUnit {
     /// Blocks that do not match their checksums.
     wrong: Vec<usize>,
     /// Unreadable blocks: zeroes in `bytes`, and not in `wrong`.
-    gone: Vec<usize>,
+    unreadable: Vec<usize>,
 }
 
 impl Core {
@@ -112,9 +112,11 @@ impl Core {
         let (unit, at) = (self.geometry.unit, self.geometry.unit_at(row));
         let (bytes, sums) = join(place.read(at, unit), self.sums.load(place, row, 0, unit)).await;
         sums?;
-        let mut gone = Vec::new();
+        let mut unreadable = Vec::new();
         let bytes = match bytes {
-            Err(e) if matches!(e.error, IoError::Medium(_)) => self.salvage(member, row, &mut gone).await?,
+            Err(e) if matches!(e.error, IoError::Medium(_)) => {
+                self.salvage(member, row, &mut unreadable).await?
+            }
             bytes => bytes?,
         };
         let mut wrong = self.sums.wrong(member, row, 0, &bytes);
@@ -122,18 +124,18 @@ impl Core {
             self.sums.load(place, row, 0, unit).await?;
             wrong = self.sums.wrong(member, row, 0, &bytes);
         }
-        wrong.retain(|block| !gone.contains(block));
-        Ok(RawUnit { member, role: self.geometry.role(row, member), bytes, wrong, gone })
+        wrong.retain(|block| !unreadable.contains(block));
+        Ok(RawUnit { member, role: self.geometry.role(row, member), bytes, wrong, unreadable })
     }
 
-    /// A unit read block by block; unreadable blocks are zeroes and listed in `gone`.
-    async fn salvage(&self, member: usize, row: u64, gone: &mut Vec<usize>) -> MemberResult<BufMut> {
+    /// A unit read block by block; unreadable blocks are zeroes and listed in `unreadable`.
+    async fn salvage(&self, member: usize, row: u64, unreadable: &mut Vec<usize>) -> MemberResult<BufMut> {
         let mut bytes = BufMut::zeroed(self.geometry.unit as usize);
         for (number, block) in bytes.chunks_exact_mut(BLOCK as usize).enumerate() {
             let at = self.geometry.unit_at(row) + number as u64 * BLOCK;
             match self.members[member].read(at, BLOCK).await {
                 Ok(read) => block.copy_from_slice(&read),
-                Err(e) if matches!(e.error, IoError::Medium(_)) => gone.push(number),
+                Err(e) if matches!(e.error, IoError::Medium(_)) => unreadable.push(number),
                 Err(e) => return Err(e),
             }
         }
@@ -170,19 +172,20 @@ impl Core {
         let blocks = (self.geometry.unit / BLOCK) as usize;
         for block in 0..blocks {
             let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
-            let bad = |raw: &RawUnit| raw.wrong.contains(&block) || raw.gone.contains(&block);
+            let bad = |raw: &RawUnit| raw.wrong.contains(&block) || raw.unreadable.contains(&block);
             let wrong: Vec<usize> = (0..raws.len()).filter(|i| bad(&raws[*i])).collect();
             if !wrong.is_empty() {
                 self.trust_checksums(row, block, &range, &wrong, &mut raws);
             }
-            let there = |raw: &&RawUnit| matches!(raw.role, Role::Data(_)) && !raw.gone.contains(&block);
+            let there =
+                |raw: &&RawUnit| matches!(raw.role, Role::Data(_)) && !raw.unreadable.contains(&block);
             let mut changed: Vec<usize> = wrong;
             if raws.iter().filter(there).count() == self.geometry.data_units() {
                 changed.extend(self.fit_block(block, &range, &mut raws));
             }
             changed.sort_unstable();
             changed.dedup();
-            for i in changed.into_iter().filter(|i| !raws[*i].gone.contains(&block)) {
+            for i in changed.into_iter().filter(|i| !raws[*i].unreadable.contains(&block)) {
                 let raw = &raws[i];
                 let bytes = Buf::copy_of(&raw.bytes[range.clone()]);
                 let piece = Piece { role: raw.role, at: range.start as u64, bytes };
@@ -232,7 +235,7 @@ impl Core {
         if all {
             for (i, bytes) in wrong.iter().zip(found.into_iter().flatten()) {
                 raws[*i].bytes[range.clone()].copy_from_slice(&bytes);
-                raws[*i].gone.retain(|gone| *gone != block);
+                raws[*i].unreadable.retain(|unreadable| *unreadable != block);
             }
         }
     }
@@ -255,10 +258,10 @@ impl Core {
                 Role::Q => q.as_ref(),
             };
             if let Some(right) = right
-                && (raw.gone.contains(&block) || raw.bytes[range.clone()] != right[..])
+                && (raw.unreadable.contains(&block) || raw.bytes[range.clone()] != right[..])
             {
                 raw.bytes[range.clone()].copy_from_slice(right);
-                raw.gone.retain(|gone| *gone != block);
+                raw.unreadable.retain(|unreadable| *unreadable != block);
                 changed.push(i);
             }
         }
@@ -277,11 +280,11 @@ fn fit_copies(raws: Vec<RawUnit>) -> Vec<MemberWrite> {
         let copies: Vec<&RawUnit> = raws.iter().filter(|raw| raw.role == role).collect();
         for block in 0..len / BLOCK as usize {
             let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
-            let mut there = copies.iter().filter(|raw| !raw.gone.contains(&block));
+            let mut there = copies.iter().filter(|raw| !raw.unreadable.contains(&block));
             let first = there.clone().next();
             let Some(right) = there.find(|raw| !raw.wrong.contains(&block)).or(first) else { continue };
             for raw in &copies {
-                let bad = raw.wrong.contains(&block) || raw.gone.contains(&block);
+                let bad = raw.wrong.contains(&block) || raw.unreadable.contains(&block);
                 if bad || raw.bytes[range.clone()] != right.bytes[range.clone()] {
                     let bytes = Buf::copy_of(&right.bytes[range.clone()]);
                     let piece = Piece { role, at: range.start as u64, bytes };

@@ -260,14 +260,14 @@ impl Core {
             };
             let wrong = of_it.len() - of_it.iter().filter(is_right).count();
             let mut right = self.right_units(row, block, units);
-            let gone = self.unavailable(row, &right, |role| part.is_none_or(|part| role == part));
+            let unavailable = self.unavailable(row, &right, |role| part.is_none_or(|part| role == part));
             let complete = match part {
                 None => right.complete(BLOCK).is_ok(),
                 Some(Role::Data(i)) => right.data[i].is_some(),
                 Some(_) => false,
             };
             if !complete {
-                match gone {
+                match unavailable {
                     _ if wrong == 0 => {}
                     Unavailable::Offline => report.waiting += wrong as u64,
                     Unavailable::Lost(lost) => {

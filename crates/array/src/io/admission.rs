@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - an operation that changes members on behalf of a user (a write, zeroes, a flush, the repair
-//!   after a read) is admitted before it begins, and counts until it has ended;
-//! - once the array is stopping nothing more is admitted; the array is marked clean only when no
+//!   after a read) is admitted before it begins, and counts in `under_way` until it has ended;
+//! - once `closed` is set nothing more is admitted; the array is marked clean only when no
 //!   admitted operation is under way, no stripe has a queue, and no background task runs.
 
 use crate::core::Core;

@@ -5,7 +5,7 @@
 //! that an array that is slow as a whole does not multiply its own load.
 //!
 //! Invariants:
-//! - `100 / percent` reads add one hedged read to the budget, which never grows beyond
+//! - `100 / percent` reads add one hedged read to `saved`, which never grows beyond
 //!   [`BUDGET_MAX`];
 //! - the loser of a race runs to its end, detached: it may be in the middle of publishing the loss
 //!   of a member, or may find one, and each error is reported once.
@@ -41,6 +41,7 @@ impl HedgeBudget {
 
     fn spend(&self) -> bool {
         let enough = self.saved.get() >= 100;
+        assert!(self.saved.get() <= 100 * BUDGET_MAX, "more hedged reads are saved than the budget allows");
         if enough {
             self.saved.set(self.saved.get() - 100);
         }

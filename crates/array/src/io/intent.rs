@@ -6,9 +6,11 @@
 //! member has missed.
 //!
 //! Invariants:
-//! - a write to a region is under way only while its bit is set on every member in use;
-//! - a bit is cleared only when no write to its region is under way, all earlier ones are durable,
-//!   and no member is offline or in resync;
+//! - a write to a region is under way, and counted in `users`, only while its bit in `durable` is
+//!   set: it is set on every member in use;
+//! - a bit of `set` is cleared only when `users` counts no write to its region, all earlier ones are
+//!   durable, and no member is offline or in resync;
+//! - a page that is `busy` is written by one task at a time;
 //! - if a page is damaged on all active members, every region of it counts as marked.
 
 use crate::core::Core;
@@ -70,6 +72,7 @@ impl Core {
 impl Drop for MarkGuard {
     fn drop(&mut self) {
         if let Some((count, last)) = self.intent.users.borrow_mut().get_mut(&self.region) {
+            assert!(*count > 0, "more writes to region {} have ended than were begun", self.region);
             *count -= 1;
             *last = now();
         }
@@ -247,7 +250,8 @@ impl Intent {
 
     /// Writes a page to all members in use.
     async fn write(&self, core: &Rc<Core>, number: usize) -> IoResult<()> {
-        self.busy.borrow_mut()[number] = true;
+        let was_busy = std::mem::replace(&mut self.busy.borrow_mut()[number], true);
+        assert!(!was_busy, "page {number} of the write-intent bitmap is written twice at a time");
         let words = self.set.borrow().clone();
         let page = self.page(number);
         let first = number * (PER_PAGE / 64) as usize;

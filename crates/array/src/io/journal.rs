@@ -11,10 +11,11 @@
 //! - records of a stripe are replayed from the oldest one still in the ring, so that none restores
 //!   what a later write has changed: a stripe with records in the window is written by way of the
 //!   journal;
-//! - space is reused only after a durable record has moved the tail beyond it, and everything
-//!   before the tail is in place and durable;
-//! - a data record is appended only together with a reservation for its commit, so that commits
-//!   never wait for each other;
+//! - space is reused only after a durable record has moved `durable_tail` beyond it, and everything
+//!   before that is in place and durable: `head` is at most `size` ahead of `durable_tail`;
+//! - a data record is appended only together with bytes in `reserved` for its commit, so that
+//!   commits never wait for each other;
+//! - `entries` is in the order of `pos` and `seq`, and `rows` counts its records by row;
 //! - space is granted first come, first served: a small record that overtook a large one of its
 //!   stripe would pin the tail until the large one is in place, which itself waits for space.
 
@@ -135,6 +136,7 @@ impl JournalState {
     /// Allocates a record at the head.
     fn take(&mut self, kind: RecordKind, row: u64, len: u64) -> Record {
         let (pos, seq, tail) = (self.head, self.next_seq, self.tail());
+        debug_assert!(self.entries.back().is_none_or(|last| last.pos + last.len <= pos && last.seq < seq));
         self.head += len;
         self.next_seq += 1;
         let step = if kind == RecordKind::Mark { RecordState::Done } else { RecordState::Open };
@@ -268,6 +270,7 @@ impl Journal {
         }
         let mut record = {
             let mut state = self.state.borrow_mut();
+            assert!(room <= state.reserved, "a commit takes more space than is reserved");
             state.reserved -= room;
             state.take(RecordKind::Commit, row, len)
         };
@@ -430,6 +433,11 @@ impl Journal {
     /// Writes a record to one member more than the array can lose.
     async fn append(&self, core: &Rc<Core>, record: &Record) -> IoResult<()> {
         let bytes = record.encode(self.array);
+        {
+            let state = self.state.borrow();
+            let window = state.head - state.durable_tail;
+            assert!(window <= self.size, "the journal would overwrite records that a replay needs");
+        }
         let at = record.pos % self.size;
         let first = (self.size - at).min(bytes.len() as u64) as usize;
         let copies = core.geometry.redundancy() + 1;

@@ -1,9 +1,10 @@
 //! Locks on stripes, and a memory budget.
 //!
 //! Invariants:
-//! - a stripe has one exclusive holder, or any number of shared ones;
+//! - a stripe has one `exclusive` holder, or any number of `shared` ones, never both;
 //! - locks are granted first come, first served, so that no waiter starves;
-//! - a stripe that is neither held nor waited for takes no memory.
+//! - a stripe that is neither held nor waited for is not in `rows`;
+//! - `used` is the sum of the permits that are held: each returns its bytes once.
 
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -67,6 +68,10 @@ impl RowLocks {
 
 impl RowLock {
     fn hold(&mut self, exclusive: bool) {
+        assert!(
+            !self.exclusive && (!exclusive || self.shared == 0),
+            "a lock is granted beside an exclusive one"
+        );
         if exclusive {
             self.exclusive = true;
         } else {
@@ -84,6 +89,7 @@ impl Drop for RowGuard {
             if self.exclusive {
                 lock.exclusive = false;
             } else {
+                assert!(lock.shared > 0, "a shared lock is released twice");
                 lock.shared -= 1;
             }
             while let Some(next) = lock.waiting.front() {
@@ -100,7 +106,7 @@ impl Drop for RowGuard {
                 rows.remove(&self.row);
             }
         }
-        // If the waiter has gone, the guard is dropped here and passes the lock on.
+        // If the waiter was dropped, so is the guard here, which passes the lock on.
         for (grant, exclusive) in grants {
             drop(grant.send(RowGuard { locks: Rc::clone(&self.locks), row: self.row, exclusive }));
         }
@@ -160,6 +166,7 @@ impl Drop for Permit {
         let mut grants = Vec::new();
         {
             let mut state = self.budget.state.borrow_mut();
+            assert!(self.bytes <= state.used, "a permit returns more bytes than are in use");
             state.used -= self.bytes;
             while let Some((bytes, _)) = state.waiting.front() {
                 if state.used > 0 && state.used + bytes > self.budget.limit {
@@ -206,11 +213,11 @@ mod tests {
         run(async {
             let locks = Rc::new(RowLocks::default());
             let held = locks.exclusive(1).await;
-            let mut gone = Box::pin(locks.exclusive(1));
-            assert!(poll_immediate(&mut gone).await.is_none());
+            let mut dropped = Box::pin(locks.exclusive(1));
+            assert!(poll_immediate(&mut dropped).await.is_none());
             let mut next = Box::pin(locks.exclusive(1));
             assert!(poll_immediate(&mut next).await.is_none());
-            drop(gone);
+            drop(dropped);
             drop(held);
             drop(next.await);
             assert!(locks.rows.borrow().is_empty());

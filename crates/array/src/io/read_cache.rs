@@ -8,7 +8,7 @@
 //! - a stripe is read under its lock, and is dropped when a write to it is in place, before the
 //!   write is acknowledged: what is cached when a read begins is never older than writes
 //!   acknowledged before;
-//! - [`MEMORY`] bounds the cache, give or take two stripes.
+//! - `stripes` holds at most `limit` stripes: about [`MEMORY`] bytes.
 
 use crate::event::Event;
 use crate::io::sequential::SequentialDetector;

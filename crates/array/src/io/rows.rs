@@ -2,10 +2,11 @@
 //!
 //! Invariants:
 //! - the writes of a stripe take effect in the order in which they came;
-//! - while a stripe has a queue a writer task works on it, and an acknowledged write stays in the
-//!   queue until it is in place: readers look into the queue first;
-//! - when the array has halted, logged writes stay in their queue, and the stripe counts as torn:
-//!   parts of what was being written may be in place.
+//! - while a stripe is in `queues` a writer task works on it, and an acknowledged write stays in
+//!   `writes` until it is in place: readers look into the queue first;
+//! - when the array has halted, logged writes stay in `writes`, and the stripe is in `torn`: parts
+//!   of what was being written may be in place;
+//! - `whole` counts the full-stripe writes under way.
 
 use crate::event::Event;
 use crate::format::geometry::Role;
@@ -283,6 +284,7 @@ pub(crate) struct FullStripeGuard<'a> {
 impl Drop for FullStripeGuard<'_> {
     fn drop(&mut self) {
         let (rows, time, mean) = (self.rows, now() - self.began, self.rows.pace.get());
+        assert!(rows.whole.get() > 0, "more full-stripe writes have ended than were begun");
         rows.whole.set(rows.whole.get() - 1);
         if time > mean * 4 + OUTAGE {
             return;

@@ -8,9 +8,9 @@
 //! zeroes, is right for units of zeroes.
 //!
 //! Invariants:
-//! - a page in memory is at least as new as the one on the member;
-//! - a page is written by one operation at a time, and an update is done when a write that began
-//!   after it has ended;
+//! - a page in memory is at least as new as the one on the member: `stored` never exceeds `made`;
+//! - a page is written by one operation at a time, which `busy` marks, and an update is done when
+//!   `stored` has reached it;
 //! - an unreadable page makes its blocks count as wrong, and no more than that: they are repaired
 //!   from redundancy like any others, and the page is rewritten with them;
 //! - an entry changes only under the exclusive lock of its stripe, and together with data that the
@@ -61,7 +61,7 @@ struct SumsPage {
     made: Cell<u64>,
     stored: Cell<u64>,
     /// The member was replaced or went offline: the page does not describe it any more.
-    gone: Cell<bool>,
+    detached: Cell<bool>,
     /// Used since the last eviction.
     recent: Cell<bool>,
     changed: Event,
@@ -73,7 +73,7 @@ struct PageGuard(Rc<SumsPage>);
 
 impl PageGuard {
     fn new(page: &Rc<SumsPage>) -> PageGuard {
-        page.busy.set(true);
+        assert!(!page.busy.replace(true), "a page of checksums is read or written twice at a time");
         PageGuard(Rc::clone(page))
     }
 }
@@ -130,10 +130,10 @@ impl Sums {
         loop {
             let page = self.page(member.index, number);
             page.changed.until(|| page.loaded.get() || !page.busy.get()).await;
-            if page.loaded.get() && !page.gone.get() {
+            if page.loaded.get() && !page.detached.get() {
                 return Ok(page);
             }
-            if !page.gone.get() {
+            if !page.detached.get() {
                 self.fetch(member, number).await?;
             }
         }
@@ -227,7 +227,7 @@ impl Sums {
     async fn store(&self, member: &Member, number: u64, page: Rc<SumsPage>, made: u64) -> MemberResult<()> {
         loop {
             page.changed.until(|| page.stored.get() >= made || !page.busy.get()).await;
-            if page.stored.get() >= made || page.gone.get() {
+            if page.stored.get() >= made || page.detached.get() {
                 return Ok(());
             }
             // The member may have been lost during the wait.
@@ -237,8 +237,9 @@ impl Sums {
             let at = self.geometry.sums_at() + number * BLOCK;
             let result = member.write(at, page.bytes().freeze(), WriteFlags::default()).await;
             if result.is_ok() {
+                assert!(page.stored.get() <= covers, "a page of checksums is stored before it is made");
                 page.stored.set(covers);
-                if member.has_volatile_cache() && !page.gone.get() {
+                if member.has_volatile_cache() && !page.detached.get() {
                     self.unflushed.borrow_mut().insert((member.index, number), Rc::clone(&page));
                 }
             }
@@ -250,7 +251,7 @@ impl Sums {
     /// Drops all pages of a member.
     pub(crate) fn forget(&self, member: usize) {
         self.pages.borrow_mut().retain(|(of, _), page| {
-            page.gone.set(*of == member);
+            page.detached.set(*of == member);
             *of != member
         });
         self.unflushed.borrow_mut().retain(|(of, _), _| *of != member);

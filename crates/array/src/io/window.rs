@@ -6,8 +6,9 @@
 //! paths, as the members measure it; further reads wait here, not in the network.
 //!
 //! Invariants:
-//! - no more than the limit is in flight, except for a single larger read;
-//! - users come first, but after [`USERS_AHEAD`] of their grants a waiting background read has its
+//! - `used` exceeds `limit` only by a single larger read, and is the sum of the permits that are
+//!   held;
+//! - users come first, but when `ahead` has counted [`USERS_AHEAD`] of their grants a waiting background read has its
 //!   turn;
 //! - a permit is taken before a stripe lock, never while holding one, which could deadlock.
 
@@ -128,12 +129,13 @@ impl Drop for ReadPermit {
         let mut grants = Vec::new();
         {
             let mut state = self.window.state.borrow_mut();
+            assert!(self.bytes <= state.used, "a permit returns more bytes than are in flight");
             state.used -= self.bytes;
             while let Some(next) = state.next() {
                 grants.push(next);
             }
         }
-        // If the waiter has gone, the permit is dropped here and passes on.
+        // If the waiter was dropped, so is the permit here, which passes on.
         for WaitingRead { bytes, grant } in grants {
             drop(grant.send(ReadPermit { window: Rc::clone(&self.window), bytes }));
         }

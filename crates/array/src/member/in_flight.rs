@@ -1,6 +1,7 @@
 //! Operations under way on a device.
 //!
 //! Invariants:
+//! - an operation is in `under_way` until the device completes it, also after a timeout;
 //! - `unreachable` is set as soon as an operation finds the member unreachable, before it is marked
 //!   offline: results of other operations from then on prove nothing, since the member may have
 //!   lost power in between.

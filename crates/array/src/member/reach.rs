@@ -1,8 +1,8 @@
 //! When a member may be written, and how long an operation on it may take.
 //!
 //! Invariants:
-//! - a member is written only after a check of its heartbeat that began less than two heartbeats
-//!   ago (or after the write was submitted) and found no other session: a host that was suspended
+//! - a member is written only if the check in `seen`, which found no other session, began less than
+//!   two heartbeats ago or after the write was submitted: a host that was suspended
 //!   or cut off first checks that it still owns the array. The age is taken, immediately before the
 //!   write is handed to the device, from a clock that runs while the machine is suspended;
 //! - a member is given up only if the array can do without all members that are unreachable at that

@@ -74,7 +74,7 @@ impl Power {
     }
 
     /// Resolves when the power fails.
-    pub async fn gone(&self) {
+    pub async fn lost(&self) {
         std::future::poll_fn(|cx| {
             if self.is_off() {
                 return std::task::Poll::Ready(());
@@ -100,7 +100,7 @@ pub struct Inner {
     /// Operations wait as long as this is set.
     pub silent: AtomicBool,
     /// Since when the disk reports itself as unreachable.
-    pub away: Mutex<Option<Instant>>,
+    pub disconnected: Mutex<Option<Instant>>,
     /// Every write fails.
     pub worn: AtomicBool,
     /// Added to each operation, in microseconds.
@@ -164,7 +164,7 @@ impl Disk {
                 power: Arc::clone(power),
                 unreachable: AtomicBool::new(false),
                 silent: AtomicBool::new(false),
-                away: Mutex::default(),
+                disconnected: Mutex::default(),
                 worn: AtomicBool::new(false),
                 slow: AtomicU64::new(0),
                 cache: Mutex::default(),
@@ -199,13 +199,13 @@ impl Disk {
 
     /// Loses its connection, and reports it; operations wait.
     pub fn disconnect(&self) {
-        *self.away.lock().unwrap() = Some(now());
+        *self.disconnected.lock().unwrap() = Some(now());
         self.silent.store(true, SeqCst);
     }
 
     /// Reconnects, and completes waiting operations.
     pub fn reconnect(&self) {
-        *self.away.lock().unwrap() = None;
+        *self.disconnected.lock().unwrap() = None;
         self.silent.store(false, SeqCst);
     }
 
@@ -390,7 +390,7 @@ impl BlockIo for Io {
     }
 
     fn away_since(&self) -> Option<Instant> {
-        *self.0.away.lock().unwrap()
+        *self.0.disconnected.lock().unwrap()
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {

@@ -60,8 +60,8 @@ pub enum RecordKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordedCondition {
     Active,
-    /// Absent or failed.
-    Gone,
+    /// Offline or failed.
+    Missing,
     /// Has the rows below this.
     Rebuilding(u64),
 }
@@ -102,7 +102,7 @@ impl Op {
         let at = ENTRIES_AT + member * ENTRY + 16;
         Some(match number::<2>(bytes, at) {
             1 => RecordedCondition::Active,
-            2 | 3 => RecordedCondition::Gone,
+            2 | 3 => RecordedCondition::Missing,
             4 => RecordedCondition::Rebuilding(number::<8>(bytes, at + 4)),
             other => panic!("condition {other}"),
         })
