@@ -42,10 +42,10 @@ pub async fn create(
     create_as(devices, spares, shape, Uuid::new_v4).await
 }
 
-/// Like [`create`], with identifiers from the caller: for simulations, which must be reproducible.
+/// Like [`create()`], with identifiers from the caller: for simulations, which must be reproducible.
 ///
 /// # Errors
-/// As for [`create`].
+/// As for [`create()`].
 pub async fn create_as(
     devices: &[Arc<dyn BlockDevice>],
     spares: &[Arc<dyn BlockDevice>],
@@ -60,7 +60,7 @@ pub async fn create_as(
 /// without the other.
 ///
 /// # Errors
-/// As for [`create`].
+/// As for [`create()`].
 pub async fn create_witnessed(
     devices: &[Arc<dyn BlockDevice>],
     spares: &[Arc<dyn BlockDevice>],
@@ -87,11 +87,11 @@ pub async fn assemble(
     assemble_as(devices, options, Uuid::new_v4()).await
 }
 
-/// Like [`assemble`], with a session UUID from the caller: for simulations, which must be
+/// Like [`assemble()`], with a session UUID from the caller: for simulations, which must be
 /// reproducible.
 ///
 /// # Errors
-/// As for [`assemble`].
+/// As for [`assemble()`].
 pub async fn assemble_as(
     devices: &[Arc<dyn BlockDevice>],
     options: Options,
@@ -104,7 +104,7 @@ pub async fn assemble_as(
 /// array has one, is among the devices.
 ///
 /// # Errors
-/// As for [`assemble`].
+/// As for [`assemble()`].
 pub async fn assemble_with(
     devices: &[Arc<dyn BlockDevice>],
     options: Options,

@@ -186,7 +186,7 @@ fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output
     }
 }
 
-/// Admitted when called, like [`write`].
+/// Admitted when called, like [`write()`].
 fn run_op(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
     let admitted = core.admit();
     async move {
