@@ -18,7 +18,7 @@ pub enum ArrayError {
     /// The device cannot be used.
     #[error("{device}: {source}")]
     Device {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
         /// Error of the device.
         source: IoError,
@@ -28,7 +28,7 @@ pub enum ArrayError {
         "{device} is a member of array {name} ({array}): --force takes it away, and all that array's data with it"
     )]
     Taken {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
         /// Name of the array.
         name: String,
@@ -41,7 +41,7 @@ pub enum ArrayError {
          and all that array's data with it"
     )]
     TakenUnknown {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
         /// What is wrong with the superblock.
         superblock: Unknown,
@@ -49,9 +49,9 @@ pub enum ArrayError {
     /// The device has other content.
     #[error("{device} has {content} on it, which would be lost: --force overwrites it")]
     Content {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
-        /// The content found.
+        /// What its first blocks show.
         content: Content,
     },
     /// The device has a superblock that this version cannot read.
@@ -60,7 +60,7 @@ pub enum ArrayError {
          are enough"
     )]
     NotUnderstood {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
         /// What is wrong with the superblock.
         superblock: Unknown,
@@ -71,7 +71,7 @@ pub enum ArrayError {
     /// Devices of different arrays were given.
     #[error("{device} is a member of another array, {name} ({array})")]
     Foreign {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
         /// Name of its array.
         name: String,
@@ -89,7 +89,7 @@ pub enum ArrayError {
     /// The member is smaller than the array needs.
     #[error("{device} has {size} bytes, and a member of this array needs {needs}: has it been made smaller?")]
     TooSmall {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
         /// Its size in bytes.
         size: u64,
@@ -118,7 +118,7 @@ pub enum ArrayError {
          descends from: it may have data that this set has not. --force overwrites it"
     )]
     Newer {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
         /// Age of its superblock.
         own: String,
@@ -132,7 +132,7 @@ pub enum ArrayError {
          have is lost then"
     )]
     Outdated {
-        /// Array name.
+        /// Name of the array, as its superblocks give it.
         name: String,
         /// Which members are missing, and what they may have.
         why: String,
@@ -142,7 +142,7 @@ pub enum ArrayError {
         "{device} is in use at this moment (session {session}): stop the array that it is a member of first"
     )]
     DeviceInUse {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         device: String,
         /// Session of the heartbeat on it.
         session: Uuid,

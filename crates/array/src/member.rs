@@ -60,7 +60,7 @@ pub struct MemberCounts {
     pub mismatches: u64,
     /// Blocks that were repaired from redundancy.
     pub repaired: u64,
-    /// Reads that failed.
+    /// Reads that returned an error, whatever its cause.
     pub read_errors: u64,
     /// Hedged reads of this member.
     pub hedged: u64,

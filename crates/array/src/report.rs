@@ -89,11 +89,11 @@ pub enum Health {
 pub struct Status {
     /// UUID of the array.
     pub uuid: Uuid,
-    /// Array name.
+    /// Name of the array, as its superblocks give it.
     pub name: String,
     /// Shape of the array.
     pub geometry: Geometry,
-    /// Overall state.
+    /// Whether it is whole, lacks redundancy or data, or has halted.
     pub health: Health,
     /// Why it has halted, or what is at risk.
     pub detail: String,

@@ -31,7 +31,7 @@ pub enum StripeError {
     /// A member is smaller than one unit.
     #[error("{member} has {size} bytes, less than one stripe unit of {unit}")]
     TooSmall {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         member: String,
         /// Its size in bytes.
         size: u64,
@@ -41,7 +41,7 @@ pub enum StripeError {
     /// A member's logical blocks are larger than a unit.
     #[error("{member} has logical blocks of {block} bytes, larger than the stripe unit of {unit}")]
     Block {
-        /// Device name.
+        /// Name of the device, as its `DeviceInfo` gives it.
         member: String,
         /// Its logical block size in bytes.
         block: u32,

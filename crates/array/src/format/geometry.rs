@@ -61,15 +61,15 @@ pub(crate) enum Role {
 pub struct Geometry {
     /// Distribution of data and redundancy over the members.
     pub layout: Layout,
-    /// Number of members.
+    /// Number of members, [`MIN_WIDTH`](crate::MIN_WIDTH) to [`MAX_WIDTH`](crate::MAX_WIDTH).
     pub width: usize,
-    /// Stripe unit.
+    /// Stripe unit in bytes, a power of two.
     pub unit: u64,
-    /// Number of stripes.
+    /// Number of stripes: units of each member.
     pub rows: u64,
-    /// Journal of each member.
+    /// Bytes of the journal on each member; zero without parity.
     pub journal: u64,
-    /// Part of each member per intent bit.
+    /// Bytes of each member that a bit of the write-intent bitmap stands for.
     pub region: u64,
 }
 

@@ -34,7 +34,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// All layouts.
+    /// All layouts, in the order in which help lists them.
     pub const ALL: [Layout; 5] =
         [Layout::Stripe, Layout::Mirror, Layout::StripeMirror, Layout::Parity, Layout::DoubleParity];
 

@@ -61,7 +61,7 @@ pub struct ScrubReport {
     pub lost: u64,
     /// Some blocks of a stripe contradict each other.
     pub(crate) misfits: bool,
-    /// Duration so far.
+    /// Time since the scrub began; its duration once it has finished.
     pub elapsed: Duration,
 }
 

@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 pub(crate) enum LogState {
     /// The write has no data record.
     None,
-    /// Being written.
+    /// The data record is being written; the write is not acknowledged.
     UnderWay,
-    /// Durable.
+    /// The data record is durable, and the write is acknowledged.
     Durable(DurableRecord),
     /// Failed: the write continues without a record, unacknowledged.
     Failed,
