@@ -147,7 +147,7 @@ fn once(setup: &Setup, conditions: Conditions) -> Result<[f64; NUMBERS.len()]> {
 
     let began = Instant::now();
     star.array(&["add-spare", "bench", "--device", &uris[MEMBERS]])?;
-    let first = await_filling(&star)?;
+    let first = await_rebuild(&star)?;
     let spare_in = began.elapsed().as_secs_f64();
     let (during, rebuild) = std::thread::scope(|scope| -> Result<_> {
         let reads = scope.spawn(|| reads(&runner, &star.engine, &gateway));
@@ -217,35 +217,35 @@ fn status(star: &Star) -> Result<Value> {
     serde_json::from_str(text.lines().last().context("no status")?).context("the array's status")
 }
 
-/// Bytes that were filled, and the seconds that took so far.
-type Filled = (f64, f64);
+/// Bytes rebuilt so far, and the seconds that they took.
+type Rebuilt = (f64, f64);
 
-fn filling(status: &Value) -> Option<Filled> {
-    let filling = &status["filling"];
-    Some((filling["done_bytes"].as_f64()?, filling["elapsed_seconds"].as_f64()?))
+fn rebuild_progress(status: &Value) -> Option<Rebuilt> {
+    let rebuild = &status["filling"];
+    Some((rebuild["done_bytes"].as_f64()?, rebuild["elapsed_seconds"].as_f64()?))
 }
 
-/// Waits until a spare is being filled.
-fn await_filling(star: &Star) -> Result<Filled> {
+/// Waits until a spare is being rebuilt.
+fn await_rebuild(star: &Star) -> Result<Rebuilt> {
     let began = Instant::now();
     while began.elapsed() < PATIENCE {
-        if let Some(filled) = filling(&status(star)?) {
-            return Ok(filled);
+        if let Some(rebuilt) = rebuild_progress(&status(star)?) {
+            return Ok(rebuilt);
         }
         sleep(TICK / 4);
     }
     bail!("no spare was taken within {PATIENCE:?}")
 }
 
-/// Waits until the array is whole; bytes per second of the filling.
-fn follow(star: &Star, mut last: Filled) -> Result<f64> {
+/// Waits until the array is whole; bytes per second of the rebuild.
+fn follow(star: &Star, mut last: Rebuilt) -> Result<f64> {
     let began = Instant::now();
     while began.elapsed() < PATIENCE {
         let status = status(star)?;
         if status["health"] == "healthy" {
             return Ok(last.0 / last.1);
         }
-        last = filling(&status).unwrap_or(last);
+        last = rebuild_progress(&status).unwrap_or(last);
         sleep(TICK);
     }
     bail!("the array was not whole within {PATIENCE:?}")
