@@ -178,7 +178,7 @@ impl DirectionState {
     pub(super) fn best(&self) -> f64 {
         let mut rates = self.rates;
         rates.sort_by(f64::total_cmp);
-        rates[MEMORY - 2]
+        rates[if self.known < 2 { MEMORY - 1 } else { MEMORY - 2 }]
     }
 
     /// Looks for the end of the path again.

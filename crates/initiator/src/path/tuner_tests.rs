@@ -509,10 +509,12 @@ impl Cubic {
             self.window *= 2f64.powf(step / rtt);
             return;
         }
-        // RFC 9438: C is 0.4 and beta 0.7.
+        // RFC 9438: C is 0.4 and beta 0.7; on short paths no less than Reno would have (section 4.3).
         let most = self.most / SEGMENT;
         let k = (most * 0.3 / 0.4).cbrt();
-        self.window = self.window.max(SEGMENT * (0.4 * (self.since - k).powi(3) + most));
+        let cubic = 0.4 * (self.since - k).powi(3) + most;
+        let reno = 0.7 * most + 3.0 * 0.3 / 1.7 * self.since / rtt;
+        self.window = self.window.max(SEGMENT * cubic.max(reno));
     }
 
     fn lose(&mut self, rtt: f64) {
@@ -664,6 +666,25 @@ fn loss_at_random_is_told_from_the_own_queue() {
         assert!(got.plan.connections >= 4, "{mbit} {rtt_ms} {loss}: {:?}", got.plan);
         assert_eq!(got.plan.limit, Some(Limit::Loss), "{mbit} {rtt_ms} {loss}");
         assert!(got.plan.carried[0] < 1.005 * path.rate);
+    }
+}
+
+/// On a short path losses hold a connection back as well, and where more connections bring too
+/// little to keep them, the loss is named all the same.
+#[test]
+fn loss_on_a_short_path_is_found() {
+    for (mbit, rtt_ms, loss) in [(5000.0, 0.5, 0.01), (5000.0, 2.0, 0.001), (1000.0, 2.5, 0.005)] {
+        let mut path = Bottleneck { loss, bursts: 0.1, ..Bottleneck::new(mbit, rtt_ms, 0.3) };
+        let got = path.measure();
+        let share = got.plan.carried[0] / path.rate;
+        assert_eq!(
+            got.plan.limit,
+            Some(Limit::Loss),
+            "{mbit} {rtt_ms} {loss}: {share:.3} after {:.1} s, {:?}",
+            got.seconds,
+            got.plan
+        );
+        assert!(share < 1.005, "{mbit} {rtt_ms} {loss}: {share:.3}");
     }
 }
 
