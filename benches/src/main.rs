@@ -139,6 +139,8 @@ enum Group {
     PerFile,
     /// Copies of data sets over long links
     Sets,
+    /// Connections of a copy, found and fixed, and a plain stream beside it
+    Streams,
     /// Copies within the machine, and processor time by concurrency
     Near,
     /// A tree of which a few files have changed
@@ -199,7 +201,10 @@ impl Group {
 
     /// Whether it is about copies of trees.
     fn is_transfer(self) -> bool {
-        matches!(self, Group::PerFile | Group::Sets | Group::Near | Group::Update | Group::Empty)
+        matches!(
+            self,
+            Group::PerFile | Group::Sets | Group::Streams | Group::Near | Group::Update | Group::Empty
+        )
     }
 
     /// Whether it needs emulated links, and so root.
@@ -264,6 +269,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Heal, groups::arrays::heal::run),
         (Group::PerFile, groups::transfer::per_file::run),
         (Group::Sets, groups::transfer::sets::run),
+        (Group::Streams, groups::transfer::streams::run),
         (Group::Near, groups::transfer::near::run),
         (Group::Update, groups::transfer::update::run),
         (Group::Empty, groups::transfer::empty::run),

@@ -4,6 +4,7 @@ pub(crate) mod empty;
 pub(crate) mod near;
 pub(crate) mod per_file;
 pub(crate) mod sets;
+pub(crate) mod streams;
 pub(crate) mod update;
 
 use crate::link::{self, Link};
