@@ -82,7 +82,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Keep what was measured in this file, and do not measure again what it has: a long run
-    /// continues where it was interrupted (distance, all of arrays and of attached)
+    /// continues where it was interrupted (distance, paths, all of arrays and of attached)
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
     /// Put the tables between the markers of the pages in this directory, and the floors that

@@ -36,12 +36,29 @@ struct Case {
     loss: f64,
 }
 
-/// What one measurement of a path said.
+/// What an answer can say of the cause.
+const CAUSES: [&str; 5] = ["full", "loss", "socket", "hosts", "unknown"];
+
+/// What one measurement of a path said, and iperf3 after it.
 struct Answer {
     /// Bytes per second.
     rate: f64,
     connections: u16,
-    cause: &'static str,
+    /// Index in [`CAUSES`].
+    cause: usize,
+    /// Bytes per second of as many streams.
+    reference: f64,
+}
+
+impl Answer {
+    fn of(numbers: &[f64]) -> Option<Answer> {
+        let &[rate, connections, cause, reference] = numbers else { return None };
+        Some(Answer { rate, connections: connections as u16, cause: cause as usize, reference })
+    }
+
+    fn numbers(&self) -> [f64; 4] {
+        [self.rate, self.connections.into(), self.cause as f64, self.reference]
+    }
 }
 
 pub(crate) fn run(setup: &Setup) -> Result<Section> {
@@ -96,30 +113,43 @@ fn measure(setup: &Setup, link: &Link, case: &Case, section: &mut Section) -> Re
     let iperf =
         Iperf::start(plain)?.context("iperf3 is the reference of this group, and is not installed")?;
     let name = format!("{:.0} Mb/s, {:.3} ms", case.rate as f64 / 1e6, case.rtt.as_secs_f64() * 1e3);
-    let mut answers = Vec::new();
-    let mut references = Vec::new();
-    for _ in 0..setup.rounds {
-        let answer = link.on_time(|| ask(plain, &target))?;
-        let reference = link.on_time(|| iperf.parallel(plain, false, 128 << 10, answer.connections))?;
-        eprintln!(
-            "  {name}, queue {}, loss {}: {:.1} on {} ({}), {:.1}",
-            case.queue,
-            case.loss,
-            answer.rate / MB,
-            answer.connections,
-            answer.cause,
-            reference / MB
-        );
-        answers.push(answer);
-        references.push(reference);
-    }
-    let (said, references) = (Samples::of(&answers, |a| a.rate), Samples(references));
+    let case_name = format!("paths: {name}");
+    let kept = match &setup.keep {
+        Some(keep) => keep.get(&case_name, 4, setup.rounds)?,
+        None => None,
+    };
+    let numbers = match kept {
+        Some(kept) => kept,
+        None => {
+            let mut numbers = vec![Vec::new(); 4];
+            for _ in 0..setup.rounds {
+                let answer = link.on_time(|| ask(plain, &target, &iperf))?;
+                eprintln!(
+                    "  {name}, queue {}, loss {}: {:.1} on {} ({}), {:.1}",
+                    case.queue,
+                    case.loss,
+                    answer.rate / MB,
+                    answer.connections,
+                    CAUSES[answer.cause],
+                    answer.reference / MB
+                );
+                numbers.iter_mut().zip(answer.numbers()).for_each(|(all, one)| all.push(one));
+            }
+            if let Some(keep) = &setup.keep {
+                keep.put(&case_name, &numbers)?;
+            }
+            numbers
+        }
+    };
+    let round = |index: usize| Answer::of(&numbers.iter().map(|all| all[index]).collect::<Vec<_>>());
+    let answers: Vec<Answer> = (0..setup.rounds as usize).filter_map(round).collect();
+    let (said, references) = (Samples::of(&answers, |a| a.rate), Samples::of(&answers, |a| a.reference));
     let ratio = said.ratio(&references);
     let near = (ratio.median() - 1.0).abs() <= TOLERANCE;
     for (subject, samples) in [("longhaul", &said), ("as many streams", &references)] {
         section.keep(&name, subject, "bytes/s", samples);
     }
-    let mut causes: Vec<_> = answers.iter().map(|a| a.cause).collect();
+    let mut causes: Vec<_> = answers.iter().map(|a| CAUSES[a.cause]).collect();
     causes.sort_unstable();
     causes.dedup();
     section.row(vec![
@@ -136,7 +166,7 @@ fn measure(setup: &Setup, link: &Link, case: &Case, section: &mut Section) -> Re
     Ok(())
 }
 
-fn ask(setup: &Setup, target: &Target) -> Result<Answer> {
+fn ask(setup: &Setup, target: &Target, iperf: &Iperf) -> Result<Answer> {
     let summary = path_info(setup, target, &[])?;
     let path = &summary["path"]["measured"];
     let limit = &path["limit"];
@@ -147,14 +177,12 @@ fn ask(setup: &Setup, target: &Target) -> Result<Answer> {
         Some(true) => "full",
         _ => "unknown",
     };
-    Ok(Answer {
-        rate: path["bits_per_second"].as_f64().context("no rate")? / 8.0,
-        connections: path["connections"]
-            .as_u64()
-            .and_then(|n| u16::try_from(n).ok())
-            .context("no connections")?,
-        cause,
-    })
+    let rate = path["bits_per_second"].as_f64().context("no rate")? / 8.0;
+    let connections = path["connections"].as_u64().and_then(|n| u16::try_from(n).ok());
+    let connections = connections.context("no connections")?;
+    let reference = iperf.parallel(setup, false, 128 << 10, connections)?;
+    let cause = CAUSES.iter().position(|one| *one == cause).context("a cause without a number")?;
+    Ok(Answer { rate, connections, cause, reference })
 }
 
 /// Link `index`. Each number walks through its range by a step that is irrational
