@@ -1,8 +1,8 @@
-//! Memory of the packets under way.
+//! Memory of the packets in flight.
 //!
-//! Packets are read right behind each other into large blocks, small and large
-//! ones alike. A block whose packets are all gone is used again, the last one
-//! first, so that a short link stays within the cache however long it runs.
+//! Packets of any size are stored one behind the other in large blocks. A block without
+//! live packets is reused, the last one first, so that the memory of a short link stays
+//! in the cache.
 //!
 //! Invariants:
 //! - a block is current, or free, or has live packets;
@@ -18,7 +18,7 @@ const BLOCK: usize = 4 * 65_536;
 
 /// A packet in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct StoredPacket {
     block: u32,
     at: u32,
     len: u32,
@@ -70,29 +70,29 @@ impl Arena {
     }
 
     /// Keeps the first `len` bytes of the space that was handed out last.
-    pub(crate) fn keep(&mut self, len: usize) -> Option<Place> {
+    pub(crate) fn keep(&mut self, len: usize) -> Option<StoredPacket> {
         let current = self.current?;
         let block = &mut self.blocks[current as usize];
         let at = block.used;
         block.used += len;
         block.live += 1;
-        Some(Place { block: current, at: at as u32, len: len as u32 })
+        Some(StoredPacket { block: current, at: at as u32, len: len as u32 })
     }
 
     /// The bytes of a packet.
-    pub(crate) fn bytes(&self, place: Place) -> &[u8] {
-        let at = place.at as usize;
-        &self.blocks[place.block as usize].bytes[at..at + place.len as usize]
+    pub(crate) fn bytes(&self, packet: StoredPacket) -> &[u8] {
+        let at = packet.at as usize;
+        &self.blocks[packet.block as usize].bytes[at..at + packet.len as usize]
     }
 
     /// Lets a packet go.
-    pub(crate) fn free(&mut self, place: Place) {
-        let block = &mut self.blocks[place.block as usize];
+    pub(crate) fn free(&mut self, packet: StoredPacket) {
+        let block = &mut self.blocks[packet.block as usize];
         block.live -= 1;
         if block.live == 0 {
             block.used = 0;
-            if self.current != Some(place.block) {
-                self.free.push(place.block);
+            if self.current != Some(packet.block) {
+                self.free.push(packet.block);
             }
         }
     }
@@ -107,13 +107,13 @@ impl Arena {
 mod tests {
     use super::*;
 
-    fn put(arena: &mut Arena, len: usize, fill: u8) -> Option<Place> {
+    fn put(arena: &mut Arena, len: usize, fill: u8) -> Option<StoredPacket> {
         arena.space()?[..len].fill(fill);
         arena.keep(len)
     }
 
     #[test]
-    fn packets_stay_as_they_are_until_they_go() {
+    fn packets_are_unchanged_until_they_leave() {
         let mut arena = Arena::new(64 * BLOCK);
         let mut live = std::collections::VecDeque::new();
         for i in 0..5000usize {

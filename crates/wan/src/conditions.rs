@@ -250,7 +250,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_change_leaves_alone_what_it_does_not_name() {
+    fn a_change_keeps_the_conditions_that_it_does_not_name() {
         let before = Conditions::new(20 * MS, Some(1_000_000_000));
         assert_eq!(before.with(&Change::default()).unwrap(), before);
         let after = before.with(&Change { loss: Some(0.5), ..Change::cut() }.only(Direction::Back)).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_conditions_are_refused() {
         let wrong = |change: Change| Conditions::default().with(&change).unwrap_err().to_string();
         assert!(wrong(Change { loss: Some(1.1), ..Change::default() }).contains("100 %"));
         assert!(wrong(Change { loss: Some(f64::NAN), ..Change::default() }).contains("100 %"));

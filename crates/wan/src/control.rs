@@ -1,6 +1,6 @@
 //! Changing and watching a running path from another process.
 //!
-//! A socket bears the path's name, in a directory that only its user can
+//! The socket has the name of the path, in a directory that only its user can
 //! enter. A connection carries one request and its answer, a line of JSON each.
 //!
 //! Invariants:
@@ -22,47 +22,47 @@ use std::time::Duration;
 /// Longest request in bytes: all there is to change, several times over.
 const MAX_REQUEST: u64 = 16 << 10;
 
-/// How long either side waits for the other one.
+/// Timeout of either side for the other.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What can be asked.
+/// A request to a running path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Change a link, or all of them.
     Set {
-        /// Its number, from 1.
+        /// Number of the link, from 1.
         link: Option<usize>,
-        /// What is to be different.
+        /// Conditions to change; the others stay.
         change: Box<Change>,
     },
-    /// Nothing but the answer.
+    /// Read the status.
     Status {
-        /// Count from nothing again.
+        /// Set the counters to zero.
         reset: bool,
     },
 }
 
-/// How a path is doing.
+/// Status of a running path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
-    /// Its name.
+    /// Name of the path.
     pub name: String,
-    /// The process that emulates it.
+    /// Process id of the emulator.
     pub pid: u32,
-    /// What carries the packets: `tun` or `netem`.
+    /// How packets are carried: `tun` or `netem`.
     pub via: String,
     /// Namespace of the client.
     pub client: String,
     /// Namespaces of the servers.
     pub servers: Vec<String>,
-    /// What each link is like.
+    /// Conditions of each link, in order.
     pub conditions: Vec<Conditions>,
-    /// Counters.
+    /// Counters since the start or the last reset.
     pub statistics: Statistics,
 }
 
-/// Where the sockets are: in `/run` for root, else where the session keeps such
-/// things.
+/// Directory of the sockets: in `/run` for root, else the runtime directory of the
+/// session.
 pub fn directory() -> PathBuf {
     let session = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     match session {
@@ -76,7 +76,7 @@ pub fn socket(name: &str) -> PathBuf {
     directory().join(format!("{name}.sock"))
 }
 
-/// Names of all that are there, running or not.
+/// Names of all sockets, with a running path or not.
 pub fn names() -> Vec<String> {
     let entries = std::fs::read_dir(directory()).into_iter().flatten().flatten();
     let name = |entry: std::fs::DirEntry| Some(entry.file_name().to_str()?.strip_suffix(".sock")?.to_owned());
@@ -85,10 +85,10 @@ pub fn names() -> Vec<String> {
     names
 }
 
-/// Asks the path of this name.
+/// Sends a request to the path of this name.
 ///
 /// # Errors
-/// None runs by this name, it does not answer, or it refuses.
+/// No path of this name runs, it does not answer, or it refuses.
 pub fn ask(name: &str, request: &Request) -> Result<Status, Error> {
     let exchange = || -> io::Result<String> {
         let mut stream = UnixStream::connect(socket(name))?;
@@ -115,7 +115,7 @@ pub fn ask(name: &str, request: &Request) -> Result<Status, Error> {
     answer.map_err(Error::Invalid)
 }
 
-/// A path that can be asked; dropping it closes the socket.
+/// The control socket of a running path; dropping it closes the socket.
 #[derive(Debug)]
 pub struct Control {
     listener: Arc<UnixListener>,
@@ -127,7 +127,7 @@ impl Control {
     /// Listens for requests to `wan`.
     ///
     /// # Errors
-    /// The socket cannot be made, or another one answers by that name.
+    /// The socket cannot be created, or another path of that name runs.
     pub fn start(wan: &Arc<Wan>) -> Result<Control, Error> {
         let path = socket(wan.name());
         let what = || format!("cannot listen on {}", path.display());
@@ -195,7 +195,7 @@ fn handle(wan: &Wan, request: &Request) -> Result<Status, Error> {
     status(wan, reset)
 }
 
-/// How a path is doing; with `reset`, counters begin again.
+/// Status of a path; with `reset`, its counters are set to zero.
 ///
 /// # Errors
 /// It has stopped.

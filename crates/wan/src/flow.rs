@@ -1,29 +1,29 @@
-//! Packets under way in one direction: the model's verdicts carried out.
+//! Packets in flight in one direction, as the model decides.
 //!
 //! Invariants:
 //! - `queue` is in the order of both departure and arrival;
-//! - what is held back, and duplicates, are in `held`, sorted by arrival, so
-//!   that nothing else waits for them;
-//! - each packet in either of them owns its place in the arena.
+//! - packets that are held back, and duplicates, are in `held`, sorted by arrival, so
+//!   that no other packet waits for them;
+//! - each packet in either of them owns its memory in the arena.
 
 #[cfg(test)]
 mod tests;
 
-use crate::arena::{Arena, Place};
+use crate::arena::{Arena, StoredPacket};
 use crate::conditions::Way;
-use crate::model::{Lane, Piece};
+use crate::model::{LinkModel, PacketRun};
 use crate::packet::{self, Shape};
 use crate::statistics::{LateMeter, WayStatistics};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// A packet under way.
+/// A packet in flight.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parcel {
-    /// Where its bytes are.
-    pub(crate) place: Place,
+pub(crate) struct QueuedPacket {
+    /// Its bytes in the arena.
+    pub(crate) stored: StoredPacket,
     departs: u64,
-    /// When it arrives.
+    /// Time of its arrival, in ns.
     pub(crate) due: u64,
     /// IP bytes on the wire.
     wire: u64,
@@ -31,36 +31,36 @@ pub(crate) struct Parcel {
     count: u32,
 }
 
-/// A parcel outside the queue; earlier ones first, then those that came first.
-struct Held(Reverse<(u64, u64)>, Parcel);
+/// A packet outside the queue, ordered by arrival, then by admission.
+struct HeldPacket(Reverse<(u64, u64)>, QueuedPacket);
 
-impl PartialEq for Held {
-    fn eq(&self, other: &Held) -> bool {
+impl PartialEq for HeldPacket {
+    fn eq(&self, other: &HeldPacket) -> bool {
         self.0 == other.0
     }
 }
 
-impl Eq for Held {}
+impl Eq for HeldPacket {}
 
-impl PartialOrd for Held {
-    fn partial_cmp(&self, other: &Held) -> Option<std::cmp::Ordering> {
+impl PartialOrd for HeldPacket {
+    fn partial_cmp(&self, other: &HeldPacket) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Held {
-    fn cmp(&self, other: &Held) -> std::cmp::Ordering {
+impl Ord for HeldPacket {
+    fn cmp(&self, other: &HeldPacket) -> std::cmp::Ordering {
         self.0.cmp(&other.0)
     }
 }
 
 pub(crate) struct Flow {
-    lane: Lane,
-    queue: VecDeque<Parcel>,
-    held: BinaryHeap<Held>,
+    model: LinkModel,
+    queue: VecDeque<QueuedPacket>,
+    held: BinaryHeap<HeldPacket>,
     held_so_far: u64,
-    pieces: Vec<Piece>,
-    /// A packet that is being cut.
+    runs: Vec<PacketRun>,
+    /// A packet that is being segmented.
     whole: Vec<u8>,
     late: LateMeter,
 }
@@ -68,77 +68,77 @@ pub(crate) struct Flow {
 impl Flow {
     pub(crate) fn new(way: Way, seed: u64) -> Flow {
         Flow {
-            lane: Lane::new(way, seed),
+            model: LinkModel::new(way, seed),
             queue: VecDeque::new(),
             held: BinaryHeap::new(),
             held_so_far: 0,
-            pieces: Vec::new(),
+            runs: Vec::new(),
             whole: Vec::with_capacity(packet::MAX),
             late: LateMeter::new(),
         }
     }
 
-    /// A packet came: the first `len` bytes of the arena's space.
+    /// Admits a packet: the first `len` bytes of the arena's space.
     pub(crate) fn arrive(&mut self, arena: &mut Arena, now: u64, len: usize) {
         let Some(space) = arena.space() else { return };
         let packet = &space[..len];
         let shape = Shape::of(packet);
-        let mut pieces = std::mem::take(&mut self.pieces);
-        self.lane.offer(now, &shape, &mut pieces);
-        match pieces.as_slice() {
+        let mut runs = std::mem::take(&mut self.runs);
+        self.model.offer(now, &shape, &mut runs);
+        match runs.as_slice() {
             [] => {}
-            [piece] if (piece.from, piece.to) == (0, shape.count) => {
-                if let Some(place) = arena.keep(len) {
-                    self.push(piece, place);
+            [run] if (run.from, run.to) == (0, shape.count) => {
+                if let Some(stored) = arena.keep(len) {
+                    self.push(run, stored);
                 }
             }
             several => {
                 self.whole.clear();
                 self.whole.extend_from_slice(packet);
-                for piece in several {
-                    self.push_part(arena, &shape, piece);
+                for run in several {
+                    self.push_part(arena, &shape, run);
                 }
             }
         }
-        self.pieces = pieces;
+        self.runs = runs;
     }
 
-    fn push_part(&mut self, arena: &mut Arena, shape: &Shape, piece: &Piece) {
-        let place = arena.space().map(|space| shape.cut(&self.whole, piece.from, piece.to, space));
-        let place = place.and_then(|()| arena.keep(shape.cut_len(piece.from, piece.to)));
-        match place {
-            Some(place) => self.push(piece, place),
-            None => self.lane.counts.dropped_memory += u64::from(piece.to - piece.from),
+    fn push_part(&mut self, arena: &mut Arena, shape: &Shape, run: &PacketRun) {
+        let stored = arena.space().map(|space| shape.cut(&self.whole, run.from, run.to, space));
+        let stored = stored.and_then(|()| arena.keep(shape.cut_len(run.from, run.to)));
+        match stored {
+            Some(stored) => self.push(run, stored),
+            None => self.model.counts.dropped_memory += u64::from(run.to - run.from),
         }
     }
 
-    fn push(&mut self, piece: &Piece, place: Place) {
-        let &Piece { from, to, wire, departs, due, held } = piece;
-        let parcel = Parcel { place, departs, due, wire, count: to - from };
+    fn push(&mut self, run: &PacketRun, stored: StoredPacket) {
+        let &PacketRun { from, to, wire, departs, due, held } = run;
+        let packet = QueuedPacket { stored, departs, due, wire, count: to - from };
         if held {
-            self.held.push(Held(Reverse((due, self.held_so_far)), parcel));
+            self.held.push(HeldPacket(Reverse((due, self.held_so_far)), packet));
             self.held_so_far += 1;
         } else {
-            self.queue.push_back(parcel);
+            self.queue.push_back(packet);
         }
     }
 
-    /// A packet came for which there was no memory.
+    /// Counts a packet for which there was no memory.
     pub(crate) fn refuse(&mut self, packet: &[u8]) {
         let count = u64::from(Shape::of(packet).count);
-        self.lane.counts.packets_in += count;
-        self.lane.counts.dropped_memory += count;
+        self.model.counts.packets_in += count;
+        self.model.counts.dropped_memory += count;
     }
 
-    /// When the next packet arrives.
+    /// Time at which the next packet arrives, in ns.
     pub(crate) fn next_due(&self) -> Option<u64> {
         let queued = self.queue.front().map(|p| p.due);
         let held = self.held.peek().map(|h| h.1.due);
         [queued, held].into_iter().flatten().min()
     }
 
-    /// Takes a packet that has arrived; its place is the caller's to free.
-    pub(crate) fn take(&mut self, now: u64) -> Option<Parcel> {
+    /// Takes a packet that has arrived; the caller frees its memory.
+    pub(crate) fn take(&mut self, now: u64) -> Option<QueuedPacket> {
         let queued = self.queue.front().map_or(u64::MAX, |p| p.due);
         if self.held.peek().is_some_and(|h| h.1.due < queued && h.1.due <= now) {
             return self.held.pop().map(|h| h.1);
@@ -146,45 +146,45 @@ impl Flow {
         if queued <= now { self.queue.pop_front() } else { None }
     }
 
-    /// A packet that was taken is handed over.
-    pub(crate) fn delivered(&mut self, parcel: &Parcel, now: u64) {
-        self.lane.counts.packets_out += u64::from(parcel.count);
-        self.lane.counts.bytes_out += parcel.wire;
-        self.late.record(now.saturating_sub(parcel.due));
+    /// Counts a packet that was delivered.
+    pub(crate) fn delivered(&mut self, packet: &QueuedPacket, now: u64) {
+        self.model.counts.packets_out += u64::from(packet.count);
+        self.model.counts.bytes_out += packet.wire;
+        self.late.record(now.saturating_sub(packet.due));
     }
 
     /// A packet that was taken could not be handed over.
-    pub(crate) fn failed(&mut self, parcel: &Parcel) {
-        self.lane.counts.errors += u64::from(parcel.count);
+    pub(crate) fn failed(&mut self, packet: &QueuedPacket) {
+        self.model.counts.errors += u64::from(packet.count);
     }
 
     /// Other conditions from `now` on.
     pub(crate) fn change(&mut self, arena: &mut Arena, now: u64, way: Way) {
-        let rescale = self.lane.change(now, way);
-        if self.lane.is_cut() {
+        let rescale = self.model.change(now, way);
+        if self.model.is_cut() {
             let held = std::mem::take(&mut self.held).into_iter().map(|h| h.1);
-            for parcel in self.queue.drain(..).chain(held) {
-                self.lane.counts.dropped_cut += u64::from(parcel.count);
-                arena.free(parcel.place);
+            for packet in self.queue.drain(..).chain(held) {
+                self.model.counts.dropped_cut += u64::from(packet.count);
+                arena.free(packet.stored);
             }
         }
         let mut last = 0;
-        for parcel in &mut self.queue {
-            let departs = rescale.time(parcel.departs);
-            last = (parcel.due - parcel.departs + departs).max(last);
-            (parcel.departs, parcel.due) = (departs, last);
+        for packet in &mut self.queue {
+            let departs = rescale.time(packet.departs);
+            last = (packet.due - packet.departs + departs).max(last);
+            (packet.departs, packet.due) = (departs, last);
         }
-        self.lane.follow(last);
+        self.model.follow(last);
     }
 
     /// Counters so far, without those of the device.
     pub(crate) fn statistics(&self) -> WayStatistics {
-        WayStatistics { lateness: self.late.lateness(), ..self.lane.counts }
+        WayStatistics { lateness: self.late.lateness(), ..self.model.counts }
     }
 
     /// Counts from nothing again.
     pub(crate) fn reset(&mut self) {
-        self.lane.counts = WayStatistics::default();
+        self.model.counts = WayStatistics::default();
         self.late.clear();
     }
 }

@@ -1,14 +1,14 @@
-//! What outlives a process is made and removed by another one: the guard.
+//! The guard: a process that creates and removes what outlives the emulator's process.
 //!
-//! It is a shell that reads orders from a pipe. It sleeps until there is one,
-//! and when the pipe ends, because the emulator is done or was killed, it
-//! removes what it made, and ends.
+//! The guard is a shell that reads orders from a pipe. When the pipe ends, because
+//! the emulator is done or was killed, the guard removes all that it created, and
+//! ends.
 //!
 //! Invariants:
-//! - only the guard makes namespaces, so that there is never one that no guard
-//!   knows of;
-//! - it removes only what it made itself: a namespace is known by device and
-//!   inode, since another one may bear its name by then.
+//! - only the guard creates namespaces, so each namespace has a guard that knows
+//!   of it;
+//! - the guard removes only its own namespaces: it compares device and inode, since
+//!   another namespace may have the name by then.
 
 use crate::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -47,7 +47,7 @@ echo "$files" | while read -r file; do
 done
 "#;
 
-/// A guard at work. Dropping it removes what it made, and waits for that.
+/// A running guard. Dropping it removes all that the guard created, and waits for that.
 #[derive(Debug)]
 pub(crate) struct Guard {
     child: Child,
@@ -56,7 +56,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// `name` is what the list of processes shows.
+    /// Starts a guard; `name` is shown in the list of processes.
     pub(crate) fn start(name: &str) -> Result<Guard, Error> {
         let mut child = Command::new("sh")
             .args(["-c", SCRIPT, &format!("longhaul-wan-guard {name}")])
@@ -64,7 +64,7 @@ impl Guard {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            // A signal to the terminal's foreground is not for it.
+            // Signals to the foreground of the terminal must not reach it.
             .process_group(0)
             .spawn()
             .map_err(Error::system("cannot start sh"))?;
@@ -75,7 +75,7 @@ impl Guard {
         }
     }
 
-    /// Makes a namespace.
+    /// Creates a namespace.
     pub(crate) fn netns(&mut self, name: &str) -> Result<(), Error> {
         match self.order("netns", name)?.as_str() {
             "ok" => Ok(()),
@@ -84,7 +84,7 @@ impl Guard {
         }
     }
 
-    /// Has a file removed at the end.
+    /// Registers a file to be removed at the end.
     pub(crate) fn file(&mut self, path: &str) -> Result<(), Error> {
         self.order("file", path).map(drop)
     }
@@ -106,7 +106,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.orders = None;
-        // It ends by itself; its status says nothing.
+        // The guard ends by itself; its exit status carries no information.
         let _ = self.child.wait();
     }
 }

@@ -1,5 +1,5 @@
-//! One direction of a link, in virtual time: which packets of the wire get
-//! through, and when.
+//! Model of one direction of a link, in virtual time: which packets are delivered, and
+//! when.
 //!
 //! ```text
 //! black hole -> loss -> queue -> wire (rate) -> delay, jitter -> reordering, duplicates
@@ -9,11 +9,11 @@
 //! packets as they are on the wire, also where one call offers many of them.
 //!
 //! Invariants:
-//! - the wire carries one packet at a time: [`Lane::free`] never goes back,
+//! - the wire carries one packet at a time: [`LinkModel::free`] never goes back,
 //!   but when the rate changes;
-//! - packets that are not held back arrive in the order in which they came,
-//!   whatever delay and jitter do meanwhile;
-//! - every packet offered is in a piece, or is counted as dropped, once.
+//! - packets that are not held back arrive in the order of their admission, at any delay
+//!   and jitter;
+//! - every packet offered is in a run, or is counted as dropped, once.
 
 #[cfg(test)]
 mod tests;
@@ -23,36 +23,36 @@ use crate::packet::Shape;
 use crate::statistics::WayStatistics;
 
 /// The longest burst at a limited rate, in ns on the wire: what a host hands
-/// over as one packet is delivered in pieces of this length. As long as the
+/// over as one packet is delivered in runs of this length. As long as the
 /// largest such packet takes at 1 Gb/s, so that only slower links cost copies.
 const BURST: u64 = 600_000;
 
 /// Time between two of the points that jitter moves between, in ns.
 const JITTER_STEP: u64 = 10_000_000;
 
-/// A run of packets that get through together.
+/// Consecutive packets that are delivered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// The first of them, within the packet that was offered.
+pub(crate) struct PacketRun {
+    /// Index of the first, within the packet that was offered.
     pub(crate) from: u32,
-    /// The one behind the last.
+    /// Index behind the last.
     pub(crate) to: u32,
     /// IP bytes on the wire.
     pub(crate) wire: u64,
-    /// When the last byte is on the wire.
+    /// Time at which the last byte is on the wire, in ns.
     pub(crate) departs: u64,
-    /// When it arrives.
+    /// Time of arrival, in ns.
     pub(crate) due: u64,
-    /// Whether it may arrive behind ones that come later.
+    /// Whether later packets may overtake it.
     pub(crate) held: bool,
 }
 
-pub(crate) struct Lane {
+pub(crate) struct LinkModel {
     way: Way,
     queue_bytes: Option<u64>,
-    /// When the wire is free again.
+    /// Time at which the wire is free, in ns.
     free: u64,
-    /// What division by the rate left over, in bits times 10^9.
+    /// Remainder of the division by the rate, in bits times 10^9.
     rest: u64,
     last_due: u64,
     loss: Sampler,
@@ -63,12 +63,12 @@ pub(crate) struct Lane {
     pub(crate) counts: WayStatistics,
 }
 
-impl Lane {
+impl LinkModel {
     /// `seed` decides loss, reordering, duplicates and jitter.
-    pub(crate) fn new(way: Way, seed: u64) -> Lane {
+    pub(crate) fn new(way: Way, seed: u64) -> LinkModel {
         let mut random = Random(seed);
         let jitter_seed = random.next();
-        let mut lane = Lane {
+        let mut model = LinkModel {
             queue_bytes: None,
             free: 0,
             rest: 0,
@@ -81,8 +81,8 @@ impl Lane {
             counts: WayStatistics::default(),
             way: Way::default(),
         };
-        lane.set(way);
-        lane
+        model.set(way);
+        model
     }
 
     fn set(&mut self, way: Way) {
@@ -118,7 +118,7 @@ impl Lane {
     }
 
     /// Offers packets at `now`; those that get through are put into `out`.
-    pub(crate) fn offer(&mut self, now: u64, shape: &Shape, out: &mut Vec<Piece>) {
+    pub(crate) fn offer(&mut self, now: u64, shape: &Shape, out: &mut Vec<PacketRun>) {
         out.clear();
         self.counts.packets_in += u64::from(shape.count);
         self.counts.bytes_in += shape.wire(0, shape.count);
@@ -150,7 +150,7 @@ impl Lane {
     }
 
     /// Puts into the queue what fits of `from..to`, in bursts of bounded length.
-    fn admit(&mut self, now: u64, shape: &Shape, mut from: u32, to: u32, out: &mut Vec<Piece>) {
+    fn admit(&mut self, now: u64, shape: &Shape, mut from: u32, to: u32, out: &mut Vec<PacketRun>) {
         let Some(rate) = self.way.rate else {
             return self.send(now, shape, from, to, out);
         };
@@ -184,7 +184,7 @@ impl Lane {
     }
 
     /// Sends a burst, but for those in it that are held back.
-    fn send(&mut self, now: u64, shape: &Shape, mut from: u32, to: u32, out: &mut Vec<Piece>) {
+    fn send(&mut self, now: u64, shape: &Shape, mut from: u32, to: u32, out: &mut Vec<PacketRun>) {
         while from < to {
             let run = self.reorder.next(to - from, &mut self.random);
             let end = run.map_or(to, |run| from + run);
@@ -204,7 +204,7 @@ impl Lane {
         shape: &Shape,
         (from, to): (u32, u32),
         held: bool,
-        out: &mut Vec<Piece>,
+        out: &mut Vec<PacketRun>,
     ) {
         if from == to {
             return;
@@ -216,13 +216,13 @@ impl Lane {
         if !held {
             self.last_due = due;
         }
-        out.push(Piece { from, to, wire, departs, due, held });
+        out.push(PacketRun { from, to, wire, departs, due, held });
         let mut at = from;
         while let Some(run) = self.duplicate.next(to - at, &mut self.random) {
             at += run;
             let wire = shape.wire(at, at + 1);
             let due = due + nanos(self.way.duplicate_after);
-            out.push(Piece { from: at, to: at + 1, wire, departs, due, held: true });
+            out.push(PacketRun { from: at, to: at + 1, wire, departs, due, held: true });
             self.counts.duplicated += 1;
             at += 1;
         }

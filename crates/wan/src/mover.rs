@@ -1,6 +1,6 @@
 //! The thread that moves packets between pairs of TUN devices.
 //!
-//! It sleeps until a device has packets, the next packet is due, or an order
+//! It sleeps until a device has packets, the next packet is due, or a command
 //! arrives, and then does all there is to do: every wake-up takes a batch from
 //! each device. Shortly before a packet is due it stays awake, since
 //! falling asleep and waking up would take longer than that.
@@ -33,8 +33,7 @@ const BATCH: usize = 32;
 /// in ns: about what a wake-up takes on a virtual machine.
 const SPIN: u64 = 50_000;
 
-/// What the way through emulator and devices takes by itself, in ns; taken off
-/// each delay.
+/// Time that emulator and devices themselves take; subtracted from each delay.
 const OWN_DELAY: Duration = Duration::from_micros(10);
 
 /// One direction: packets are read from one device and written to another.
@@ -44,8 +43,8 @@ pub(crate) struct Route {
     pub(crate) way: Way,
 }
 
-/// What the thread knows of itself and its flows.
-pub(crate) struct Report {
+/// Counters of the thread and its flows.
+pub(crate) struct MoverReport {
     pub(crate) flows: Vec<WayStatistics>,
     pub(crate) elapsed: Duration,
     pub(crate) cpu: Duration,
@@ -53,16 +52,16 @@ pub(crate) struct Report {
     pub(crate) real_time: bool,
 }
 
-enum Order {
+enum MoverCommand {
     Set { flow: usize, way: Way, done: Sender<()> },
-    Report { reset: bool, to: Sender<Report> },
+    Report { reset: bool, to: Sender<MoverReport> },
     Stop,
 }
 
 /// The running thread; dropping it stops it.
 #[derive(Debug)]
 pub(crate) struct Mover {
-    orders: Sender<Order>,
+    commands: Sender<MoverCommand>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -73,9 +72,9 @@ impl Mover {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(|e| Error::system("eventfd")(e.into()))?;
         let wake = Arc::new(wake);
-        let (orders, inbox) = channel();
+        let (commands, inbox) = channel();
         let worker = Worker {
-            lanes: routes.into_iter().zip(seed..).map(Worker::lane).collect(),
+            routes: routes.into_iter().zip(seed..).map(Worker::route).collect(),
             arena: Arena::new(memory),
             wake: Arc::clone(&wake),
             inbox,
@@ -85,24 +84,24 @@ impl Mover {
         };
         let thread = std::thread::Builder::new().name("wan".into()).spawn(move || worker.run());
         let thread = Some(thread.map_err(Error::system("cannot start a thread"))?);
-        Ok(Mover { orders, wake, thread })
+        Ok(Mover { commands, wake, thread })
     }
 
     /// Changes the conditions of a flow; they hold when this returns.
     pub(crate) fn set(&self, flow: usize, way: Way) -> Result<(), Error> {
         let (done, answer) = channel();
-        self.order(Order::Set { flow, way, done })?;
+        self.send(MoverCommand::Set { flow, way, done })?;
         answer.recv().map_err(|_| Error::Stopped)
     }
 
-    pub(crate) fn report(&self, reset: bool) -> Result<Report, Error> {
+    pub(crate) fn report(&self, reset: bool) -> Result<MoverReport, Error> {
         let (to, answer) = channel();
-        self.order(Order::Report { reset, to })?;
+        self.send(MoverCommand::Report { reset, to })?;
         answer.recv().map_err(|_| Error::Stopped)
     }
 
-    fn order(&self, order: Order) -> Result<(), Error> {
-        self.orders.send(order).map_err(|_| Error::Stopped)?;
+    fn send(&self, command: MoverCommand) -> Result<(), Error> {
+        self.commands.send(command).map_err(|_| Error::Stopped)?;
         // It only fails when the counter is full: the thread wakes up anyway.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         Ok(())
@@ -111,25 +110,25 @@ impl Mover {
 
 impl Drop for Mover {
     fn drop(&mut self) {
-        // One that has stopped by itself needs no order.
-        let _ = self.order(Order::Stop);
+        // A thread that has stopped by itself needs no command.
+        let _ = self.send(MoverCommand::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-struct MoverLane {
+struct RunningRoute {
     from: Arc<File>,
     to: Arc<File>,
     flow: Flow,
 }
 
 struct Worker {
-    lanes: Vec<MoverLane>,
+    routes: Vec<RunningRoute>,
     arena: Arena,
     wake: Arc<OwnedFd>,
-    inbox: Receiver<Order>,
+    inbox: Receiver<MoverCommand>,
     /// Time zero of the flows.
     begin: Instant,
     /// Begin of the statistics, and processor time by then.
@@ -138,9 +137,9 @@ struct Worker {
 }
 
 impl Worker {
-    fn lane((route, seed): (Route, u64)) -> MoverLane {
+    fn route((route, seed): (Route, u64)) -> RunningRoute {
         let flow = Flow::new(shortened(route.way), seed);
-        MoverLane { from: route.from, to: route.to, flow }
+        RunningRoute { from: route.from, to: route.to, flow }
     }
 
     fn now(&self) -> u64 {
@@ -152,7 +151,7 @@ impl Worker {
         // Sleep ends when it is to end; of no use, and no harm, to real time.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         self.since.1 = cpu_time();
-        let files: Vec<_> = self.lanes.iter().map(|lane| Arc::clone(&lane.from)).collect();
+        let files: Vec<_> = self.routes.iter().map(|route| Arc::clone(&route.from)).collect();
         let wake = Arc::clone(&self.wake);
         // ppoll: its time-out has nanoseconds, on every kernel, without a
         // call to set it first.
@@ -169,7 +168,7 @@ impl Worker {
                 if event.revents().is_empty() {
                     continue;
                 }
-                if i < self.lanes.len() {
+                if i < self.routes.len() {
                     self.collect(i);
                 } else if !self.obey() {
                     return;
@@ -187,30 +186,30 @@ impl Worker {
     /// Hands over what is due; returns when the next packet is.
     fn deliver(&mut self) -> Option<u64> {
         let mut next = None;
-        for i in 0..self.lanes.len() {
+        for i in 0..self.routes.len() {
             for _ in 0..BATCH {
-                if self.lanes[i].flow.next_due().is_none() {
+                if self.routes[i].flow.next_due().is_none() {
                     break;
                 }
                 let now = self.now();
-                let MoverLane { to, flow, .. } = &mut self.lanes[i];
-                let Some(parcel) = flow.take(now) else { break };
-                match rustix::io::write(&**to, self.arena.bytes(parcel.place)) {
-                    Ok(_) => flow.delivered(&parcel, now),
-                    Err(_) => flow.failed(&parcel),
+                let RunningRoute { to, flow, .. } = &mut self.routes[i];
+                let Some(packet) = flow.take(now) else { break };
+                match rustix::io::write(&**to, self.arena.bytes(packet.stored)) {
+                    Ok(_) => flow.delivered(&packet, now),
+                    Err(_) => flow.failed(&packet),
                 }
-                self.arena.free(parcel.place);
+                self.arena.free(packet.stored);
             }
-            next = [next, self.lanes[i].flow.next_due()].into_iter().flatten().min();
+            next = [next, self.routes[i].flow.next_due()].into_iter().flatten().min();
         }
         next
     }
 
     /// Takes a batch from a device.
-    fn collect(&mut self, lane: usize) {
+    fn collect(&mut self, route: usize) {
         for _ in 0..BATCH {
             let now = self.now();
-            let MoverLane { from, flow, .. } = &mut self.lanes[lane];
+            let RunningRoute { from, flow, .. } = &mut self.routes[route];
             match self.arena.space() {
                 Some(space) => match rustix::io::read(&**from, space) {
                     Ok(len) if len > packet::VNET => flow.arrive(&mut self.arena, now, len),
@@ -232,33 +231,33 @@ impl Worker {
         // Level-triggered: to be read, whatever it says.
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         let now = self.now();
-        for order in self.inbox.try_iter() {
-            match order {
-                Order::Set { flow, way, done } => {
-                    if let Some(lane) = self.lanes.get_mut(flow) {
-                        lane.flow.change(&mut self.arena, now, shortened(way));
+        for command in self.inbox.try_iter() {
+            match command {
+                MoverCommand::Set { flow, way, done } => {
+                    if let Some(route) = self.routes.get_mut(flow) {
+                        route.flow.change(&mut self.arena, now, shortened(way));
                     }
                     // The send fails only if the caller does not wait for it.
                     let _ = done.send(());
                 }
-                Order::Report { reset, to } => {
-                    let flows = self.lanes.iter().map(|lane| lane.flow.statistics()).collect();
+                MoverCommand::Report { reset, to } => {
+                    let flows = self.routes.iter().map(|route| route.flow.statistics()).collect();
                     let (elapsed, cpu) = (self.since.0.elapsed(), cpu_time() - self.since.1);
                     let memory = self.arena.taken() as u64;
-                    let _ = to.send(Report { flows, elapsed, cpu, memory, real_time: self.real_time });
+                    let _ = to.send(MoverReport { flows, elapsed, cpu, memory, real_time: self.real_time });
                     if reset {
-                        self.lanes.iter_mut().for_each(|lane| lane.flow.reset());
+                        self.routes.iter_mut().for_each(|route| route.flow.reset());
                         self.since = (Instant::now(), cpu_time());
                     }
                 }
-                Order::Stop => return false,
+                MoverCommand::Stop => return false,
             }
         }
         true
     }
 }
 
-/// A way whose delay leaves room for what the emulator itself takes.
+/// A direction whose delay is shortened by that of the emulator itself.
 fn shortened(way: Way) -> Way {
     Way { delay: way.delay.saturating_sub(OWN_DELAY), ..way }
 }

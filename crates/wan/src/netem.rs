@@ -1,40 +1,40 @@
-//! The same links by the kernel's own emulator, where the kernel has it.
+//! Links emulated by the kernel (netem), where the kernel has it.
 //!
 //! ```text
 //! client wan1 --veth-- c1 [bridge br1] s1 --veth-- wan1 server
 //! ```
 //!
-//! Both devices of the bridge, in a namespace of their own between the ends,
-//! delay what they send; so TCP at the ends learns of a full queue by loss, as
-//! behind a real router, and not from its own host.
+//! Both devices of the bridge, in a namespace between the ends, delay the packets that
+//! they send. So TCP at the ends detects a full queue by loss, as behind a real router,
+//! and not by back-pressure of its own host.
 //!
-//! netem has no word for some of the model ([`unsupported`]), counts all drops
-//! together, and says nothing about lateness.
+//! netem does not emulate all of the model ([`unsupported`]), counts all drops
+//! together, and does not measure lateness.
 
 use crate::conditions::{Conditions, Way};
 use crate::error::Error;
 use crate::netns::Namespace;
-use crate::setup::{self, End};
+use crate::setup::{self, LinkEnd};
 use crate::statistics::WayStatistics;
 use crate::wan::lock;
 use std::io;
 use std::process::Command;
 use std::sync::Mutex;
 
-/// Packets that fit into the emulator although no rate says how many there may
-/// be: as much as 10 Gb/s bring in a second, at 9000 bytes each.
+/// Limit of queued packets without a rate: those of 9000 bytes that arrive in a second
+/// at 10 Gb/s.
 const UNLIMITED: u64 = 140_000;
 
-/// Fewest packets of its queue: fewer would stop TCP before it begins.
+/// Lower limit of its queue, in packets: TCP cannot start with fewer.
 const FEWEST: u64 = 4;
 
-/// Whether the kernel has netem, tried in a namespace of ours.
+/// Whether the kernel has netem; tried in a namespace of this process.
 pub(crate) fn works(namespace: &Namespace) -> bool {
     tc(namespace, "qdisc add dev lo root netem delay 1ms").is_ok()
         && tc(namespace, "qdisc del dev lo root").is_ok()
 }
 
-/// What netem cannot do of these conditions.
+/// The condition that netem cannot emulate, if there is one.
 pub(crate) fn unsupported(conditions: &Conditions) -> Option<&'static str> {
     [&conditions.there, &conditions.back].into_iter().find_map(|way| {
         let asked = [
@@ -52,7 +52,7 @@ pub(crate) struct NetemLink {
     middle: Namespace,
     index: usize,
     mtu: u32,
-    /// What emulators had counted that were replaced since, there and back.
+    /// Counters of replaced emulators, for both directions.
     past: Mutex<[WayStatistics; 2]>,
 }
 
@@ -79,7 +79,7 @@ impl NetemLink {
         }
         commands.push(format!("link set br{index} up"));
         setup::ip(middle, &commands)?;
-        for (namespace, end) in ends.iter().zip([End::Client, End::Server]) {
+        for (namespace, end) in ends.iter().zip([LinkEnd::Client, LinkEnd::Server]) {
             setup::bring_up(namespace, index, end, mtu)?;
         }
         let link = NetemLink { middle: middle.clone(), index, mtu, past: Mutex::default() };
@@ -120,7 +120,7 @@ impl NetemLink {
     }
 }
 
-/// A way in netem's words.
+/// The parameters of netem for a direction.
 fn words(way: &Way, mtu: u32) -> String {
     let micros = |time: std::time::Duration| format!("{}us", time.as_micros());
     let limit = match (way.rate, way.queue_bytes()) {
@@ -145,7 +145,7 @@ fn words(way: &Way, mtu: u32) -> String {
     words
 }
 
-/// Reads what `tc -s -j qdisc show` says of the one emulator.
+/// Parses the counters of the emulator from `tc -s -j qdisc show`.
 fn parse(text: &str) -> Option<WayStatistics> {
     let all: serde_json::Value = serde_json::from_str(text).ok()?;
     let netem = all.as_array()?.iter().find(|qdisc| qdisc["kind"] == "netem")?;
@@ -180,7 +180,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_way_in_words() {
+    fn netem_parameters_of_a_direction() {
         let ms = Duration::from_millis;
         let mut way = Way { delay: ms(50), rate: Some(1_000_000_000), ..Way::default() };
         // 6.25 MB under way, and 12.5 MB in the queue.
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_do_is_known() {
+    fn conditions_that_netem_cannot_emulate_are_reported() {
         let mut conditions = Conditions::default();
         assert_eq!(unsupported(&conditions), None);
         conditions.back.black_hole = Some(1500);

@@ -1,4 +1,4 @@
-//! Network namespaces, and running things within.
+//! Network namespaces, and threads and commands in them.
 
 use crate::{Error, sys};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -9,18 +9,18 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Where `ip netns` keeps them.
+/// Directory of the namespaces of `ip netns`.
 const DIR: &str = "/run/netns";
 
 /// A network namespace of an emulated path.
 ///
-/// Clones are the same one. Sockets belong to the namespace in which they were
-/// made, for good; a thread begins in the namespace of the one that starts it.
+/// Clones refer to the same namespace. A socket belongs to the namespace in which it was
+/// created; a thread begins in the namespace of the thread that starts it.
 #[derive(Clone, Debug)]
-pub struct Namespace(Arc<Inner>);
+pub struct Namespace(Arc<NamespaceFile>);
 
 #[derive(Debug)]
-struct Inner {
+struct NamespaceFile {
     name: String,
     file: File,
 }
@@ -28,27 +28,27 @@ struct Inner {
 impl Namespace {
     pub(crate) fn open(name: &str) -> io::Result<Namespace> {
         let file = File::open(format!("{DIR}/{name}"))?;
-        Ok(Namespace(Arc::new(Inner { name: name.to_owned(), file })))
+        Ok(Namespace(Arc::new(NamespaceFile { name: name.to_owned(), file })))
     }
 
-    /// The name that `ip netns exec` knows it by.
+    /// The name for `ip netns exec`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Moves the calling thread into it, for good.
+    /// Moves the calling thread into the namespace, permanently.
     pub(crate) fn enter(&self) -> rustix::io::Result<()> {
         move_into_link_name_space(self.0.file.as_fd(), Some(LinkNameSpaceType::Network))
     }
 
-    /// Runs a closure within, on a thread of its own, and waits for it. Threads
-    /// that it starts are within as well.
+    /// Runs a closure in the namespace, on a thread of its own, and waits for it. Threads
+    /// that it starts are in the namespace as well.
     ///
     /// # Errors
     /// The namespace cannot be entered; the closure did not run then.
     ///
     /// # Panics
-    /// As the closure does.
+    /// If the closure panics.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let within = || self.enter().map(|()| work());
         let done = std::thread::scope(|scope| scope.spawn(within).join());
@@ -56,14 +56,14 @@ impl Namespace {
         done.map_err(|e| Error::system(format!("cannot enter namespace {}", self.name()))(e.into()))
     }
 
-    /// A command that will run within.
+    /// A command that will run in the namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         sys::run_within(&mut command, self.clone());
         command
     }
 
-    /// The same, told by SIGTERM when the calling thread ends, whyever.
+    /// As [`command`](Self::command); gets SIGTERM when the calling thread ends.
     pub fn bound_command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.command(program);
         sys::end_with_starter(&mut command);

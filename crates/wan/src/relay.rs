@@ -1,18 +1,18 @@
-//! A TCP relay in this process that makes the way to its target longer.
+//! A TCP relay in this process that lengthens the path to its target.
 //!
-//! It accepts connections, connects on to the target, and hands every byte
-//! over one delay after it came, each way. Its own end of each connection is
-//! near, so TCP sees no distance: what is emulated is an ideal long link with
-//! room for everything in flight, and what an application loses on it is the
-//! application's own waiting. (Congestion, loss and windows of real TCP over
-//! distance need emulated links between network namespaces.)
+//! The relay accepts connections, connects to the target, and forwards every byte
+//! one delay after its arrival, in each direction. Both ends of its connections are
+//! near, so TCP sees no distance: the relay emulates an ideal long link with room
+//! for all data in flight, and an application loses time on it by its own waiting
+//! only. (Congestion, loss and windows of real TCP over distance need emulated
+//! links between network namespaces.)
 //!
-//! Connecting takes no time through a relay, so a connection carries its first
-//! byte as much later as its handshake would have taken: one round trip from
-//! the side that connects, one and a half from the other.
+//! Connecting through a relay takes no time, so the first byte of a connection is
+//! delayed by the time of a handshake: one round trip from the side that connects,
+//! one and a half from the other.
 //!
 //! Invariants:
-//! - bytes leave in the order they came, and none before its time;
+//! - bytes leave in the order of their arrival, and none before its time;
 //! - memory is bounded: by [`Link::memory`] in all and [`MIN_CHUNK`] for each
 //!   direction besides; beyond that the sender is held back by TCP;
 //! - one direction never takes more than is left for all others, and each can
@@ -40,7 +40,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// Connections after which those that have ended are looked for, at least.
 const SWEEP: usize = 64;
 
-/// What the link is like.
+/// Delay, rate and memory of an ideal link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     /// One-way delay, in each direction.
@@ -53,7 +53,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Room for bytes in flight unless told otherwise: 20 Gb/s at 100 ms.
+    /// Default room for bytes in flight: 20 Gb/s at 100 ms.
     pub const MEMORY: usize = 256 << 20;
 
     /// A link of this round-trip time, without a limit of rate.
@@ -62,7 +62,7 @@ impl Link {
     }
 }
 
-/// What went through so far.
+/// Counters of a relay since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelayStats {
     /// Connections accepted.
@@ -80,7 +80,7 @@ struct Counters {
     back: AtomicU64,
 }
 
-/// A relay at work, on an engine thread of its own. Dropping it closes all of
+/// A running relay, on an engine thread of its own. Dropping it closes all of
 /// its connections.
 #[derive(Debug)]
 pub struct Relay {
@@ -90,7 +90,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Listens on `listen` (port 0: any free one) and leads to `target`.
+    /// Listens on `listen` (port 0: any free one) and forwards to `target`.
     ///
     /// # Errors
     /// The address cannot be listened on, or there is no thread or engine.
@@ -101,7 +101,7 @@ impl Relay {
     /// As [`start`](Self::start), with settings for its engine.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`start`](Self::start).
     pub fn start_with(
         config: &Config,
         listen: SocketAddr,
@@ -121,19 +121,19 @@ impl Relay {
                 Err(e) => return drop(ready.send(Err(e))),
             };
             if ready.send(Ok(())).is_ok() {
-                Rc::new(Shared::new(target, link, count)).accept(listener).await;
+                Rc::new(RelayState::new(target, link, count)).accept(listener).await;
             }
         }));
         started.recv().unwrap_or_else(|_| Err(io::Error::other("the relay's thread ended")))?;
         Ok(Relay { local, counters, _thread: thread })
     }
 
-    /// Where it listens.
+    /// The address that the relay listens on.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// What went through so far.
+    /// Counters of a relay since its start.
     pub fn stats(&self) -> RelayStats {
         RelayStats {
             connections: self.counters.connections.load(Relaxed),
@@ -143,8 +143,8 @@ impl Relay {
     }
 }
 
-/// What the connections of a relay share.
-struct Shared {
+/// State that the connections of a relay share.
+struct RelayState {
     target: SocketAddr,
     link: Link,
     pool: BufPool,
@@ -153,13 +153,13 @@ struct Shared {
     counters: Arc<Counters>,
 }
 
-impl Shared {
-    fn new(target: SocketAddr, link: Link, counters: Arc<Counters>) -> Shared {
-        let lane = || Rc::new(pipe::SharedWire::new(link.delay, link.rate));
-        Shared { target, pool: BufPool::new(link.memory), forward: lane(), back: lane(), counters, link }
+impl RelayState {
+    fn new(target: SocketAddr, link: Link, counters: Arc<Counters>) -> RelayState {
+        let wire = || Rc::new(pipe::SharedWire::new(link.delay, link.rate));
+        RelayState { target, pool: BufPool::new(link.memory), forward: wire(), back: wire(), counters, link }
     }
 
-    async fn accept(self: Rc<Shared>, listener: TcpListener) {
+    async fn accept(self: Rc<RelayState>, listener: TcpListener) {
         // Held here, so that they end with the relay: a task that waits for
         // another one of its connection would be kept alive by its own queue.
         let mut served: Vec<Task<()>> = Vec::new();
@@ -183,7 +183,7 @@ impl Shared {
     }
 
     /// One connection, from beginning to end.
-    async fn serve(self: Rc<Shared>, near: FreeStream, accepted: Instant) {
+    async fn serve(self: Rc<RelayState>, near: FreeStream, accepted: Instant) {
         let options = SocketOptions::default();
         let near = match TcpStream::from_std(near, &options) {
             Ok(near) => Rc::new(near),
@@ -198,8 +198,8 @@ impl Shared {
                 return sleep_until(handshake).await;
             }
         };
-        let pipe = |from: &Rc<TcpStream>, to: &Rc<TcpStream>, lane: &Rc<pipe::SharedWire>| {
-            Pipe::new(Rc::clone(from), Rc::clone(to), self.pool.clone(), Rc::clone(lane))
+        let pipe = |from: &Rc<TcpStream>, to: &Rc<TcpStream>, wire: &Rc<pipe::SharedWire>| {
+            Pipe::new(Rc::clone(from), Rc::clone(to), self.pool.clone(), Rc::clone(wire))
         };
         let there = pipe(&near, &far, &self.forward);
         let back = pipe(&far, &near, &self.back);
@@ -215,7 +215,7 @@ impl Shared {
     }
 }
 
-/// After a failure neither direction has a use any more.
+/// After a failure neither direction can be used.
 fn cut(end: PipeEnd, near: &TcpStream, far: &TcpStream) {
     if end == PipeEnd::Broken {
         for stream in [near, far] {

@@ -2,7 +2,7 @@
 //!
 //! Link `i`, counted from 1, is 10.77.`i`.1 at the client and 10.77.`i`.2 at
 //! the server; with IPv6 fd77:`i`::1 and fd77:`i`::2. Its devices are called
-//! `wan`*i* in either namespace. Nothing of this is seen from outside.
+//! `wan`*i* in either namespace, and not visible outside.
 
 use crate::netns::Namespace;
 use crate::{Error, sys};
@@ -19,8 +19,8 @@ const TUN: &str = "/dev/net/tun";
 /// 10 Gb/s bring in half a second in large packets.
 const DEVICE_QUEUE: u32 = 10_000;
 
-/// Why this machine, or this user, cannot have namespaces; nothing if it can,
-/// as far as can be told without making one.
+/// The reason why this machine, or this user, cannot create namespaces; `None` if it
+/// probably can. Creates nothing.
 pub(crate) fn without_namespaces() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("emulated links need root".into());
@@ -35,7 +35,7 @@ pub(crate) fn without_namespaces() -> Option<String> {
     None
 }
 
-/// Why there can be no TUN devices; nothing if there can.
+/// The reason why TUN devices cannot be used; `None` if they can.
 pub(crate) fn without_tun() -> Option<String> {
     open_tun().err().map(|e| format!("emulated links need {TUN}: {e}"))
 }
@@ -46,17 +46,17 @@ fn open_tun() -> io::Result<File> {
 
 /// An end of link `index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum LinkEnd {
     Client = 1,
     Server = 2,
 }
 
-pub(crate) fn address(index: usize, end: End) -> Ipv4Addr {
+pub(crate) fn address(index: usize, end: LinkEnd) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, index as u8, end as u8)
 }
 
-pub(crate) fn address6(index: usize, end: End) -> Ipv6Addr {
-    // The number is written in decimal, as people read it.
+pub(crate) fn address6(index: usize, end: LinkEnd) -> Ipv6Addr {
+    // The digits are those of the decimal number.
     let decimal = u16::from_str_radix(&index.to_string(), 16).unwrap_or(0);
     Ipv6Addr::new(0xfd77, decimal, 0, 0, 0, 0, 0, end as u16)
 }
@@ -76,13 +76,13 @@ pub(crate) fn prepare(namespace: &Namespace, tcp_buffers: Option<u64>) -> Result
         };
         set("tcp_rmem", format!("4096 131072 {max}"))?;
         set("tcp_wmem", format!("4096 16384 {max}"))?;
-        // What one run learned is nothing for the next one.
+        // Metrics that TCP caches must not carry over between connections.
         set("tcp_no_metrics_save", "1".into())
     })?
 }
 
-/// Makes the device of link `index` in a namespace.
-pub(crate) fn attach(namespace: &Namespace, index: usize, end: End, mtu: u32) -> Result<File, Error> {
+/// Creates the device of link `index` in a namespace.
+pub(crate) fn attach(namespace: &Namespace, index: usize, end: LinkEnd, mtu: u32) -> Result<File, Error> {
     let name = device(index);
     let file = namespace.run(|| {
         let file = open_tun()?;
@@ -94,14 +94,14 @@ pub(crate) fn attach(namespace: &Namespace, index: usize, end: End, mtu: u32) ->
 }
 
 /// Gives the device of link `index` its addresses.
-pub(crate) fn bring_up(namespace: &Namespace, index: usize, end: End, mtu: u32) -> Result<(), Error> {
+pub(crate) fn bring_up(namespace: &Namespace, index: usize, end: LinkEnd, mtu: u32) -> Result<(), Error> {
     let (name, address) = (device(index), address(index, end));
     let mut commands = vec![
         format!("link set {name} mtu {mtu} txqueuelen {DEVICE_QUEUE}"),
         format!("addr add {address}/24 dev {name}"),
     ];
     if Path::new("/proc/sys/net/ipv6").exists() {
-        // Without addresses that it makes up, the device stays silent.
+        // Without link-local addresses the device sends nothing by itself.
         commands.push(format!("link set {name} addrgenmode none"));
         commands.push(format!("addr add {}/64 dev {name} nodad", address6(index, end)));
     }

@@ -1,10 +1,10 @@
-//! What went through, what did not and why, and whether it was on time.
+//! Counters of packets: delivered, dropped and why, and how late.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Longest lateness told apart, in ns.
+/// Greatest lateness that is recorded, in ns.
 const LONGEST: u64 = 60_000_000_000;
 
 /// Classes of lateness that are counted, so that a part of the time can be judged: each
@@ -22,27 +22,27 @@ fn begins(class: usize) -> f64 {
 /// for many counts as many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WayStatistics {
-    /// Packets that came.
+    /// Packets received.
     pub packets_in: u64,
-    /// IP bytes that came.
+    /// IP bytes received.
     pub bytes_in: u64,
-    /// Packets that arrived at the other end.
+    /// Packets delivered.
     pub packets_out: u64,
-    /// IP bytes that arrived.
+    /// IP bytes delivered.
     pub bytes_out: u64,
-    /// Packets that found the queue full.
+    /// Packets dropped at a full queue.
     pub dropped_queue: u64,
     /// Packets lost at random.
     pub dropped_loss: u64,
-    /// Packets that the cut link lost.
+    /// Packets dropped by the cut.
     pub dropped_cut: u64,
-    /// Packets too large for the black hole.
+    /// Packets dropped by the black hole for their size.
     pub dropped_black_hole: u64,
-    /// Packets for which the emulator had no memory. Not the link's doing:
-    /// with one of these a run is not what it seems.
+    /// Packets for which the emulator had no memory: an error of the emulation, which
+    /// voids a run.
     pub dropped_memory: u64,
     /// Packets that the kernel dropped because the emulator did not fetch them
-    /// in time. Not the link's doing either.
+    /// in time: an error of the emulation too.
     pub dropped_device: u64,
     /// Packets held back for later ones to overtake.
     pub reordered: u64,
@@ -57,7 +57,7 @@ pub struct WayStatistics {
 }
 
 impl WayStatistics {
-    /// Packets that were dropped, whatever for.
+    /// All packets that were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped_queue
             + self.dropped_loss
@@ -97,15 +97,15 @@ impl WayStatistics {
 /// this is not small against the round-trip time: throw such a run away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lateness {
-    /// Mean.
+    /// Mean lateness.
     pub mean: Duration,
-    /// Half of the packets were at most this late.
+    /// Median.
     pub p50: Duration,
-    /// 99 %.
+    /// 99th percentile.
     pub p99: Duration,
-    /// 99.9 %.
+    /// 99.9th percentile.
     pub p999: Duration,
-    /// The latest.
+    /// Maximum.
     pub max: Duration,
     /// All that were handed over; packets that came as one count once.
     pub all: u64,
@@ -136,12 +136,12 @@ pub struct LinkStatistics {
     pub back: WayStatistics,
 }
 
-/// All links, and what it took to emulate them.
+/// Counters of all links, and resources of the emulator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// A link each, in order.
+    /// Counters of each link, in order.
     pub links: Vec<LinkStatistics>,
-    /// Since when: the start, or the last reset.
+    /// Time since the start, or the last reset.
     pub elapsed: Duration,
     /// Processor time of the emulator.
     pub cpu: Duration,
@@ -174,7 +174,7 @@ impl Statistics {
     }
 }
 
-/// The lateness of one direction as it grows.
+/// Recorder of the lateness of one direction.
 pub(crate) struct LateMeter(Histogram<u64>);
 
 impl LateMeter {

@@ -8,13 +8,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What the device may hand over unfinished: checksums, TCP segments. From
+/// Offloads of the device: checksums, TCP segmentation. From
 /// `linux/if_tun.h`: `TUN_F_CSUM`, `TSO4`, `TSO6`, `TSO_ECN`.
 const OFFLOADS: libc::c_uint = 0x0f;
 /// UDP segments as well (`TUN_F_USO4`, `USO6`), since Linux 6.2.
 const OFFLOADS_UDP: libc::c_uint = OFFLOADS | 0x60;
 
-/// Lowest of the real-time priorities: above all that has none.
+/// Lowest real-time priority: above all threads without one.
 const PRIORITY: c_int = 1;
 
 /// Makes `file`, an open `/dev/net/tun`, a new device in the network namespace
@@ -40,7 +40,7 @@ pub(crate) fn make_tun(file: &File, name: &str) -> io::Result<()> {
 
 /// Real-time priority for the calling thread, not for its children.
 pub(crate) fn become_real_time() -> io::Result<()> {
-    // Not by the function of libc: that of musl refuses whatever it is asked for.
+    // As a system call: the function of musl always fails.
     let (policy, priority) = (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, PRIORITY);
     // SAFETY: it reads the parameters, which are a priority alone; 0 is the calling thread.
     let result = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) };
@@ -58,7 +58,7 @@ pub(crate) fn run_within(command: &mut Command, namespace: Namespace) {
     unsafe { command.pre_exec(move || Ok(namespace.enter()?)) };
 }
 
-/// Lets the command be told by SIGTERM when the thread that starts it ends.
+/// Sends SIGTERM to the command when the thread that starts it ends.
 pub(crate) fn end_with_starter(command: &mut Command) {
     // SAFETY: as above.
     unsafe {

@@ -6,7 +6,7 @@ use crate::guard::Guard;
 use crate::mover::{Mover, Route};
 use crate::netem;
 use crate::netns::Namespace;
-use crate::setup::{self, End};
+use crate::setup::{self, LinkEnd};
 use crate::statistics::{LinkStatistics, Statistics, WayStatistics};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -14,21 +14,21 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Links of one path at most: their numbers are part of addresses.
+/// The most links of one path: their numbers are part of addresses.
 pub const MAX_LINKS: usize = 64;
 
-/// Longest name of a path, so that what is made of it fits everywhere.
+/// Longest name of a path, in bytes: names of devices and sockets are derived from it.
 pub const MAX_NAME: usize = 40;
 
-/// What carries the packets.
+/// How packets are carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Via {
-    /// This process, between TUN devices: all that [`Way`] has, on any kernel.
+    /// By this process, between TUN devices: all of [`Way`], on any kernel.
     #[default]
     Tun,
-    /// The kernel's netem, between virtual Ethernet devices.
+    /// By the kernel's netem, between virtual Ethernet devices.
     Netem,
-    /// netem where the kernel has it and it can do what is asked; else TUN.
+    /// By netem if the kernel has it and it supports the conditions; else by TUN.
     Auto,
 }
 
@@ -55,39 +55,37 @@ impl std::fmt::Display for Via {
     }
 }
 
-/// Why this machine, or this user, cannot have emulated links by TUN devices:
-/// the reason to skip a test. Nothing if it can, as far as can be told without
-/// making one.
+/// The reason why this machine, or this user, cannot have emulated links with TUN
+/// devices, for which a test is skipped; `None` if it probably can. Creates nothing.
 pub fn unavailable() -> Option<String> {
     setup::without_namespaces().or_else(setup::without_tun)
 }
 
-/// What to make.
+/// Specification of an emulated path.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Begins the names of its namespaces: `NAME-client` and `NAME-server`, or
+    /// Prefix of the names of its namespaces: `NAME-client` and `NAME-server`, or
     /// `NAME-server1` and so on.
     pub name: String,
-    /// What each link is like in the beginning.
+    /// Initial conditions of each link.
     pub conditions: Conditions,
     /// Servers, each behind a link of its own; none stands for a plain link.
     pub star: Option<usize>,
     /// Largest IP packet, in bytes.
     pub mtu: u32,
-    /// How far TCP's buffers may grow in its namespaces, in bytes; `None`
-    /// leaves the settings of the machine.
+    /// Upper limit of TCP buffers in its namespaces, in bytes; `None` keeps the
+    /// settings of the machine.
     pub tcp_buffers: Option<u64>,
-    /// Bytes of packets under way at most, all links together.
+    /// The most bytes of packets in flight, all links together.
     pub memory: usize,
-    /// Decides loss, jitter, reordering and duplicates; `None` for another one
-    /// each time.
+    /// Seed of loss, jitter, reordering and duplicates; `None` for a random one.
     pub seed: Option<u64>,
-    /// What carries the packets.
+    /// How packets are carried.
     pub via: Via,
 }
 
 impl Plan {
-    /// One link of these conditions.
+    /// A path of one link with these conditions.
     pub fn new(name: impl Into<String>, conditions: Conditions) -> Plan {
         Plan {
             name: name.into(),
@@ -101,7 +99,7 @@ impl Plan {
         }
     }
 
-    /// A name that no other process or test has.
+    /// A name that no other process or test uses.
     pub fn unique_name(prefix: &str) -> String {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         format!("{prefix}-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed))
@@ -135,8 +133,8 @@ impl Plan {
     }
 }
 
-/// Emulated links at work. Dropping it takes everything down; a guard process
-/// does so if this one is killed.
+/// Running emulated links. Dropping it removes them; a guard process removes them if
+/// this process is killed.
 ///
 /// Links are numbered from 1, as their addresses are.
 #[derive(Debug)]
@@ -153,19 +151,19 @@ pub struct Wan {
 struct LinkState {
     server: Namespace,
     conditions: Mutex<Conditions>,
-    /// What had been counted elsewhere when the statistics began: drops of the
-    /// devices, or everything with netem. There and back.
+    /// Counters of the kernel when the statistics began: drops of the devices, or all
+    /// counters with netem. For both directions.
     before: Mutex<[WayStatistics; 2]>,
 }
 
 #[derive(Debug)]
 enum Carrier {
     Tun(Mover),
-    /// And when the statistics began.
+    /// Time at which the statistics began.
     Netem(Vec<netem::NetemLink>, Mutex<Instant>),
 }
 
-/// Makes namespaces and what is in them.
+/// Creates the namespaces and devices of a path.
 struct Builder {
     plan: Plan,
     guard: Guard,
@@ -179,7 +177,7 @@ impl Builder {
         Ok(namespace)
     }
 
-    /// What is to carry the packets, now that there is a namespace to try in.
+    /// Chooses how packets are carried; a namespace to try netem in exists by now.
     fn choose(&self, client: &Namespace) -> Result<Via, Error> {
         let unsupported = netem::unsupported(&self.plan.conditions);
         match self.plan.via {
@@ -208,8 +206,8 @@ impl Builder {
         }
         let mut routes = Vec::new();
         for (index, server) in (1..).zip(servers) {
-            let near = Arc::new(setup::attach(client, index, End::Client, self.plan.mtu)?);
-            let far = Arc::new(setup::attach(server, index, End::Server, self.plan.mtu)?);
+            let near = Arc::new(setup::attach(client, index, LinkEnd::Client, self.plan.mtu)?);
+            let far = Arc::new(setup::attach(server, index, LinkEnd::Server, self.plan.mtu)?);
             let Conditions { there, back } = self.plan.conditions.clone();
             routes.push(Route { from: Arc::clone(&near), to: Arc::clone(&far), way: there });
             routes.push(Route { from: far, to: near, way: back });
@@ -220,11 +218,11 @@ impl Builder {
 }
 
 impl Wan {
-    /// Makes namespaces and links.
+    /// Creates namespaces and links.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] where there can be none (a test skips then),
-    /// [`Error::Exists`] if a name is taken, or what else failed. Nothing is
+    /// [`Error::Unavailable`] where links cannot be emulated (a test skips then),
+    /// [`Error::Exists`] if the name is in use, or the step that failed. Nothing is
     /// left behind.
     pub fn start(plan: Plan) -> Result<Wan, Error> {
         plan.check()?;
@@ -250,7 +248,7 @@ impl Wan {
         Ok(Wan { name: plan.name, carrier, links, client, guard: Mutex::new(guard) })
     }
 
-    /// What carries the packets: TUN or netem.
+    /// How packets are carried: by TUN or netem.
     pub fn via(&self) -> Via {
         match self.carrier {
             Carrier::Tun(_) => Via::Tun,
@@ -258,12 +256,12 @@ impl Wan {
         }
     }
 
-    /// The name of the plan.
+    /// Name of the path.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Links, which is servers.
+    /// Number of links, each with its server.
     pub fn links(&self) -> usize {
         self.links.len()
     }
@@ -276,45 +274,45 @@ impl Wan {
     /// The namespace of the server behind a link.
     ///
     /// # Panics
-    /// There is no such link.
+    /// No link has this number.
     pub fn server(&self, link: usize) -> &Namespace {
         &self.links[link - 1].server
     }
 
     /// The address of the server behind a link.
     pub fn server_address(&self, link: usize) -> Ipv4Addr {
-        setup::address(link, End::Server)
+        setup::address(link, LinkEnd::Server)
     }
 
     /// The address that the client has on a link.
     pub fn client_address(&self, link: usize) -> Ipv4Addr {
-        setup::address(link, End::Client)
+        setup::address(link, LinkEnd::Client)
     }
 
     /// The IPv6 address of the server behind a link, where the kernel has IPv6.
     pub fn server_address6(&self, link: usize) -> Ipv6Addr {
-        setup::address6(link, End::Server)
+        setup::address6(link, LinkEnd::Server)
     }
 
     fn link(&self, link: usize) -> Result<&LinkState, Error> {
         link.checked_sub(1).and_then(|i| self.links.get(i)).ok_or(Error::NoLink(link))
     }
 
-    /// What a link is like now.
+    /// Present conditions of a link.
     ///
     /// # Errors
-    /// There is no such link.
+    /// No link has this number.
     pub fn conditions(&self, link: usize) -> Result<Conditions, Error> {
         Ok(lock(&self.link(link)?.conditions).clone())
     }
 
-    /// Changes a link. The change holds when this returns.
+    /// Changes a link; the change is in effect when this returns.
     ///
     /// # Errors
-    /// There is no such link, or it would make no sense; nothing changes then.
+    /// No link has this number, or the conditions are invalid; nothing changes then.
     pub fn set(&self, link: usize, change: &Change) -> Result<(), Error> {
         let state = self.link(link)?;
-        // Held meanwhile: changes happen in one order.
+        // The lock is held meanwhile: changes happen in one order.
         let mut conditions = lock(&state.conditions);
         let next = conditions.with(change)?;
         if matches!(self.carrier, Carrier::Netem(..)) {
@@ -342,7 +340,7 @@ impl Wan {
     /// Changes all links.
     ///
     /// # Errors
-    /// It would make no sense for one of them; those before it have changed.
+    /// The conditions are invalid for one of them; those before it have changed.
     pub fn set_all(&self, change: &Change) -> Result<(), Error> {
         (1..=self.links.len()).try_for_each(|link| self.set(link, change))
     }
@@ -355,10 +353,10 @@ impl Wan {
         self.collect(false)
     }
 
-    /// The same, and counts from nothing again.
+    /// As [`statistics`](Self::statistics), and sets the counters to zero.
     ///
     /// # Errors
-    /// As there.
+    /// The emulator has stopped.
     pub fn take_statistics(&self) -> Result<Statistics, Error> {
         self.collect(true)
     }
@@ -406,17 +404,17 @@ impl Wan {
         Ok(statistics)
     }
 
-    /// Has a file removed with the rest, also if this process is killed.
+    /// Registers a file to be removed with the links, also if this process is killed.
     ///
     /// # Errors
-    /// The guard is gone.
+    /// The guard has ended.
     pub fn remove_at_end(&self, path: &Path) -> Result<(), Error> {
         lock(&self.guard).file(&path.to_string_lossy())
     }
 }
 
 impl LinkState {
-    /// What was counted since the last reset, given all that was counted.
+    /// Counters since the last reset, from those since the start.
     fn since(&self, now: [WayStatistics; 2], reset: bool) -> [WayStatistics; 2] {
         let mut before = lock(&self.before);
         let difference = [now[0].since(&before[0]), now[1].since(&before[1])];
@@ -431,7 +429,7 @@ fn without(what: &str) -> Error {
     Error::Invalid(format!("the kernel's netem does not have {what}: use TUN (--via tun)"))
 }
 
-/// A lock whose holder panicked guards nothing that could be half done.
+/// Locks a mutex, also after a panic: no change under it is done in two steps.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

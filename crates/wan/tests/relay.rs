@@ -191,7 +191,7 @@ fn a_limit_of_rate_holds_for_all_connections_together() {
 }
 
 #[test]
-fn a_target_that_is_gone_closes_the_connection() {
+fn an_unreachable_target_closes_the_connection() {
     let nowhere = TcpListener::bind(any()).expect("bound").local_addr().expect("address");
     let relay = Relay::start(any(), nowhere, link(Duration::from_millis(1))).expect("started");
     let mut stream = TcpStream::connect(relay.local_addr()).expect("connected");

@@ -216,7 +216,7 @@ fn names_that_exist_are_refused_and_left_alone() {
 }
 
 #[test]
-fn a_failure_half_way_leaves_nothing() {
+fn a_failed_setup_removes_what_it_made() {
     if let Some(why) = longhaul_wan::unavailable() {
         return longhaul_skip::skip!("{why}");
     }

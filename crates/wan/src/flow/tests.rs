@@ -26,10 +26,10 @@ impl TestPipe {
     /// What has arrived by `now`.
     fn get(&mut self, now: u64) -> Vec<u8> {
         let mut all = Vec::new();
-        while let Some(parcel) = self.flow.take(now) {
-            all.extend(self.arena.bytes(parcel.place).last());
-            self.flow.delivered(&parcel, now);
-            self.arena.free(parcel.place);
+        while let Some(packet) = self.flow.take(now) {
+            all.extend(self.arena.bytes(packet.stored).last());
+            self.flow.delivered(&packet, now);
+            self.arena.free(packet.stored);
         }
         all
     }
@@ -57,7 +57,7 @@ fn packets_arrive_when_they_are_due_and_not_before() {
 }
 
 #[test]
-fn a_cut_loses_what_is_on_its_way() {
+fn a_cut_drops_the_packets_in_flight() {
     let mut pipe = TestPipe::new(slow());
     (0..5).for_each(|i| pipe.put(0, i));
     assert_eq!(pipe.get(12 * MS), [0, 1]);
@@ -71,7 +71,7 @@ fn a_cut_loses_what_is_on_its_way() {
 }
 
 #[test]
-fn a_new_rate_holds_for_what_waits_and_not_for_what_flies() {
+fn a_new_rate_applies_to_queued_packets_and_not_to_those_in_flight() {
     let mut pipe = TestPipe::new(slow());
     (0..9).for_each(|i| pipe.put(0, i));
     // Four are on their way at 4 ms; the others leave within half of the rest.

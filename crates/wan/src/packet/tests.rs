@@ -185,7 +185,7 @@ fn bytes_of_the_wire_count_every_header() {
 }
 
 #[test]
-fn what_is_not_understood_is_one_packet() {
+fn a_packet_of_an_unknown_kind_is_not_segmented() {
     let good = large(KINDS[0], 5000, 1000);
     let altered = |at: usize, to: u8| {
         let mut packet = good.clone();

@@ -140,19 +140,19 @@ pub(super) struct Pipe {
     from: Rc<TcpStream>,
     to: Rc<TcpStream>,
     pool: BufPool,
-    lane: Rc<SharedWire>,
+    wire: Rc<SharedWire>,
     queue: Rc<PipeQueue>,
 }
 
 impl Pipe {
-    pub(super) fn new(from: Rc<TcpStream>, to: Rc<TcpStream>, pool: BufPool, lane: Rc<SharedWire>) -> Pipe {
-        Pipe { from, to, pool, lane, queue: Rc::default() }
+    pub(super) fn new(from: Rc<TcpStream>, to: Rc<TcpStream>, pool: BufPool, wire: Rc<SharedWire>) -> Pipe {
+        Pipe { from, to, pool, wire, queue: Rc::default() }
     }
 
     /// Carries everything, from `begin` on; counts what was handed over.
     pub(super) async fn run(self, begin: Instant, count: &AtomicU64) -> PipeEnd {
-        let Pipe { from, to, pool, lane, queue } = self;
-        let receiver = Receiver { from, pool, lane, queue: Rc::clone(&queue), want: MIN_CHUNK, spare: None };
+        let Pipe { from, to, pool, wire, queue } = self;
+        let receiver = Receiver { from, pool, wire, queue: Rc::clone(&queue), want: MIN_CHUNK, spare: None };
         let receiver = spawn(async move {
             sleep_until(begin).await;
             receiver.run().await;
@@ -195,7 +195,7 @@ async fn send(to: &TcpStream, queue: &PipeQueue, count: &AtomicU64) -> PipeEnd {
 struct Receiver {
     from: Rc<TcpStream>,
     pool: BufPool,
-    lane: Rc<SharedWire>,
+    wire: Rc<SharedWire>,
     queue: Rc<PipeQueue>,
     /// Length of the next buffer: grows while buffers come back full.
     want: usize,
@@ -208,7 +208,7 @@ impl Receiver {
         let mut msg = RecvMsg::new(0);
         while !self.queue.closed.get() {
             let Some(buf) = self.buffer().await else { return };
-            let len = buf.len().min(self.lane.chunk());
+            let len = buf.len().min(self.wire.chunk());
             msg.set_direct(Memory::Buf(buf), 0, len);
             let (result, back) = self.from.recv(msg).await;
             msg = back;
@@ -217,11 +217,11 @@ impl Receiver {
                 Ok(n) if n > 0 => n,
                 ended => {
                     let end = if ended.is_ok() { PipeEnd::Closed } else { PipeEnd::Broken };
-                    let (_, due) = self.lane.times(0, now);
+                    let (_, due) = self.wire.times(0, now);
                     return self.queue.push(due, Chunk::End(end));
                 }
             };
-            let (left, due) = self.lane.times(n, now);
+            let (left, due) = self.wire.times(n, now);
             if let Some((Memory::Buf(mut buf), n)) = msg.take_direct() {
                 self.want = if n == len { self.want * 2 } else { self.want.min(n.next_power_of_two()) };
                 self.want = self.want.clamp(MIN_CHUNK, MAX_CHUNK);
@@ -264,16 +264,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wire_carries_one_thing_after_the_other() {
+    fn bytes_leave_at_the_rate_of_the_link() {
         let ms = Duration::from_millis;
-        let lane = SharedWire::new(ms(10), Some(8_000_000));
+        let wire = SharedWire::new(ms(10), Some(8_000_000));
         let now = Instant::now() + ms(1);
         // 1000 bytes at a megabyte a second take a millisecond.
-        assert_eq!(lane.times(1000, now), (now + ms(1), now + ms(11)));
-        assert_eq!(lane.times(2000, now), (now + ms(3), now + ms(13)));
+        assert_eq!(wire.times(1000, now), (now + ms(1), now + ms(11)));
+        assert_eq!(wire.times(2000, now), (now + ms(3), now + ms(13)));
         let later = now + ms(100);
-        assert_eq!(lane.times(1000, later), (later + ms(1), later + ms(11)));
-        assert_eq!(lane.chunk(), 1024, "no less");
+        assert_eq!(wire.times(1000, later), (later + ms(1), later + ms(11)));
+        assert_eq!(wire.chunk(), 1024, "no less");
         assert_eq!(SharedWire::new(ms(1), Some(1_000_000_000)).chunk(), 125_000);
         assert_eq!(SharedWire::new(ms(1), None).chunk(), MAX_CHUNK);
     }
