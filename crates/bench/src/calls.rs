@@ -1,18 +1,18 @@
-//! A job of blocking calls through the file-like API, one after another, as a
-//! program has that reads or writes a file.
+//! A job of blocking calls through the file-like API, one after another, as of a
+//! program that reads or writes a file.
 //!
-//! An I/O is one call of `bs` bytes: a read is done when its bytes are here, a
-//! write when its bytes are taken ([`longhaul_block::stream`] says what that
-//! means). What is in flight beneath is the stream's affair. With `verify`, a
-//! read must give what was last taken, and once everything is flushed, all of
-//! it is read back.
+//! An I/O is one call of `bs` bytes: a read is complete when its bytes are in the
+//! buffer, a write when the stream has accepted its bytes
+//! ([`longhaul_block::stream`]). The stream decides what is in flight below. With
+//! `verify`, a read must return the content that was accepted last, and after the
+//! final flush all of it is read back.
 
 use crate::Job;
 use crate::pattern::{Pattern, Rng, mix};
 use crate::run::{Counters, Stop};
 use crate::stats::{SAMPLE, Times};
-use crate::verify::{self, Expect, Table, VerifyReport};
-use crate::worker::{Outcome, Part, Record, SCRAMBLE, Usage};
+use crate::verify::{self, ExpectedContent, GenerationTable, VerifyReport};
+use crate::worker::{JobOutcome, Measurement, Region, SCRAMBLE, Usage};
 use longhaul_block::IoError;
 use longhaul_block::stream::Stream;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// One job on the calling thread.
 pub(crate) struct Calls<'a> {
     pub(crate) job: &'a Job,
-    pub(crate) part: Part,
+    pub(crate) part: Region,
     pub(crate) index: u64,
     pub(crate) run: u64,
     pub(crate) stream: Stream,
@@ -36,7 +36,7 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The error of the device within.
+/// The device's error in an error of the API.
 fn error(e: io::Error) -> IoError {
     let text = e.to_string();
     match e.into_inner().and_then(|inner| inner.downcast::<IoError>().ok()) {
@@ -51,12 +51,12 @@ impl Calls<'_> {
     }
 
     /// Runs the load.
-    pub(crate) fn run(mut self) -> Outcome {
+    pub(crate) fn run(mut self) -> JobOutcome {
         let usage = Usage::now();
         let begin = ns(self.job.ramp);
         let window = (begin, self.job.runtime.map_or(u64::MAX, |time| begin.saturating_add(ns(time))));
-        let mut record = Record::beginning(begin + ns(SAMPLE), self.job.numjobs);
-        let mut content = Content::new(self.job, self.part, self.run);
+        let mut record = Measurement::beginning(begin + ns(SAMPLE), self.job.numjobs);
+        let mut content = VerifiedContent::new(self.job, self.part, self.run);
         let mut result = self.calls(window, &mut record, &mut content);
         let ended = self.now();
         if result.is_ok() && (self.job.end_fsync || content.table.is_some()) {
@@ -66,7 +66,7 @@ impl Calls<'_> {
             result = self.read_back(&mut content);
         }
         let end = if ended >= window.1 { window.1 } else { record.last.max(window.0) };
-        Outcome {
+        JobOutcome {
             window: Duration::from_nanos(end - window.0.min(end)),
             elapsed: Duration::from_nanos(ended),
             error: result.err().map(error),
@@ -78,7 +78,12 @@ impl Calls<'_> {
         }
     }
 
-    fn calls(&mut self, window: (u64, u64), record: &mut Record, content: &mut Content) -> io::Result<()> {
+    fn calls(
+        &mut self,
+        window: (u64, u64),
+        record: &mut Measurement,
+        content: &mut VerifiedContent,
+    ) -> io::Result<()> {
         let (job, part) = (self.job, self.part);
         let seed = mix(job.seed) ^ self.index;
         let (mut pattern, mut dice) = (Pattern::new(part.blocks, job.rw.is_random(), seed), Rng::new(seed));
@@ -92,12 +97,11 @@ impl Calls<'_> {
                 (true, true) => dice.percent() >= job.rwmixread,
                 (_, writes) => writes,
             };
-            // A seek to where it is costs nothing.
+            // A seek to the present position costs nothing.
             let block = pattern.next();
             self.stream.seek(SeekFrom::Start(part.offset + block * job.bs))?;
             if write && content.table.is_some() {
-                // A block that has had all of its generations leaves the next
-                // one to be written.
+                // If a block has had all of its generations, the next one is written.
                 let Some(block) = content.stamp(&mut buf, block) else { break };
                 self.stream.seek(SeekFrom::Start(part.offset + block * job.bs))?;
                 self.stream.write_all(&buf)?;
@@ -133,8 +137,8 @@ impl Calls<'_> {
     }
 
     /// Reads what was written, from the beginning to the end.
-    fn read_back(&mut self, content: &mut Content) -> io::Result<()> {
-        let Some(blocks) = content.table.as_ref().map(Table::len) else { return Ok(()) };
+    fn read_back(&mut self, content: &mut VerifiedContent) -> io::Result<()> {
+        let Some(blocks) = content.table.as_ref().map(GenerationTable::len) else { return Ok(()) };
         self.counters.verifying.store(true, Relaxed);
         let mut buf = vec![0; self.job.bs as usize];
         for block in (0..blocks).take_while(|_| !self.stop.is_set()) {
@@ -150,19 +154,19 @@ impl Calls<'_> {
     }
 }
 
-/// What is where, and what was found there.
-struct Content {
+/// Content of the job's region, and the faults found in it.
+struct VerifiedContent {
     verify: bool,
     offset: u64,
     bs: u64,
-    table: Option<Table>,
+    table: Option<GenerationTable>,
     report: VerifyReport,
 }
 
-impl Content {
-    fn new(job: &Job, part: Part, run: u64) -> Content {
-        let table = (job.verify && job.rw.writes()).then(|| Table::new(run, part.blocks));
-        Content {
+impl VerifiedContent {
+    fn new(job: &Job, part: Region, run: u64) -> VerifiedContent {
+        let table = (job.verify && job.rw.writes()).then(|| GenerationTable::new(run, part.blocks));
+        VerifiedContent {
             verify: job.verify,
             offset: part.offset,
             bs: job.bs,
@@ -180,7 +184,7 @@ impl Content {
         Some(block)
     }
 
-    /// The stream has taken it: this handle reads nothing older.
+    /// Records an accepted write: later reads of this handle must not be older.
     fn taken(&mut self, block: u64) {
         if let Some(table) = &mut self.table {
             table.end_write(block);
@@ -194,7 +198,7 @@ impl Content {
     fn check(&mut self, buf: &[u8], block: u64) {
         let expect = match &self.table {
             Some(table) => table.expect(block, table.acknowledged(block)),
-            None => self.verify.then_some(Expect::AnyRun),
+            None => self.verify.then_some(ExpectedContent::AnyRun),
         };
         if let Some(expect) = expect {
             self.report.add(verify::check(buf, self.offset + block * self.bs, expect));

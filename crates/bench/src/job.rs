@@ -1,4 +1,4 @@
-//! What a load is, in fio's words.
+//! Loads, with the options of fio.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,11 +33,11 @@ pub enum Rw {
 }
 
 impl Rw {
-    /// All of them.
+    /// All orders, as fio lists them.
     pub const ALL: [Rw; 8] =
         [Rw::Read, Rw::Write, Rw::RandRead, Rw::RandWrite, Rw::Rw, Rw::RandRw, Rw::Trim, Rw::RandTrim];
 
-    /// fio's name.
+    /// Name in fio (`rw=`).
     pub fn name(self) -> &'static str {
         match self {
             Rw::Read => "read",
@@ -101,7 +101,7 @@ pub const OWN_THREADS_MAX: usize = 64;
 /// the window's end is not counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Shown in results.
+    /// Name of the load in results.
     pub name: String,
     /// Direction and order.
     pub rw: Rw,
@@ -109,7 +109,7 @@ pub struct Job {
     pub rwmixread: u8,
     /// Bytes of one I/O.
     pub bs: u64,
-    /// I/Os under way at a time, per job.
+    /// I/Os in flight, per job.
     pub iodepth: u32,
     /// As many I/Os as the device advises, at any time; `iodepth` where it
     /// has no advice.
@@ -119,10 +119,10 @@ pub struct Job {
     pub sync: bool,
     /// Jobs per device, a thread each, up to [`OWN_THREADS_MAX`] in all.
     pub numjobs: u32,
-    /// First byte.
+    /// Offset of the first byte on the device.
     pub offset: u64,
-    /// How much further on each job begins than the one before: so each has a
-    /// region of its own, a file so to speak. 0: all have the same.
+    /// Distance in bytes between the beginnings of successive jobs, so that each has a
+    /// region of its own. 0: all jobs share one region.
     pub offset_increment: u64,
     /// Bytes from there on, or `offset_increment`, or to the end of the device. In random order each
     /// block comes once per pass, as with fio's random map.
@@ -130,14 +130,14 @@ pub struct Job {
     /// Length of the measured window. Without `time_based` the load ends
     /// before, once `size` bytes are done.
     pub runtime: Option<Duration>,
-    /// Begin again at the end of `size` until the time is over.
+    /// Repeat `size` until the end of the window.
     pub time_based: bool,
     /// Time before the window, not measured.
     pub ramp: Duration,
     /// Writes blocks that carry their address and generation with CRC32C, and
     /// checks what is read.
     pub verify: bool,
-    /// Decides order, mix and content.
+    /// Seed of order, mix and content.
     pub seed: u64,
     /// Flush after this many writes, or never (0).
     pub fdatasync: u32,
@@ -171,7 +171,7 @@ impl Default for Job {
 }
 
 impl Job {
-    /// fio's option names and values, for results.
+    /// Options with fio's names and values, for results.
     pub(crate) fn options(&self) -> Vec<(String, String)> {
         let seconds = |time: Duration| format!("{}", time.as_secs_f64());
         let mut options = vec![

@@ -1,17 +1,16 @@
-//! What a network path carries: parallel TCP streams from here to there and
-//! back, with what TCP knows of them as time goes on.
+//! Throughput of a network path: parallel TCP streams in one or both directions, with
+//! samples of TCP's state of each.
 //!
-//! Every stream is a connection and a task on an engine. One more connection
-//! carries what both ends agree on, in lines of JSON ([`control`]): the client
-//! says what to do, both ends measure, and the server sends its half at the
-//! end. Bytes are counted where they arrive.
+//! Each stream is a connection and a task on an engine. A control connection carries
+//! messages in lines of JSON ([`control`]): the client requests a measurement, both ends
+//! measure, and the server sends its half of the result at the end. Bytes are counted
+//! at the receiver.
 //!
 //! Invariants:
-//! - a server measures one thing at a time, and for no longer than
+//! - a server takes part in one measurement at a time, for no longer than
 //!   [`TIME_MAX`];
-//! - what a peer sends decides no size but within the limits below;
-//! - only whole windows count: a stream that ends early is an error, and no
-//!   smaller number.
+//! - sizes that a peer sends are checked against the limits below;
+//! - only whole windows count: a stream that ends early is an error, not a lower rate.
 
 mod client;
 pub mod control;
@@ -30,20 +29,20 @@ use std::time::Duration;
 
 /// Port of a server, next to that of an agent.
 pub const PORT: u16 = 7411;
-/// Version of what is said on the control connection.
+/// Version of the control connection's messages.
 pub const VERSION: u32 = 1;
-/// Streams in each direction: as many as iperf3 has.
+/// The most streams in each direction: as in iperf3.
 pub const STREAMS_MAX: u16 = 128;
 /// The longest measurement that a server takes part in.
 pub const TIME_MAX: Duration = Duration::from_secs(3600);
-/// The least time between looks at a stream: less would be measured instead.
+/// The least interval of samples: shorter ones would disturb the measurement.
 pub const INTERVAL_MIN: Duration = Duration::from_millis(10);
-/// Bytes given to the kernel at once: least and most.
+/// Bounds of the bytes in one send.
 pub const BLOCK: (u32, u32) = (64, 4 << 20);
-/// How long setting up may take at each step.
+/// Timeout of each step of the setup.
 pub(crate) const SET_UP: Duration = Duration::from_secs(10);
 
-/// Which way data goes, as the client sees it.
+/// Direction of the data, from the client's view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -52,7 +51,7 @@ pub enum Way {
     Send,
     /// From the server.
     Receive,
-    /// Both at the same time.
+    /// In both directions at the same time.
     Both,
 }
 
@@ -81,22 +80,22 @@ impl std::str::FromStr for Way {
     }
 }
 
-/// What to measure.
+/// A measurement to make.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Which way.
+    /// Direction of the data.
     pub way: Way,
     /// Streams in each direction.
     pub streams: u16,
-    /// Milliseconds before the window.
+    /// Ramp before the window, in milliseconds.
     pub ramp_ms: u64,
-    /// Milliseconds of the window.
+    /// Length of the window, in milliseconds.
     pub time_ms: u64,
-    /// Milliseconds between looks at the streams.
+    /// Interval of samples of the streams, in milliseconds.
     pub interval_ms: u64,
-    /// Bytes given to the kernel at once.
+    /// Bytes in one send.
     pub block: u32,
-    /// The receiver's kernel drops what has come, and copies nothing.
+    /// The receiver's kernel discards the data without a copy.
     pub discard: bool,
     /// Congestion control of both ends, by the kernel's name.
     pub congestion: Option<String>,
@@ -119,10 +118,10 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Whether it is within the limits.
+    /// Checks the plan against the limits.
     ///
     /// # Errors
-    /// It is not, in words.
+    /// The first option beyond its limits, in words.
     pub fn check(&self) -> Result<(), String> {
         let wrong = |text: String| Err(text);
         if !(1..=STREAMS_MAX).contains(&self.streams) {
@@ -147,7 +146,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Connections in all.
+    /// Number of streams in both directions.
     pub(crate) fn connections(&self) -> usize {
         usize::from(self.streams) * if self.way == Way::Both { 2 } else { 1 }
     }
@@ -158,25 +157,25 @@ impl Plan {
     }
 }
 
-/// What one end has seen.
+/// Result of one end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Half {
-    /// The machine.
+    /// Name of the machine.
     pub host: Host,
     /// Processor time of the run.
     pub cpu: Cpu,
-    /// Seconds of the run.
+    /// Duration of the run, in seconds.
     pub seconds: f64,
-    /// Share of this machine's segments that were sent again.
+    /// Share of this machine's TCP segments that were retransmissions.
     pub retransmitted: Option<f64>,
-    /// Streams that it received.
+    /// Streams that this end received.
     pub received: Vec<Received>,
-    /// Streams that it sent.
+    /// Streams that this end sent.
     pub sent: Vec<Sent>,
 }
 
-/// A stream, where it arrives.
+/// A stream at its receiver.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Received {
@@ -186,13 +185,13 @@ pub struct Received {
     pub intervals: Vec<u64>,
 }
 
-/// A stream, where it is sent.
+/// A stream at its sender.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sent {
     /// Congestion control in use.
     pub congestion: String,
-    /// What TCP knew at the end of each interval.
+    /// TCP's state at the end of each interval.
     pub looks: Vec<TcpSample>,
 }
 

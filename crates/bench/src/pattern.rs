@@ -24,7 +24,7 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// Over `blocks` blocks, one at least.
+    /// For `blocks` blocks, at least one.
     pub(crate) fn new(blocks: u64, random: bool, seed: u64) -> Pattern {
         assert!(blocks > 0, "a pattern has a block");
         let random = random.then(|| Permutation::new(blocks, seed));
@@ -98,7 +98,7 @@ impl Rng {
         Rng(mix(seed))
     }
 
-    /// Below 100.
+    /// A number from 0 to 99.
     pub(crate) fn percent(&mut self) -> u8 {
         self.0 = self.0.wrapping_add(1);
         ((u128::from(mix(self.0)) * 100) >> 64) as u8

@@ -1,4 +1,4 @@
-//! A load that is run several times, and the document about it.
+//! A load that is run several times, and the document with its results.
 
 use crate::results::{JobResult, Results};
 use crate::stats::DirStats;
@@ -13,13 +13,13 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// None yet.
+    /// An empty list of runs.
     pub fn new() -> Repeated {
         Repeated::default()
     }
 
-    /// Adds a run, and judges it: `expect` says what the path is like, `tcp`
-    /// what its connections were like, `stopped` that it was ended early.
+    /// Adds a run, and decides whether it counts: `expect` are the properties of the
+    /// path, `tcp` samples of its connections; `stopped` if the run was ended early.
     pub fn push(
         &mut self,
         results: Results,
@@ -29,7 +29,7 @@ impl Repeated {
         stopped: bool,
     ) {
         let window = results.jobs.iter().map(|job| job.window).max().unwrap_or_default();
-        // Losses on a path are no affair of a load that uses none.
+        // Without a path, retransmissions are of other connections.
         let retransmitted = expect.round_trip.and(watched.retransmitted);
         let watched = Watched { retransmitted, ..*watched };
         let mut validity = watched.judge(&Expect { window, ..*expect });
@@ -45,7 +45,7 @@ impl Repeated {
         self.runs.push((results, Run { tcp, ..watched.run(validity) }));
     }
 
-    /// How many.
+    /// Number of runs.
     pub fn len(&self) -> usize {
         self.runs.len()
     }
@@ -60,15 +60,13 @@ impl Repeated {
         self.runs.iter().map(|(results, _)| results)
     }
 
-    /// The run whose bandwidth is in the middle: of those that count, if any
-    /// does.
+    /// The run with the median bandwidth, of those that count, or else of all.
     pub fn shown(&self) -> Option<usize> {
         let rate = |results: &Results| results.jobs.iter().map(|job| job.rate()).sum::<f64>();
         middle(self.runs.iter().map(|(results, run)| (rate(results), run.validity.valid)))
     }
 
-    /// The whole as a document: fio's layout of the run in the middle, and the
-    /// record of all.
+    /// The document: the median run in fio's layout, and the record of all runs.
     pub fn document(&self, group_reporting: bool) -> Output {
         let shown = self.shown();
         let mut output = match shown {
@@ -122,7 +120,7 @@ impl Repeated {
         cells
     }
 
-    /// Processor time of this process for what was moved.
+    /// Processor time of this process, relative to the bytes transferred.
     fn cpu(&self) -> Cell {
         let mut cell = Cell::new("CPU", "s/GiB", Better::Lower);
         for (results, run) in &self.runs {
@@ -203,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_run_is_nothing_measured() {
+    fn a_document_without_runs_is_not_valid() {
         let record = Repeated::new().document(true).longhaul.expect("a record");
         assert!(!record.validity.valid && record.shown_run.is_none());
         assert_eq!(Validity::default(), Validity { valid: true, reasons: Vec::new() });

@@ -1,9 +1,9 @@
-//! What a load came to, and how fio would write it.
+//! Results of a load, and their layout in fio's JSON.
 
 use crate::Job;
 use crate::stats::{DirStats, Latencies, Samples};
 use crate::verify::{FaultKind, VerifyReport};
-use crate::worker::{Outcome, Record, Usage};
+use crate::worker::{JobOutcome, Measurement, Usage};
 use longhaul_block::{Advice, DeviceInfo, IoError};
 use longhaul_results::schema::{self, Pairs};
 use std::time::Duration;
@@ -15,38 +15,37 @@ const PERCENTILES: [f64; 17] =
 /// Upper bounds of fio's latency classes within each unit.
 const CLASSES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
 
-/// One job.
+/// Results of one job.
 #[derive(Clone, Debug)]
 pub struct JobResult {
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
     /// Reads in the window.
     pub read: DirStats,
-    /// Writes in the window, or discards, of a load of these.
+    /// Writes in the window, or discards if the load discards.
     pub write: DirStats,
     /// Flushes in the window.
     pub sync: Latencies,
-    /// Length of the window: that asked for, or less if the load ended first.
+    /// Length of the window: that of the job, or less if the load ended before.
     pub window: Duration,
     /// From the start to the last completion, the ramp and the drain included.
     pub elapsed: Duration,
-    /// The I/O error that ended it.
+    /// The I/O error that ended the job.
     pub error: Option<IoError>,
-    /// What verification found.
+    /// Result of verification.
     pub verify: VerifyReport,
-    /// The most I/Os that were under way at a time, by `iodepth` or by the
-    /// device's advice.
+    /// The most I/Os in flight, by `iodepth` or by the device's advice.
     pub depth: u32,
-    /// What the device advised in the end, if it was asked.
+    /// Last advice of the device, if the job uses it.
     pub advice: Option<Advice>,
     depths: [u64; 7],
     usage: Usage,
 }
 
 impl JobResult {
-    pub(crate) fn new(device: DeviceInfo, outcome: Outcome) -> JobResult {
-        let Outcome { record, window, elapsed, error, verify, usage, depth, advice } = outcome;
-        let Record { read, write, sync, depths, .. } = record;
+    pub(crate) fn new(device: DeviceInfo, outcome: JobOutcome) -> JobResult {
+        let JobOutcome { record, window, elapsed, error, verify, usage, depth, advice } = outcome;
+        let Measurement { read, write, sync, depths, .. } = record;
         let device = device.name;
         JobResult { device, read, write, sync, window, elapsed, error, verify, depth, advice, depths, usage }
     }
@@ -75,10 +74,10 @@ impl JobResult {
     }
 }
 
-/// All jobs of a load.
+/// Results of all jobs of a load.
 #[derive(Clone, Debug)]
 pub struct Results {
-    /// The load.
+    /// The load that was run.
     pub job: Job,
     /// One entry per device and job, devices first.
     pub jobs: Vec<JobResult>,
@@ -89,7 +88,7 @@ impl Results {
         Results { job, jobs }
     }
 
-    /// All jobs as one.
+    /// Results of all jobs, merged.
     pub fn total(&self) -> Option<JobResult> {
         let mut jobs = self.jobs.iter();
         let first = jobs.next()?.clone();
@@ -99,7 +98,7 @@ impl Results {
         }))
     }
 
-    /// What verification found in all jobs.
+    /// Results of verification of all jobs, merged.
     pub fn verify(&self) -> VerifyReport {
         self.jobs.iter().fold(VerifyReport::default(), |mut all, job| {
             all.merge(&job.verify);
@@ -107,12 +106,12 @@ impl Results {
         })
     }
 
-    /// The first I/O error.
+    /// The first I/O error of any job.
     pub fn error(&self) -> Option<&IoError> {
         self.jobs.iter().find_map(|job| job.error.as_ref())
     }
 
-    /// The results as fio writes them; with `group_reporting`, all jobs as
+    /// The results in fio's layout; with `group_reporting`, all jobs as
     /// one entry.
     pub fn to_fio(&self, group_reporting: bool) -> schema::Output {
         let grouped;
@@ -275,7 +274,7 @@ fn verify(report: &VerifyReport) -> schema::Verify {
     }
 }
 
-/// The `errno` that fio would show.
+/// The `errno` for fio's `error` field.
 fn errno(error: &IoError) -> i32 {
     match error {
         IoError::OutOfRange { .. } | IoError::Unaligned { .. } => libc::EINVAL,

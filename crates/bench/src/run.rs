@@ -4,7 +4,7 @@ use crate::calls::Calls;
 use crate::pattern::mix;
 use crate::results::{JobResult, Results};
 use crate::verify::MAX_BLOCKS;
-use crate::worker::{Outcome, Part, Worker, part};
+use crate::worker::{JobOutcome, Region, Worker, part};
 use crate::{Job, MAX_IODEPTH, MAX_JOBS, OWN_THREADS_MAX};
 use futures_channel::oneshot;
 use longhaul_block::stream::Stream;
@@ -18,61 +18,60 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Interval of progress reports.
 pub const TICK: Duration = Duration::from_millis(250);
-/// When a load was stopped and nothing has ended for so long, what is under way
-/// is given up: more than any path and disk take, and short for an operator.
+/// After a stop, I/O in flight is given up if none completes for this long: more than
+/// any path and disk take, and short for an operator.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why a load was not begun.
+/// Why a load did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// An option is wrong for itself or for this device.
+    /// An option is invalid, by itself or for this device.
     #[error("{0}")]
     Option(String),
     /// A device could not be opened.
     #[error("cannot open {device}: {source}")]
     Open {
-        /// Its name.
+        /// Name of the device.
         device: String,
-        /// Why.
+        /// The error of opening it.
         source: IoError,
     },
-    /// No thread or no engine.
+    /// A thread or an engine could not be started.
     #[error("cannot start a job: {0}")]
     Start(#[from] std::io::Error),
     /// A thread ended before its job did.
     #[error("a job's thread ended early")]
     Lost,
-    /// The load was stopped, and its I/O does not end: its connection is lost,
-    /// say.
+    /// The load was stopped, and its I/O does not complete: its connection may be lost.
     #[error("stopped; I/O under way did not end within {} s and was given up", STOP_PATIENCE.as_secs())]
     GivenUp,
 }
 
-/// Where jobs run.
+/// Threads that run the jobs.
 #[derive(Clone, Debug)]
 pub enum Threads {
     /// Each on an engine thread of its own, up to [`OWN_THREADS_MAX`]; more
     /// share as many as there are processors.
     Own(Config),
-    /// On so many engine threads of their own, in turn.
+    /// On this many engine threads of the load, in turn.
     Shared(Config, usize),
     /// On these engine threads, in turn.
     On(Vec<Handle>),
 }
 
-/// Ends a load early. What was measured so far is valid. I/O under way comes to
-/// its end, or is given up if none does for two seconds
+/// Ends a load early. What was measured until then is valid. I/O in flight is
+/// completed, or given up if none completes for two seconds
 /// ([`BenchError::GivenUp`]).
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Not stopped.
+    /// A new handle, which has not stopped its load.
     pub fn new() -> Stop {
         Stop::default()
     }
 
-    /// Stops.
+    /// Stops the load; it ends soon after.
     pub fn stop(&self) {
         self.0.store(true, Relaxed);
     }
@@ -103,20 +102,20 @@ impl Counters {
     }
 }
 
-/// Where a load is.
+/// Phase of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Before the window.
+    /// The ramp, before the window.
     Ramp,
     /// In the window, or in a load without a time.
     Run,
-    /// After the window: I/O under way comes to its end.
+    /// After the window, until I/O in flight is complete.
     Drain,
     /// Reading back what was written.
     Verify,
 }
 
-/// What one direction does at the moment.
+/// Present rate of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rate {
     /// I/Os per second.
@@ -125,14 +124,14 @@ pub struct Rate {
     pub bytes_per_second: f64,
 }
 
-/// A load under way.
+/// Progress of a running load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Live {
-    /// Where it is.
+    /// Present phase.
     pub phase: Phase,
-    /// Since the start.
+    /// Time since the start.
     pub elapsed: Duration,
-    /// To the end of the window, if it has one.
+    /// Time to the end of the window, if there is one.
     pub remaining: Option<Duration>,
     /// Reads since the last report.
     pub read: Rate,
@@ -140,7 +139,7 @@ pub struct Live {
     pub write: Rate,
     /// Bytes done in this phase.
     pub done_bytes: u64,
-    /// Bytes to do, where that is known.
+    /// Bytes of this phase in total, if known.
     pub total_bytes: Option<u64>,
 }
 
@@ -175,7 +174,7 @@ pub fn run(
     for (index, (device, part)) in parts.iter().enumerate() {
         let (start, started) = oneshot::channel();
         let count = Arc::new(Counters::default());
-        let setup = Setup {
+        let setup = WorkerSetup {
             device: Arc::clone(device),
             job: job.clone(),
             part: *part,
@@ -202,7 +201,7 @@ pub fn run(
     let total = job_bytes(job, parts.iter().map(|(_, part)| *part));
     let result = watch(job, starts, &counters, &told, total, (stop, progress));
     if matches!(result, Err(BenchError::GivenUp)) {
-        // They are left to themselves: what does not end would be waited for.
+        // Threads whose I/O does not complete are not joined.
         std::mem::forget(own);
         return Err(BenchError::GivenUp);
     }
@@ -213,13 +212,13 @@ pub fn run(
     Ok(Results::new(job.clone(), jobs.collect()))
 }
 
-/// A number that no other run has.
+/// A random number that identifies a run.
 fn run_id(seed: u64) -> u64 {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     mix(seed ^ mix(time.as_nanos() as u64) ^ u64::from(std::process::id()) << 32)
 }
 
-/// Whether `job` can be done on a device.
+/// Checks that a device can run `job`.
 fn plan(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
     let wrong = |text: String| Err(BenchError::Option(text));
     let (name, block) = (&info.name, u64::from(info.block_size));
@@ -340,7 +339,7 @@ fn engines(threads: &Threads, jobs: usize) -> Result<(Vec<Thread>, Vec<Handle>),
 }
 
 /// Bytes that a load without a time has to do.
-fn job_bytes(job: &Job, parts: impl Iterator<Item = Part>) -> Option<u64> {
+fn job_bytes(job: &Job, parts: impl Iterator<Item = Region>) -> Option<u64> {
     let blocks: u64 = parts.map(|part| part.blocks).sum();
     (!job.time_based).then(|| blocks.saturating_mul(job.bs))
 }
@@ -348,13 +347,13 @@ fn job_bytes(job: &Job, parts: impl Iterator<Item = Part>) -> Option<u64> {
 enum WorkerReport {
     Opened,
     Failed(String, IoError),
-    Done(u64, Box<Outcome>),
+    Done(u64, Box<JobOutcome>),
 }
 
-struct Setup {
+struct WorkerSetup {
     device: Arc<dyn BlockDevice>,
     job: Job,
-    part: Part,
+    part: Region,
     index: u64,
     run: u64,
     stop: Stop,
@@ -370,7 +369,7 @@ fn sharers(jobs: usize, threads: usize, index: usize) -> u32 {
     u32::try_from((jobs - first).div_ceil(threads)).unwrap_or(u32::MAX)
 }
 
-impl Setup {
+impl WorkerSetup {
     /// Runs the job on its engine thread. A send fails only once the receiver has
     /// gone.
     async fn run(self, tell: Sender<WorkerReport>, started: oneshot::Receiver<Instant>) {
@@ -394,7 +393,7 @@ impl Setup {
     }
 }
 
-impl Setup {
+impl WorkerSetup {
     /// The job, on a thread of its own; its stream lives on the engine thread.
     fn run_calls(self, handle: &Handle, tell: &Sender<WorkerReport>, started: oneshot::Receiver<Instant>) {
         let stream = match Stream::open_on(Arc::clone(&self.device), handle) {
@@ -408,7 +407,7 @@ impl Setup {
             return;
         }
         let Ok(Ok(start)) = handle.spawn(move || started).wait() else { return };
-        let Setup { job, part, index, run, stop, counters, .. } = self;
+        let WorkerSetup { job, part, index, run, stop, counters, .. } = self;
         let outcome = Calls { job: &job, part, index, run, stream, stop, counters, start }.run();
         let _ = tell.send(WorkerReport::Done(index, Box::new(outcome)));
     }
@@ -422,7 +421,7 @@ fn watch(
     told: &Receiver<WorkerReport>,
     total: Option<u64>,
     (stop, progress): (&Stop, &mut dyn FnMut(&Live)),
-) -> Result<Vec<Outcome>, BenchError> {
+) -> Result<Vec<JobOutcome>, BenchError> {
     let mut opened = 0;
     while opened < starts.len() {
         match told.recv_timeout(TICK) {
@@ -434,11 +433,11 @@ fn watch(
         }
     }
     let start = Instant::now();
-    let mut outcomes: Vec<Option<Outcome>> = starts.iter().map(|_| None).collect();
+    let mut outcomes: Vec<Option<JobOutcome>> = starts.iter().map(|_| None).collect();
     for sender in starts {
         sender.send(start).map_err(|_| BenchError::Lost)?;
     }
-    let mut view = View { job, total, start, before: [Rate::default(); 2], seen: Instant::now() };
+    let mut view = LiveRates { job, total, start, before: [Rate::default(); 2], seen: Instant::now() };
     let mut next = start + TICK;
     let mut moved = (0, start);
     while outcomes.iter().any(Option::is_none) {
@@ -460,8 +459,8 @@ fn watch(
     Ok(outcomes.into_iter().flatten().collect())
 }
 
-/// Makes rates of counters.
-struct View<'a> {
+/// Computes rates from counters.
+struct LiveRates<'a> {
     job: &'a Job,
     total: Option<u64>,
     start: Instant,
@@ -469,7 +468,7 @@ struct View<'a> {
     seen: Instant,
 }
 
-impl View<'_> {
+impl LiveRates<'_> {
     fn look(&mut self, counters: &[Arc<Counters>]) -> Live {
         let now = Instant::now();
         let seconds = (now - self.seen).as_secs_f64().max(1e-9);

@@ -80,7 +80,7 @@ impl Latencies {
         self.max = self.max.max(other.max);
     }
 
-    /// How many.
+    /// Number of latencies.
     pub fn count(&self) -> u64 {
         self.histogram.as_ref().map_or(0, |histogram| histogram.len())
     }
@@ -90,12 +90,12 @@ impl Latencies {
         if self.count() == 0 { 0 } else { self.min }
     }
 
-    /// The longest.
+    /// The longest, in ns; 0 without any.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The mean.
+    /// The mean, in ns; 0 without any.
     pub fn mean(&self) -> f64 {
         if self.count() == 0 { 0.0 } else { self.sum as f64 / self.count() as f64 }
     }
@@ -136,13 +136,13 @@ impl Latencies {
 /// Minimum, maximum, mean and deviation of samples, as they come (Welford).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Samples {
-    /// How many.
+    /// Number of values.
     pub count: u64,
-    /// The smallest.
+    /// Smallest sample.
     pub min: f64,
-    /// The largest.
+    /// Largest sample.
     pub max: f64,
-    /// Their mean.
+    /// Mean of the samples.
     pub mean: f64,
     squares: f64,
 }
@@ -204,11 +204,11 @@ pub struct DirStats {
 /// The times of one I/O in nanoseconds on the job's clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// The call.
+    /// Time of the call.
     pub(crate) begin: u64,
-    /// Its return, if the I/O went on then.
+    /// Time at which the call returned, if the I/O was not complete then.
     pub(crate) submitted: Option<u64>,
-    /// Completion.
+    /// Time of completion.
     pub(crate) end: u64,
 }
 
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_too_much_are_recorded_without_harm() {
+    fn empty_and_extreme_latencies_are_recorded() {
         let mut all = Latencies::default();
         assert_eq!(
             (all.min(), all.max(), all.mean(), all.stddev(), all.percentile(50.0)),

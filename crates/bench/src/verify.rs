@@ -1,4 +1,4 @@
-//! Content that records its address, and what is wrong if it is elsewhere.
+//! Content that carries its address and generation, and its verification.
 //!
 //! A block is written as sectors of 512 bytes. Each begins with a stamp of 32
 //! bytes, little-endian, and goes on with bytes that depend on the stamp:
@@ -9,11 +9,11 @@
 //! | 4–7 | CRC32C of bytes 8–511 |
 //! | 8–15 | byte address of the sector on the device |
 //! | 16–23 | run: a random number for all that one run writes |
-//! | 24–27 | generation: the how-manieth write of this block in this run |
+//! | 24–27 | generation: number of the write of this block in this run, from 1 |
 //! | 28–31 | length of the block in bytes |
 //!
-//! Invariants of [`Table`]:
-//! - a block never has two writes under way, so its generations are ordered;
+//! Invariants of [`GenerationTable`]:
+//! - a block never has two writes in flight, so its generations are ordered;
 //! - what a read may find lies between the generation acknowledged before the
 //!   read began and the newest one issued before it ended: no false alarm,
 //!   and nothing older passes;
@@ -26,11 +26,11 @@ use std::fmt;
 /// The smallest unit that devices write whole.
 pub(crate) const SECTOR: usize = 512;
 
-/// Blocks whose generations are kept at most: 1 GiB of memory, and 1 TiB of
+/// The most blocks whose generations are kept: 1 GiB of memory, and 1 TiB of
 /// device in blocks of 4 KiB.
 pub const MAX_BLOCKS: u64 = 1 << 28;
 
-/// Faults kept in full; more are only counted.
+/// The most faults kept in full; further ones are only counted.
 pub const MAX_FAULTS: usize = 16;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"LHv1");
@@ -39,7 +39,7 @@ const IN_FLIGHT: u32 = 1 << 31;
 /// The newest generation: further writes of the block are not made.
 const MAX_GENERATION: u32 = IN_FLIGHT - 1;
 
-/// What a sector says of itself.
+/// The stamp of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     address: u64,
@@ -92,9 +92,9 @@ fn look(sector: &[u8]) -> Sector {
     if sector.iter().all(|byte| *byte == 0) { Sector::Zero } else { Sector::Corrupt }
 }
 
-/// What may be found in a block.
+/// Content that a read of a block may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Expect {
+pub(crate) enum ExpectedContent {
     /// Generations of this run, both ends included.
     Run { run: u64, oldest: u32, newest: u32 },
     /// Any run's, whole and in its place.
@@ -117,7 +117,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [FaultKind; 5] = [
         FaultKind::Corrupted,
         FaultKind::Misplaced,
@@ -126,7 +126,7 @@ impl FaultKind {
         FaultKind::NeverWritten,
     ];
 
-    /// One word.
+    /// Name of the kind, in one word.
     pub fn name(self) -> &'static str {
         match self {
             FaultKind::Corrupted => "corrupted",
@@ -141,7 +141,7 @@ impl FaultKind {
 /// Wrong content in one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What kind.
+    /// Kind of the fault.
     pub kind: FaultKind,
     /// Byte address of the block.
     pub address: u64,
@@ -158,7 +158,7 @@ impl fmt::Display for Fault {
 }
 
 /// Checks the block at `address`.
-pub(crate) fn check(buf: &[u8], address: u64, expect: Expect) -> Result<(), Fault> {
+pub(crate) fn check(buf: &[u8], address: u64, expect: ExpectedContent) -> Result<(), Fault> {
     let fault = |kind, detail| Err(Fault { kind, address, len: buf.len() as u64, detail });
     let (mut good, mut old, mut zero) = (0, 0, 0);
     let mut first: Option<Stamp> = None;
@@ -190,7 +190,7 @@ pub(crate) fn check(buf: &[u8], address: u64, expect: Expect) -> Result<(), Faul
         }
     }
     // Only where writes were under way may a read see parts of two of them.
-    let may_mix = matches!(expect, Expect::Run { oldest, newest, .. } if oldest < newest);
+    let may_mix = matches!(expect, ExpectedContent::Run { oldest, newest, .. } if oldest < newest);
     match (good, old, zero) {
         (_, 0, 0) if !mixed || may_mix => Ok(()),
         (0, 0, _) => fault(FaultKind::NeverWritten, format!("all zeroes, {} expected", name(expect))),
@@ -201,7 +201,7 @@ pub(crate) fn check(buf: &[u8], address: u64, expect: Expect) -> Result<(), Faul
         _ => {
             let detail = format!(
                 "{good} sectors of {}, {old} older ones and {zero} of zeroes",
-                if matches!(expect, Expect::AnyRun) {
+                if matches!(expect, ExpectedContent::AnyRun) {
                     "some write, but not all of the same".into()
                 } else {
                     name(expect)
@@ -213,42 +213,42 @@ pub(crate) fn check(buf: &[u8], address: u64, expect: Expect) -> Result<(), Faul
 }
 
 /// Whether the content is as new as expected; an error if it cannot exist.
-fn fresh(stamp: Stamp, len: usize, expect: Expect) -> Result<bool, String> {
-    let Expect::Run { run, oldest, newest } = expect else { return Ok(stamp.block == len as u32) };
+fn fresh(stamp: Stamp, len: usize, expect: ExpectedContent) -> Result<bool, String> {
+    let ExpectedContent::Run { run, oldest, newest } = expect else { return Ok(stamp.block == len as u32) };
     if stamp.run == run && stamp.generation > newest {
         return Err(format!("generation {} of {newest} written so far", stamp.generation));
     }
     Ok(stamp.run == run && stamp.generation >= oldest)
 }
 
-fn name(expect: Expect) -> String {
+fn name(expect: ExpectedContent) -> String {
     match expect {
-        Expect::Run { oldest, newest, .. } if oldest == newest => format!("generation {newest}"),
-        Expect::Run { oldest, newest, .. } => format!("generation {oldest} to {newest}"),
-        Expect::AnyRun => "content of an earlier run".into(),
+        ExpectedContent::Run { oldest, newest, .. } if oldest == newest => format!("generation {newest}"),
+        ExpectedContent::Run { oldest, newest, .. } => format!("generation {oldest} to {newest}"),
+        ExpectedContent::AnyRun => "content of an earlier run".into(),
     }
 }
 
-fn describe(stamp: Stamp, expect: Expect) -> String {
+fn describe(stamp: Stamp, expect: ExpectedContent) -> String {
     match expect {
-        Expect::Run { run, .. } if run == stamp.run => format!("generation {}", stamp.generation),
-        Expect::Run { .. } => "content of an earlier run".into(),
-        Expect::AnyRun => format!("blocks of {} bytes", stamp.block),
+        ExpectedContent::Run { run, .. } if run == stamp.run => format!("generation {}", stamp.generation),
+        ExpectedContent::Run { .. } => "content of an earlier run".into(),
+        ExpectedContent::AnyRun => format!("blocks of {} bytes", stamp.block),
     }
 }
 
 /// The generations of the blocks of one job.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct GenerationTable {
     run: u64,
     /// Newest generation issued, and whether it is under way.
     blocks: Vec<u32>,
 }
 
-impl Table {
-    pub(crate) fn new(run: u64, blocks: u64) -> Table {
+impl GenerationTable {
+    pub(crate) fn new(run: u64, blocks: u64) -> GenerationTable {
         assert!(blocks <= MAX_BLOCKS, "checked when the job was planned");
-        Table { run, blocks: vec![0; blocks as usize] }
+        GenerationTable { run, blocks: vec![0; blocks as usize] }
     }
 
     /// Begins a write of `block`, or of the next block after it that is free
@@ -277,9 +277,9 @@ impl Table {
 
     /// What a read that began when `oldest` was the newest acknowledged, and
     /// ends now, may find. `None`: anything, since the block was not written.
-    pub(crate) fn expect(&self, block: u64, oldest: u32) -> Option<Expect> {
+    pub(crate) fn expect(&self, block: u64, oldest: u32) -> Option<ExpectedContent> {
         let newest = self.blocks[block as usize] & !IN_FLIGHT;
-        (oldest > 0).then_some(Expect::Run { run: self.run, oldest, newest })
+        (oldest > 0).then_some(ExpectedContent::Run { run: self.run, oldest, newest })
     }
 
     pub(crate) fn run(&self) -> u64 {
@@ -291,7 +291,7 @@ impl Table {
     }
 }
 
-/// What verification found.
+/// Result of verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Blocks checked, those found wrong among them.
@@ -319,12 +319,12 @@ impl VerifyReport {
         self.first.extend(other.first.iter().take(room).cloned());
     }
 
-    /// How many of one kind.
+    /// Number of faults of one kind.
     pub fn count(&self, kind: FaultKind) -> u64 {
         self.counts[kind as usize]
     }
 
-    /// How many in all.
+    /// Number of all faults.
     pub fn faults(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -343,11 +343,11 @@ mod tests {
         buf
     }
 
-    fn exactly(generation: u32) -> Expect {
-        Expect::Run { run: RUN, oldest: generation, newest: generation }
+    fn exactly(generation: u32) -> ExpectedContent {
+        ExpectedContent::Run { run: RUN, oldest: generation, newest: generation }
     }
 
-    fn kind(buf: &[u8], expect: Expect) -> Option<FaultKind> {
+    fn kind(buf: &[u8], expect: ExpectedContent) -> Option<FaultKind> {
         check(buf, AT, expect).err().map(|fault| {
             assert_eq!((fault.address, fault.len), (AT, 4096));
             fault.kind
@@ -357,11 +357,11 @@ mod tests {
     #[test]
     fn sound_content_passes() {
         assert_eq!(kind(&block(AT, RUN, 3), exactly(3)), None);
-        assert_eq!(kind(&block(AT, RUN, 3), Expect::AnyRun), None);
+        assert_eq!(kind(&block(AT, RUN, 3), ExpectedContent::AnyRun), None);
     }
 
     #[test]
-    fn each_kind_of_lie_is_told_apart() {
+    fn each_kind_of_corruption_is_distinguished() {
         for flipped in [0, 4, 8, 16, 24, 31, 32, 511, 4095] {
             let mut buf = block(AT, RUN, 3);
             buf[flipped] ^= 1;
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(kind(&block(AT, RUN, 2), exactly(3)), Some(FaultKind::Stale));
         assert_eq!(kind(&block(AT, RUN + 1, 3), exactly(3)), Some(FaultKind::Stale));
         assert_eq!(kind(&[0; 4096], exactly(3)), Some(FaultKind::NeverWritten));
-        assert_eq!(kind(&[0; 4096], Expect::AnyRun), Some(FaultKind::NeverWritten));
+        assert_eq!(kind(&[0; 4096], ExpectedContent::AnyRun), Some(FaultKind::NeverWritten));
         assert_eq!(kind(&[7; 4096], exactly(3)), Some(FaultKind::Corrupted));
         assert_eq!(kind(&block(AT, RUN, 4), exactly(3)), Some(FaultKind::Corrupted), "from the future");
         for old in [block(AT, RUN, 2), vec![0; 4096]] {
@@ -380,7 +380,11 @@ mod tests {
                 buf[cut..].copy_from_slice(&old[cut..]);
                 assert_eq!(kind(&buf, exactly(3)), Some(FaultKind::Torn), "cut at {cut}");
                 if old[0] != 0 {
-                    assert_eq!(kind(&buf, Expect::AnyRun), Some(FaultKind::Torn), "cut at {cut}, any run");
+                    assert_eq!(
+                        kind(&buf, ExpectedContent::AnyRun),
+                        Some(FaultKind::Torn),
+                        "cut at {cut}, any run"
+                    );
                 }
             }
         }
@@ -397,7 +401,7 @@ mod tests {
 
     #[test]
     fn writes_under_way_excuse_either_generation_and_their_mixture_only() {
-        let between = Expect::Run { run: RUN, oldest: 3, newest: 4 };
+        let between = ExpectedContent::Run { run: RUN, oldest: 3, newest: 4 };
         for generation in [3, 4] {
             assert_eq!(kind(&block(AT, RUN, generation), between), None);
         }
@@ -411,7 +415,7 @@ mod tests {
 
     #[test]
     fn the_table_never_gives_a_block_to_two_writes() {
-        let mut table = Table::new(RUN, 3);
+        let mut table = GenerationTable::new(RUN, 3);
         assert_eq!(table.expect(0, table.acknowledged(0)), None, "never written");
         let first = table.begin_write(1).expect("free");
         assert_eq!(first, (1, 1));
@@ -423,7 +427,7 @@ mod tests {
         assert_eq!(table.acknowledged(1), 1);
         assert_eq!(table.begin_write(0), Some((1, 2)));
         let expect = table.expect(1, 1);
-        assert_eq!(expect, Some(Expect::Run { run: RUN, oldest: 1, newest: 2 }));
+        assert_eq!(expect, Some(ExpectedContent::Run { run: RUN, oldest: 1, newest: 2 }));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Watching the machine over a run: processor time, what TCP sent again, and
-//! whether the clock was set.
+//! Watches the machine during a run: processor time, TCP retransmissions, and steps of
+//! the clock.
 
 use longhaul_engine::net::TcpInfo;
 use longhaul_results::record::{
@@ -8,8 +8,8 @@ use longhaul_results::record::{
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How far the clock of the day may run away from the one that never jumps:
-/// more than it is slewed by in minutes, less than what would mislead people.
+/// The most that the real-time clock may deviate from the monotonic one in a run: more
+/// than a slew of minutes, less than a misleading time stamp.
 const JUMP: Duration = Duration::from_millis(500);
 /// Lateness of an emulated link that does not count: timers and a turn of the
 /// scheduler take as long.
@@ -17,29 +17,29 @@ const LATE_MIN: Duration = Duration::from_micros(250);
 /// Share of the processors that a hypervisor may take away.
 const STOLEN_MAX: f64 = 0.05;
 
-/// A run under way.
+/// A running measurement.
 #[derive(Debug)]
 pub struct Watch {
     root: PathBuf,
     start: Instant,
     wall: SystemTime,
     own: (Duration, Duration),
-    machine: Option<Ticks>,
-    segments: Option<Segments>,
+    machine: Option<ProcessorTicks>,
+    segments: Option<TcpSegments>,
 }
 
-/// What a run took from the machine.
+/// What a run used of the machine, and what disturbed it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Watched {
-    /// When it began, in milliseconds since 1970.
+    /// Beginning of the run, in milliseconds since 1970.
     pub started_ms: u64,
-    /// How long it took.
+    /// Duration of the run.
     pub time: Duration,
-    /// Processor time.
+    /// Processor time of this process.
     pub cpu: Cpu,
-    /// Share of the segments of this machine that were sent again.
+    /// Share of the TCP segments of this machine that were retransmissions.
     pub retransmitted: Option<f64>,
-    /// How far the clock of the day went another way than time did, in seconds.
+    /// Step of the real-time clock against the monotonic one, in seconds.
     pub jump_s: f64,
     /// Share of the processors that a hypervisor took away.
     pub stolen: f64,
@@ -48,25 +48,25 @@ pub struct Watched {
 /// An emulated link, after a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Emulated {
-    /// The round trip that it is to have.
+    /// Configured round trip.
     pub round_trip: Duration,
-    /// How late 99 % of the packets were at most.
+    /// 99th percentile of the lateness of packets.
     pub late: Duration,
     /// Packets that the emulator itself lost in the run.
     pub lost: u64,
 }
 
-/// What a run should have been like.
+/// Conditions that a valid run meets.
 #[derive(Clone, Copy, Debug)]
 pub struct Expect {
     /// Length of the window.
     pub window: Duration,
     /// Round trip of the path, if there is one.
     pub round_trip: Option<Duration>,
-    /// Share of segments that may be sent again: the default, or more where
-    /// loss is what is studied.
+    /// The most retransmissions, as a share of all segments: the default, or more where
+    /// loss is studied.
     pub retransmitted: f64,
-    /// The emulated link that it went over.
+    /// The emulated link of the path, if any.
     pub link: Option<Emulated>,
 }
 
@@ -78,7 +78,7 @@ impl Default for Expect {
 
 /// Jiffies of all processors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Ticks {
+struct ProcessorTicks {
     busy: u64,
     stolen: u64,
     all: u64,
@@ -86,33 +86,33 @@ struct Ticks {
 
 /// TCP segments of this machine (of this network namespace).
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Segments {
+struct TcpSegments {
     sent: u64,
     again: u64,
 }
 
-impl Ticks {
+impl ProcessorTicks {
     /// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq,
     /// softirq, steal (proc(5)).
-    fn parse(text: &str) -> Option<Ticks> {
+    fn parse(text: &str) -> Option<ProcessorTicks> {
         let line = text.lines().next()?.strip_prefix("cpu ")?;
         let fields: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let [user, nice, system, idle, wait, irq, soft, stolen, ..] = *fields else { return None };
         let busy = user + nice + system + irq + soft;
-        Some(Ticks { busy, stolen, all: busy + idle + wait + stolen })
+        Some(ProcessorTicks { busy, stolen, all: busy + idle + wait + stolen })
     }
 }
 
-impl Segments {
+impl TcpSegments {
     /// Of `/proc/net/snmp`: a line of names, then one of values.
-    fn parse(text: &str) -> Option<Segments> {
+    fn parse(text: &str) -> Option<TcpSegments> {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
         let (names, values) = (lines.next()?, lines.next()?);
         let value = |wanted: &str| {
             let at = names.split(' ').position(|name| name == wanted)?;
             values.split(' ').nth(at)?.parse().ok()
         };
-        Some(Segments { sent: value("OutSegs")?, again: value("RetransSegs")? })
+        Some(TcpSegments { sent: value("OutSegs")?, again: value("RetransSegs")? })
     }
 }
 
@@ -153,7 +153,7 @@ fn process_time() -> (Duration, Duration) {
 }
 
 impl Watch {
-    /// Begins now.
+    /// Starts watching.
     pub fn start() -> Watch {
         Watch::below(Path::new("/"))
     }
@@ -161,20 +161,20 @@ impl Watch {
     fn below(root: &Path) -> Watch {
         Watch {
             root: root.to_owned(),
-            machine: read(root, "proc/stat").and_then(|text| Ticks::parse(&text)),
-            segments: read(root, "proc/net/snmp").and_then(|text| Segments::parse(&text)),
+            machine: read(root, "proc/stat").and_then(|text| ProcessorTicks::parse(&text)),
+            segments: read(root, "proc/net/snmp").and_then(|text| TcpSegments::parse(&text)),
             own: process_time(),
             wall: SystemTime::now(),
             start: Instant::now(),
         }
     }
 
-    /// How long it has been.
+    /// Time since the start.
     pub fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// Ends now.
+    /// Ends watching, and returns what was observed.
     pub fn end(&self) -> Watched {
         self.ended(self.start.elapsed(), SystemTime::now())
     }
@@ -182,16 +182,17 @@ impl Watch {
     fn ended(&self, time: Duration, wall: SystemTime) -> Watched {
         let (user, system) = process_time();
         let own = (user.saturating_sub(self.own.0), system.saturating_sub(self.own.1));
-        let machine = read(&self.root, "proc/stat").and_then(|text| Ticks::parse(&text)).zip(self.machine);
+        let machine =
+            read(&self.root, "proc/stat").and_then(|text| ProcessorTicks::parse(&text)).zip(self.machine);
         // Ticks are hundredths of a second to programs, on every machine.
         let seconds = |ticks: u64| ticks as f64 / 100.0;
-        let others = |(now, before): (Ticks, Ticks)| {
+        let others = |(now, before): (ProcessorTicks, ProcessorTicks)| {
             let all = seconds(now.busy.saturating_sub(before.busy));
             (all - (own.0 + own.1).as_secs_f64()).max(0.0)
         };
         let stolen = machine.map(|(now, before)| now.stolen.saturating_sub(before.stolen));
         let all = machine.map_or(0, |(now, before)| now.all.saturating_sub(before.all));
-        let segments = read(&self.root, "proc/net/snmp").and_then(|text| Segments::parse(&text));
+        let segments = read(&self.root, "proc/net/snmp").and_then(|text| TcpSegments::parse(&text));
         let retransmitted = segments.zip(self.segments).and_then(|(now, before)| {
             let sent = now.sent.saturating_sub(before.sent);
             (sent > 0).then(|| now.again.saturating_sub(before.again) as f64 / sent as f64)
@@ -218,7 +219,7 @@ impl Watch {
 }
 
 impl Watched {
-    /// What of it makes a run void.
+    /// Reasons that make the run invalid.
     pub fn judge(&self, expect: &Expect) -> Validity {
         let mut validity = Validity::default();
         let (window, ms) = (expect.window, |time: Duration| time.as_secs_f64() * 1e3);
@@ -252,7 +253,7 @@ impl Watched {
         validity
     }
 
-    /// As part of a record.
+    /// The run, as part of a record.
     pub fn run(&self, validity: Validity) -> Run {
         let seconds = self.time.as_secs_f64();
         Run { started_ms: self.started_ms, seconds, cpu: self.cpu, validity, ..Run::default() }
@@ -286,18 +287,18 @@ mod tests {
 
     #[test]
     fn the_kernels_tables_are_read() {
-        assert_eq!(Ticks::parse(STAT), Some(Ticks { busy: 160, stolen: 30, all: 1000 }));
-        assert_eq!(Segments::parse(SNMP), Some(Segments { sent: 1000, again: 3 }));
+        assert_eq!(ProcessorTicks::parse(STAT), Some(ProcessorTicks { busy: 160, stolen: 30, all: 1000 }));
+        assert_eq!(TcpSegments::parse(SNMP), Some(TcpSegments { sent: 1000, again: 3 }));
         for cut in 0..STAT.len() {
             // Never a wrong number for half a table: none, or the whole.
-            let found = Ticks::parse(&STAT[..cut]);
+            let found = ProcessorTicks::parse(&STAT[..cut]);
             assert!(found.is_none_or(|ticks| ticks.busy == 160), "{cut}: {found:?}");
         }
-        assert_eq!(Segments::parse("Tcp: OutSegs\n"), None);
+        assert_eq!(TcpSegments::parse("Tcp: OutSegs\n"), None);
     }
 
     #[test]
-    fn a_run_is_judged_by_what_happened_meanwhile() {
+    fn disturbances_during_a_run_void_it() {
         let dir = tempfile::tempdir().expect("directory");
         std::fs::create_dir_all(dir.path().join("proc/net")).expect("made");
         let write = |path: &str, text: &str| std::fs::write(dir.path().join(path), text).expect("written");
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_says_nothing_voids_nothing() {
+    fn missing_counters_of_a_machine_void_no_run() {
         let dir = tempfile::tempdir().expect("directory");
         let seen = Watch::below(dir.path()).end();
         assert_eq!((seen.retransmitted, seen.cpu.others_s, seen.cpu.stolen_s), (None, None, None));

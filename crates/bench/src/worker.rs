@@ -1,7 +1,7 @@
 //! One job: `iodepth` slots on one engine thread.
 //!
 //! Invariants:
-//! - each slot has one buffer and at most one I/O under way, so never more
+//! - each slot has one buffer and at most one I/O in flight, so never more
 //!   than `iodepth` are; nothing is allocated per I/O by the load itself;
 //! - where the device advises the depth, slots come and go with it, one for
 //!   one as I/Os complete; the buffer of one that went waits for the next;
@@ -12,7 +12,7 @@
 use crate::pattern::{Pattern, Rng, mix};
 use crate::run::{Counters, Stop};
 use crate::stats::{DirStats, Latencies, SAMPLE, Times};
-use crate::verify::{self, Expect, Table, VerifyReport};
+use crate::verify::{self, ExpectedContent, GenerationTable, VerifyReport};
 use crate::{Job, MAX_IODEPTH, OWN_THREADS_MAX};
 use longhaul_block::{Advice, BlockIo, DeviceInfo, IoError, IoResult, WriteFlags};
 use longhaul_engine::sync::Notify;
@@ -26,21 +26,21 @@ use std::time::{Duration, Instant};
 /// I/Os that are done at once before a slot lets others run.
 const BURST: u32 = 64;
 
-/// The distance in bytes of the marks that keep buffers from being the same:
-/// what deduplicating devices look at.
+/// Distance in bytes of the marks that make buffers differ: the block size of
+/// deduplicating devices.
 pub(crate) const SCRAMBLE: usize = 4096;
 
-/// Which part of the device a job works on.
+/// The region of the device that a job works on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct Region {
     pub(crate) offset: u64,
     pub(crate) blocks: u64,
 }
 
-/// What the slots of a job share.
+/// State that the slots of a job share.
 pub(crate) struct Worker {
     job: Job,
-    part: Part,
+    part: Region,
     io: Rc<dyn BlockIo>,
     start: Instant,
     /// Nanoseconds from `start`: the window.
@@ -55,22 +55,22 @@ pub(crate) struct Worker {
     /// Slots at work, and all that ever were.
     slots: Cell<u32>,
     numbered: Cell<u32>,
-    /// Buffers of slots that have gone.
+    /// Buffers of slots that have ended.
     spare: RefCell<Vec<Buffer>>,
     /// The last slot has ended.
     done: Notify,
-    /// The most slots that the device has asked for.
+    /// The most slots that the device has advised.
     deepest: Cell<u32>,
     unflushed: Cell<u32>,
-    record: RefCell<Record>,
+    record: RefCell<Measurement>,
     error: RefCell<Option<IoError>>,
-    table: Option<RefCell<Table>>,
+    table: Option<RefCell<GenerationTable>>,
     report: RefCell<VerifyReport>,
 }
 
-/// What is measured.
+/// Measurements of a job within the window.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Record {
+pub(crate) struct Measurement {
     pub(crate) read: DirStats,
     pub(crate) write: DirStats,
     pub(crate) sync: Latencies,
@@ -81,13 +81,18 @@ pub(crate) struct Record {
     pub(crate) last: u64,
 }
 
-impl Record {
-    /// A record of one of so many jobs, whose first sample ends at this moment.
-    pub(crate) fn beginning(next_sample: u64, jobs: u32) -> Record {
+impl Measurement {
+    /// The measurement of one of `jobs` jobs, whose first sample ends at `next_sample`.
+    pub(crate) fn beginning(next_sample: u64, jobs: u32) -> Measurement {
         if jobs as usize <= OWN_THREADS_MAX {
-            return Record { next_sample, ..Record::default() };
+            return Measurement { next_sample, ..Measurement::default() };
         }
-        Record { next_sample, read: DirStats::of_many(), write: DirStats::of_many(), ..Record::default() }
+        Measurement {
+            next_sample,
+            read: DirStats::of_many(),
+            write: DirStats::of_many(),
+            ..Measurement::default()
+        }
     }
 
     /// Counts an I/O, if it ended within the window.
@@ -106,13 +111,13 @@ impl Record {
 }
 
 #[derive(Clone, Copy)]
-struct Op {
+struct BlockOp {
     write: bool,
     block: u64,
     generation: u32,
 }
 
-/// What a slot writes from and reads to.
+/// Buffer of a slot, for writes and reads.
 enum Buffer {
     Writable(BufMut),
     Shared(Buf),
@@ -122,7 +127,7 @@ impl Worker {
     pub(crate) fn new(
         job: &Job,
         index: u64,
-        part: Part,
+        part: Region,
         io: Rc<dyn BlockIo>,
         run: u64,
         (stop, counters): (Stop, Arc<Counters>),
@@ -151,16 +156,16 @@ impl Worker {
             done: Notify::new(),
             deepest: Cell::new(0),
             unflushed: Cell::new(0),
-            record: RefCell::new(Record::beginning(begin + ns(SAMPLE), job.numjobs)),
+            record: RefCell::new(Measurement::beginning(begin + ns(SAMPLE), job.numjobs)),
             error: RefCell::default(),
-            table: wants_table.then(|| RefCell::new(Table::new(run, part.blocks))),
+            table: wants_table.then(|| RefCell::new(GenerationTable::new(run, part.blocks))),
             report: RefCell::default(),
             job: job.clone(),
         }
     }
 
     /// Runs the load, flushes and reads back as the job says.
-    pub(crate) async fn run(self: Rc<Worker>) -> Outcome {
+    pub(crate) async fn run(self: Rc<Worker>) -> JobOutcome {
         let usage = Usage::now();
         self.fill_up();
         while self.slots.get() > 0 {
@@ -183,11 +188,11 @@ impl Worker {
         self.outcome(usage, ended)
     }
 
-    fn outcome(&self, usage: Usage, ended: u64) -> Outcome {
+    fn outcome(&self, usage: Usage, ended: u64) -> JobOutcome {
         let record = self.record.take();
         // A load that ended before the window did was as long as its I/O.
         let end = if ended >= self.window.1 { self.window.1 } else { record.last.max(self.window.0) };
-        Outcome {
+        JobOutcome {
             window: Duration::from_nanos(end - self.window.0.min(end)),
             elapsed: Duration::from_nanos(ended),
             error: self.error.take(),
@@ -204,13 +209,13 @@ impl Worker {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Whether no I/O is to begin any more.
+    /// Whether the load begins no further I/O.
     fn is_over(&self, now: u64) -> bool {
         self.left.get() == 0 || now >= self.window.1 || self.stop.is_set() || self.error.borrow().is_some()
     }
 
-    /// What to do next; nothing once the load is over.
-    fn next(&self, now: u64) -> Option<Op> {
+    /// The next operation; `None` at the end of the load.
+    fn next(&self, now: u64) -> Option<BlockOp> {
         if self.is_over(now) {
             return None;
         }
@@ -221,12 +226,12 @@ impl Worker {
             (_, writes) => writes,
         };
         let block = self.pattern.borrow_mut().next();
-        let Some(table) = &self.table else { return Some(Op { write, block, generation: 0 }) };
+        let Some(table) = &self.table else { return Some(BlockOp { write, block, generation: 0 }) };
         if !write {
-            return Some(Op { write, block, generation: table.borrow().acknowledged(block) });
+            return Some(BlockOp { write, block, generation: table.borrow().acknowledged(block) });
         }
         let (block, generation) = table.borrow_mut().begin_write(block)?;
-        Some(Op { write, block, generation })
+        Some(BlockOp { write, block, generation })
     }
 
     /// Slots that there should be now.
@@ -353,7 +358,7 @@ impl Worker {
 
     /// Content to write: stamped, or changed enough that no device has seen
     /// it before (as with fio's `scramble_buffers`).
-    fn fill(&self, buf: &mut BufMut, at: u64, op: Op, marks: &mut u64) {
+    fn fill(&self, buf: &mut BufMut, at: u64, op: BlockOp, marks: &mut u64) {
         if let Some(table) = &self.table {
             let run = table.borrow().run();
             return verify::stamp(buf, at, run, op.generation);
@@ -370,7 +375,7 @@ impl Worker {
         self.record.borrow_mut().depths[(depth.ilog2() as usize).min(6)] += 1;
     }
 
-    fn complete(&self, op: Op, result: IoResult<()>, buffer: &Buffer, times: Times) {
+    fn complete(&self, op: BlockOp, result: IoResult<()>, buffer: &Buffer, times: Times) {
         self.under_way.set(self.under_way.get() - 1);
         if let Err(e) = result {
             return self.keep_error(Err(e));
@@ -388,7 +393,7 @@ impl Worker {
         } else if let Buffer::Writable(buf) = buffer {
             let expect = match &self.table {
                 Some(table) => table.borrow().expect(op.block, op.generation),
-                None => Some(Expect::AnyRun),
+                None => Some(ExpectedContent::AnyRun),
             };
             self.check(op.block, buf, expect);
         }
@@ -416,7 +421,7 @@ impl Worker {
         }
     }
 
-    fn check(&self, block: u64, buf: &[u8], expect: Option<Expect>) {
+    fn check(&self, block: u64, buf: &[u8], expect: Option<ExpectedContent>) {
         if let Some(expect) = expect {
             self.report.borrow_mut().add(verify::check(buf, self.address(block), expect));
         }
@@ -451,24 +456,24 @@ impl Worker {
     }
 }
 
-/// How a job ended.
+/// Result of a job.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) record: Record,
-    /// Length of the window as it was.
+pub(crate) struct JobOutcome {
+    pub(crate) record: Measurement,
+    /// Actual length of the window.
     pub(crate) window: Duration,
     /// From the start to the last completion.
     pub(crate) elapsed: Duration,
     pub(crate) error: Option<IoError>,
     pub(crate) verify: VerifyReport,
     pub(crate) usage: Usage,
-    /// The most I/Os that were to be under way.
+    /// The most I/Os in flight.
     pub(crate) depth: u32,
-    /// What the device advised in the end.
+    /// Last advice of the device.
     pub(crate) advice: Option<Advice>,
 }
 
-/// What the thread used of the machine.
+/// Processor time, context switches and page faults of a thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) user: Duration,
@@ -494,7 +499,7 @@ impl Usage {
         }
     }
 
-    /// The part of one of `n` that shared the thread.
+    /// The share of one of `n` jobs on the thread.
     pub(crate) fn share(self, n: u32) -> Usage {
         let part = |count: u64| count / u64::from(n.max(1));
         Usage {
@@ -518,16 +523,16 @@ impl Usage {
 }
 
 /// Which part of `info`'s device job `index` of `job.numjobs` works on.
-pub(crate) fn part(info: &DeviceInfo, job: &Job, index: u32) -> Part {
+pub(crate) fn part(info: &DeviceInfo, job: &Job, index: u32) -> Region {
     let offset = job.offset.saturating_add(job.offset_increment.saturating_mul(index.into()));
     if job.offset_increment > 0 {
-        return Part { offset, blocks: job.size.unwrap_or(job.offset_increment) / job.bs };
+        return Region { offset, blocks: job.size.unwrap_or(job.offset_increment) / job.bs };
     }
     let size = job.size.unwrap_or_else(|| info.size.saturating_sub(job.offset));
     let blocks = size / job.bs;
     if !job.verify || !job.rw.writes() {
-        return Part { offset, blocks };
+        return Region { offset, blocks };
     }
     let share = blocks / u64::from(job.numjobs);
-    Part { offset: job.offset + u64::from(index) * share * job.bs, blocks: share }
+    Region { offset: job.offset + u64::from(index) * share * job.bs, blocks: share }
 }

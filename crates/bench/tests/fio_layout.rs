@@ -85,7 +85,7 @@ fn fios_own_results_are_read() {
 }
 
 #[test]
-fn what_we_write_we_read() {
+fn written_results_are_read_back() {
     let ours = ours();
     let read: schema::Output = serde_json::from_value(ours.clone()).expect("read");
     assert_eq!(serde_json::to_value(&read).expect("JSON"), ours);

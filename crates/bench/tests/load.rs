@@ -27,7 +27,7 @@ fn counted(delay: Duration, job: &Job) -> (Results, u64) {
 }
 
 #[test]
-fn what_drains_after_the_window_is_not_counted() {
+fn bytes_after_the_window_are_not_counted() {
     let job = Job {
         rw: Rw::RandRead,
         iodepth: 8,
@@ -49,7 +49,7 @@ fn what_drains_after_the_window_is_not_counted() {
 }
 
 #[test]
-fn the_ramp_is_not_counted_either() {
+fn bytes_of_the_ramp_are_not_counted() {
     let window = Duration::from_millis(200);
     let job = Job { iodepth: 4, ramp: window, runtime: Some(window), time_based: true, ..Job::default() };
     let (results, done) = counted(Duration::from_millis(20), &job);
@@ -59,7 +59,7 @@ fn the_ramp_is_not_counted_either() {
 }
 
 #[test]
-fn a_load_without_a_time_does_its_size_once() {
+fn a_load_without_a_run_time_covers_its_size_once() {
     let device = device("mem:1MiB");
     for (rw, reads, writes) in
         [(Rw::Read, 256, 0), (Rw::RandRead, 256, 0), (Rw::Write, 0, 256), (Rw::RandWrite, 0, 256)]
@@ -99,7 +99,7 @@ fn jobs_add_up_on_threads_of_the_caller_too() {
 }
 
 #[test]
-fn an_error_ends_the_load_and_is_told() {
+fn an_error_ends_the_load_and_is_reported() {
     let device = device("mem:1MiB,error=100%:ops=write:range=512k-516k:kind=nospace");
     let results = load(&device, &Job { rw: Rw::Write, iodepth: 4, ..Job::default() });
     assert_eq!(results.error(), Some(&IoError::NoSpace));
@@ -124,7 +124,7 @@ fn stop_ends_a_load_and_keeps_its_results() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_a_reason() {
+fn jobs_that_the_device_cannot_run_are_refused_with_a_reason() {
     let device = device("mem:1MiB,ro");
     let base = Job::default();
     let cases = [
@@ -188,7 +188,7 @@ fn a_thousand_jobs_have_a_region_each() {
 }
 
 #[test]
-fn jobs_share_the_threads_that_were_asked_for() {
+fn jobs_share_the_requested_threads() {
     for (threads, jobs) in [(1, 6), (4, 6), (9, 6)] {
         let memory = device("mem:8MiB");
         let job = Job { rw: Rw::Write, bs: 65_536, numjobs: jobs, ..Job::default() };

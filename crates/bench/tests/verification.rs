@@ -185,7 +185,7 @@ fn a_write_at_the_wrong_place_is_misplaced() {
 }
 
 #[test]
-fn mixed_loads_check_on_the_way_without_false_alarms() {
+fn mixed_loads_verify_without_false_alarms() {
     let slow = longhaul_block::BackendSpec::parse("mem:256k,delay=200us").expect("understood");
     let device = slow.open().expect("opened");
     let job = Job {
@@ -201,7 +201,7 @@ fn mixed_loads_check_on_the_way_without_false_alarms() {
 }
 
 #[test]
-fn mixed_loads_find_a_lie_on_the_way() {
+fn mixed_loads_detect_corruption_while_they_run() {
     let job = Job {
         rw: Rw::RandRw,
         runtime: Some(std::time::Duration::from_millis(500)),

@@ -1,7 +1,7 @@
-//! The end that asks.
+//! The client: requests a measurement, and takes part in it.
 
 use super::control::{Answer, Opening, REPORT_MAX, Say, hear, say};
-use super::server::Ends;
+use super::server::StreamEnds;
 use super::{Half, Plan, SET_UP, VERSION};
 use crate::run::Stop;
 use longhaul_engine::Config;
@@ -12,10 +12,10 @@ use std::time::{Duration, SystemTime};
 
 /// Interval of progress reports.
 const TICK: Duration = Duration::from_millis(250);
-/// How long a server may take to say what it has seen.
+/// Timeout for the server's half of the result.
 const REPORT: Duration = Duration::from_secs(30);
 
-/// Why nothing was measured.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     /// The plan is beyond the limits.
@@ -24,42 +24,42 @@ pub enum NetError {
     /// The server cannot be reached.
     #[error("cannot reach {server}: {source}")]
     Unreachable {
-        /// Where.
+        /// Address of the server.
         server: SocketAddr,
-        /// Why.
+        /// The error of connecting.
         source: io::Error,
     },
-    /// The server will not.
+    /// The server refuses the measurement.
     #[error("{server} refuses: {reason}")]
     Refused {
-        /// Where.
+        /// Address of the server.
         server: SocketAddr,
-        /// Why.
+        /// The reason that the server gives.
         reason: String,
     },
-    /// It ended early.
+    /// The connection to the server ended early.
     #[error("{server} was lost: {reason}")]
     Lost {
-        /// Where.
+        /// Address of the server.
         server: SocketAddr,
-        /// Why.
+        /// The error of the connection.
         reason: String,
     },
-    /// It was stopped.
+    /// The caller stopped the measurement.
     #[error("stopped before its time")]
     Stopped,
 }
 
-/// What both ends have seen.
+/// Result of a measurement, from both ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// This one.
+    /// Half of this end, the client.
     pub here: Half,
-    /// The server.
+    /// Half of the server.
     pub there: Half,
     /// Congestion control in use on this end's streams.
     pub congestion: String,
-    /// The least round trip of this end's streams while nothing was sent yet.
+    /// The least round trip of this end's streams before any data was sent.
     pub round_trip: Option<Duration>,
 }
 
@@ -82,7 +82,7 @@ pub fn measure(
     let lost = |e: io::Error| NetError::Lost { server, reason: e.to_string() };
     say(&control, &Opening::Control { version: VERSION, token, plan: plan.clone() }).map_err(lost)?;
     let Answer::Accepted { .. } = answer(server, &control, SET_UP)? else { return Err(unexpected(server)) };
-    let mut ends = Ends::new(engine, plan.connections()).map_err(lost)?;
+    let mut ends = StreamEnds::new(engine, plan.connections()).map_err(lost)?;
     for index in 0..plan.streams {
         for client_sends in [plan.way.sends().then_some(true), plan.way.receives().then_some(false)] {
             let Some(client_sends) = client_sends else { continue };

@@ -1,4 +1,4 @@
-//! What both ends say to each other: a line of JSON each.
+//! The control connection: messages of both ends, a line of JSON each.
 
 use super::{Half, Plan};
 use longhaul_results::host::Host;
@@ -9,68 +9,68 @@ use std::time::Duration;
 
 /// The longest line that a server reads: a plan is a few hundred bytes.
 pub const LINE_MAX: usize = 16 << 10;
-/// The longest that a client reads: what a server has seen of all streams in
-/// each interval of an hour.
+/// The longest line that a client reads: a server's samples of all streams in each
+/// interval of an hour.
 pub const REPORT_MAX: usize = 256 << 20;
 
-/// What a connection begins with.
+/// The first message of a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Opening {
-    /// It is to control a measurement.
+    /// The connection controls a measurement.
     Control {
         /// [`super::VERSION`].
         version: u32,
-        /// What its streams are known by.
+        /// Token of its streams, a random number.
         token: u64,
-        /// What to do.
+        /// The measurement.
         plan: Plan,
     },
-    /// It is a stream of one.
+    /// The connection is a stream of a measurement.
     Stream {
-        /// Of which.
+        /// Token of the measurement.
         token: u64,
-        /// Its number, from 0.
+        /// Number of the stream, from 0.
         index: u16,
-        /// The client sends on it.
+        /// Whether the client sends on this stream.
         client_sends: bool,
     },
 }
 
-/// What the client says afterwards.
+/// A later message of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Say {
-    /// Begin.
+    /// Start all streams.
     Go,
-    /// The window is over.
+    /// The window has ended.
     Stop,
 }
 
-/// What the server says.
+/// A message of the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
-    /// The streams may come.
+    /// The server accepts the streams now.
     Accepted {
-        /// Who says so.
+        /// Name of the server's machine.
         host: Box<Host>,
     },
-    /// All streams are there.
+    /// All streams are connected.
     Ready,
-    /// Its half of the result.
+    /// The server's half of the result.
     Report {
-        /// What it has seen.
+        /// Counters and samples of its streams.
         half: Box<Half>,
     },
-    /// It will not, or cannot go on.
+    /// The server refuses, or cannot continue.
     Refused {
-        /// Why.
+        /// The reason, in words.
         reason: String,
     },
 }
 
-/// Sends a line.
+/// Sends a message.
 pub(crate) fn say<T: Serialize>(mut to: &TcpStream, what: &T) -> io::Result<()> {
     let mut line = serde_json::to_vec(what)?;
     line.push(b'\n');
@@ -78,7 +78,7 @@ pub(crate) fn say<T: Serialize>(mut to: &TcpStream, what: &T) -> io::Result<()> 
 }
 
 /// Reads a line of at most `most` bytes, and no byte beyond it, within `patience`
-/// from byte to byte. Nothing if the peer has closed.
+/// from byte to byte. `None` if the peer has closed.
 pub(crate) fn hear<T: for<'de> Deserialize<'de>>(
     from: &TcpStream,
     most: usize,
@@ -98,7 +98,7 @@ pub(crate) fn hear<T: for<'de> Deserialize<'de>>(
     serde_json::from_slice(&line).map(Some).map_err(wrong)
 }
 
-/// What is not read stays in the socket: on a stream, data follows the line.
+/// Later bytes stay in the socket: on a stream, data follows the line.
 fn read_line(mut from: &TcpStream, most: usize) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let mut chunk = [0; 4096];

@@ -1,4 +1,4 @@
-//! Measurements of a path as a document.
+//! The document with the results of measurements.
 
 use super::client::Measured;
 use super::{Half, Plan, Way};
@@ -15,13 +15,13 @@ pub struct NetRuns {
     runs: Vec<(Measured, Run)>,
 }
 
-/// What arrived in a direction, in bits per second.
+/// Received bits per second of a direction.
 fn rate(half: &Half, plan: &Plan) -> f64 {
     let bytes: u64 = half.received.iter().map(|stream| stream.bytes).sum();
     bytes as f64 * 8.0 / Duration::from_millis(plan.time_ms).as_secs_f64()
 }
 
-/// Segments sent again since the window began.
+/// Retransmitted segments since the beginning of the window.
 fn again(half: &Half, plan: &Plan) -> u64 {
     let of = |looks: &[TcpSample]| {
         let before = looks.iter().rev().find(|look| look.at_s * 1e3 <= plan.ramp_ms as f64);
@@ -31,7 +31,7 @@ fn again(half: &Half, plan: &Plan) -> u64 {
     half.sent.iter().map(|stream| of(&stream.looks)).sum()
 }
 
-/// What both ends know of each stream of a direction, together.
+/// The samples of both ends for each stream of a direction.
 fn looks(sender: &Half, receiver: &Half, name: &str, plan: &Plan) -> Vec<TcpSample> {
     let mut all = Vec::new();
     let interval = plan.interval_ms as f64 / 1e3;
@@ -46,7 +46,7 @@ fn looks(sender: &Half, receiver: &Half, name: &str, plan: &Plan) -> Vec<TcpSamp
 }
 
 impl Measured {
-    /// Bits per second that arrived at the server and here, by `plan`.
+    /// Received bits per second at the server and at the client, with `plan`.
     pub fn rates(&self, plan: &Plan) -> [Option<f64>; 2] {
         [
             plan.way.sends().then(|| rate(&self.there, plan)),
@@ -56,13 +56,13 @@ impl Measured {
 }
 
 impl NetRuns {
-    /// None yet.
+    /// An empty list of runs.
     pub fn new(plan: Plan, server: impl Into<String>) -> NetRuns {
         NetRuns { plan, server: server.into(), runs: Vec::new() }
     }
 
-    /// Adds a run and judges it; `watched` is what it took of this machine, and
-    /// `expect` what its link is like.
+    /// Adds a run, and decides whether it counts: `watched` is the use of this machine,
+    /// `expect` the properties of the link.
     pub fn push(&mut self, measured: Measured, watched: &Watched, expect: &Expect) {
         let plan = &self.plan;
         let share = [measured.here.retransmitted, measured.there.retransmitted].into_iter().flatten();
@@ -78,7 +78,7 @@ impl NetRuns {
         self.runs.push((measured, Run { tcp, ..watched.run(validity) }));
     }
 
-    /// What was measured, in order.
+    /// The results, in order.
     pub fn measured(&self) -> impl Iterator<Item = &Measured> {
         self.runs.iter().map(|(measured, _)| measured)
     }
@@ -88,7 +88,7 @@ impl NetRuns {
         self.runs.iter().map(|(_, run)| &run.validity)
     }
 
-    /// The whole as a document.
+    /// The document with all runs.
     pub fn document(&self) -> Output {
         let mut record = Record::new("netbench", format!("network to {}", self.server));
         let (plan, runs) = (&self.plan, &self.runs);
@@ -169,7 +169,7 @@ impl NetRuns {
         cells
     }
 
-    /// In fio's words: what arrived here was read, the rest was written.
+    /// fio's layout: bytes received here are reads, the others writes.
     fn job(&self, measured: &Measured) -> Job {
         let plan = &self.plan;
         let direction = |half: &Half| {
@@ -197,7 +197,7 @@ impl NetRuns {
     }
 }
 
-/// What was asked for, where fio says it.
+/// The options, in fio's layout.
 fn options(plan: &Plan) -> Pairs<String> {
     let options = [
         ("ioengine".to_owned(), "net".to_owned()),
@@ -228,7 +228,7 @@ mod tests {
             (document.longhaul.expect("a record").shown_run, document.jobs[0].read.io_bytes)
         };
         assert_eq!(shown(&runs), (Some(2), 30));
-        // One that does not count is shown only where none does.
+        // A run that does not count is shown only if no run counts.
         runs.runs[2].1.validity.mark(Code::Stolen, "x");
         runs.runs[0].1.validity.mark(Code::Stolen, "x");
         assert_eq!(shown(&runs), (Some(3), 40));

@@ -1,4 +1,4 @@
-//! The end that waits to be asked.
+//! The server: takes part in the measurements of one client at a time.
 
 use super::control::{Answer, LINE_MAX, Opening, Say, hear, say};
 use super::stream::Stream;
@@ -16,54 +16,53 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections that have not said yet what they are, at most.
+/// The most connections without an opening line.
 const STRANGERS: usize = 2 * super::STREAMS_MAX as usize + 64;
-/// How long the client may be silent after its window: it may have many
-/// streams to end.
+/// Timeout for the client after its window: it may have many streams to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How a server is set up.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where it listens.
+    /// Address to listen on.
     pub listen: SocketAddr,
     /// The engines of its streams.
     pub engine: Config,
 }
 
-/// A server at work until it is dropped.
+/// A running server; dropping it stops it.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ServerState {
     config: ServerConfig,
-    /// What is measured at the moment: by whom, and where its streams go.
-    now: Mutex<Option<(u64, Sender<Joined>)>>,
+    /// The running measurement: the token of its client, and the receiver of its streams.
+    now: Mutex<Option<(u64, Sender<JoinedStream>)>>,
     strangers: AtomicUsize,
     ended: AtomicBool,
 }
 
-/// A stream that has said what it is.
-struct Joined {
+/// A stream whose opening line was received.
+struct JoinedStream {
     index: u16,
     client_sends: bool,
     socket: TcpStream,
 }
 
 impl Server {
-    /// Begins to listen.
+    /// Starts a server.
     ///
     /// # Errors
     /// The address cannot be listened on.
     pub fn start(config: ServerConfig) -> io::Result<Server> {
         let listener = TcpListener::bind_after(config.listen)?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             config,
             now: Mutex::default(),
             strangers: AtomicUsize::new(0),
@@ -76,7 +75,7 @@ impl Server {
         Ok(Server { address, shared, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Address to listen on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -95,13 +94,13 @@ impl Drop for Server {
     }
 }
 
-fn accept(shared: &Arc<Shared>, listener: &std::net::TcpListener) {
+fn accept(shared: &Arc<ServerState>, listener: &std::net::TcpListener) {
     for socket in listener.incoming() {
         if shared.ended.load(Ordering::SeqCst) {
             return;
         }
         let Ok(socket) = socket else {
-            // Out of descriptors, say: what is open has to end first.
+            // Out of descriptors, for example: open connections have to end first.
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -117,12 +116,12 @@ fn accept(shared: &Arc<Shared>, listener: &std::net::TcpListener) {
                 Ok(Some(Opening::Control { version, token, plan })) => {
                     let result = shared.control(&socket, version, token, &plan);
                     if let Err(reason) = result {
-                        // The client may have gone.
+                        // The client may have disconnected.
                         let _ = say(&socket, &Answer::Refused { reason });
                     }
                 }
                 Ok(Some(Opening::Stream { token, index, client_sends })) => {
-                    shared.join(token, Joined { index, client_sends, socket });
+                    shared.join(token, JoinedStream { index, client_sends, socket });
                 }
                 Ok(None) | Err(_) => {}
             }
@@ -130,22 +129,22 @@ fn accept(shared: &Arc<Shared>, listener: &std::net::TcpListener) {
     }
 }
 
-/// A measurement's place, given back at its end.
-struct Place<'a>(&'a Shared);
+/// Ends the running measurement when it is dropped.
+struct MeasurementGuard<'a>(&'a ServerState);
 
-impl Drop for Place<'_> {
+impl Drop for MeasurementGuard<'_> {
     fn drop(&mut self) {
         *self.0.now() = None;
     }
 }
 
-impl Shared {
-    fn now(&self) -> std::sync::MutexGuard<'_, Option<(u64, Sender<Joined>)>> {
+impl ServerState {
+    fn now(&self) -> std::sync::MutexGuard<'_, Option<(u64, Sender<JoinedStream>)>> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a stream to the measurement that it belongs to.
-    fn join(&self, token: u64, joined: Joined) {
+    /// Hands a stream to the measurement with its token.
+    fn join(&self, token: u64, joined: JoinedStream) {
         if let Some((of, sender)) = &*self.now()
             && *of == token
         {
@@ -167,7 +166,7 @@ impl Shared {
             }
             *now = Some((token, sender));
         }
-        let place = Place(self);
+        let place = MeasurementGuard(self);
         let words = |e: io::Error| e.to_string();
         say(socket, &Answer::Accepted { host: Box::new(Host::here()) }).map_err(words)?;
         let mut joined = Vec::new();
@@ -181,8 +180,8 @@ impl Shared {
                 }
             }
         }
-        let mut ends = Ends::new(&self.config.engine, plan.connections()).map_err(words)?;
-        for Joined { index, client_sends, socket } in joined {
+        let mut ends = StreamEnds::new(&self.config.engine, plan.connections()).map_err(words)?;
+        for JoinedStream { index, client_sends, socket } in joined {
             ends.add(socket, index, !client_sends, plan);
         }
         say(socket, &Answer::Ready).map_err(words)?;
@@ -190,35 +189,35 @@ impl Shared {
             return Err("the client did not begin".into());
         }
         ends.begin();
-        // To the end of the client's window; its last word, or its end, ends it.
+        // Until the client's window ends; its last line, or its disconnect, ends the wait.
         let said = hear::<Say>(socket, LINE_MAX, plan.length() + PATIENCE).map_err(words)?;
         if said != Some(Say::Stop) {
             return Err("the client went away".into());
         }
         let half = ends.finish()?;
-        // Before the client knows: it may ask for the next run at once.
+        // Before the reply: the client may request the next run at once.
         drop(place);
         say(socket, &Answer::Report { half: Box::new(half) }).map_err(words)
     }
 }
 
-/// The ends of all streams that are here, of whichever side.
-pub(super) struct Ends {
+/// The ends of all streams on this machine, of a client or a server.
+pub(super) struct StreamEnds {
     threads: Vec<Thread>,
     next: usize,
     starts: Vec<oneshot::Sender<Instant>>,
     receiving: Vec<Remote<Result<super::Received, String>>>,
     sending: Vec<Remote<Result<super::Sent, String>>>,
     watch: Watch,
-    /// Bytes so far: received and sent.
+    /// Bytes received and sent until now.
     pub(super) counts: [Arc<std::sync::atomic::AtomicU64>; 2],
 }
 
-impl Ends {
-    pub(super) fn new(config: &Config, streams: usize) -> io::Result<Ends> {
+impl StreamEnds {
+    pub(super) fn new(config: &Config, streams: usize) -> io::Result<StreamEnds> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let start = |n| Thread::start(&format!("net-{n}"), config.clone());
-        Ok(Ends {
+        Ok(StreamEnds {
             threads: (0..streams.clamp(1, processors)).map(start).collect::<Result<_, _>>()?,
             next: 0,
             starts: Vec::new(),
@@ -229,7 +228,7 @@ impl Ends {
         })
     }
 
-    /// Gives a stream to the next thread.
+    /// Hands a stream to the next thread.
     pub(super) fn add(&mut self, socket: TcpStream, index: u16, sends: bool, plan: &Plan) {
         let handle = self.threads[self.next % self.threads.len()].handle();
         self.next += 1;
@@ -244,18 +243,18 @@ impl Ends {
         }
     }
 
-    /// Begins with all of them at the same moment.
+    /// Starts all streams at the same moment.
     pub(super) fn begin(&mut self) -> Instant {
         self.watch = Watch::start();
         let now = Instant::now();
         for start in self.starts.drain(..) {
-            // One that has failed already says so at its end.
+            // A stream that has failed already reports it at its end.
             let _ = start.send(now);
         }
         now
     }
 
-    /// Waits for the end of all.
+    /// Waits for the ends of all streams.
     pub(super) fn finish(self) -> Result<Half, String> {
         let lost = |_| "a thread ended early".to_owned();
         let mut half = Half { host: Host::here(), ..Half::default() };

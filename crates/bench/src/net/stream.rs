@@ -1,4 +1,4 @@
-//! One stream, at each of its ends.
+//! Both ends of a stream.
 
 use super::{Plan, Received, Sent};
 use crate::pattern::mix;
@@ -13,27 +13,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Bytes received at once: little beside a window, much beside a call.
+/// Bytes received in one call: few against a TCP window, many against the cost of a call.
 const PIECE: usize = 512 << 10;
-/// How much longer than its window a sender goes on at most: the receiver,
-/// whose window is another one, ends the stream.
+/// The most that a sender continues after its window: the receiver, whose window began
+/// at another moment, ends the stream.
 const GRACE: Duration = Duration::from_secs(10);
-/// A stream that ends so much before its time ended with the receiver's window,
-/// and not by a fault: both clocks begin at different moments.
+/// A stream that ends at most this long before its window ended with the receiver's
+/// window and not by a fault: both windows begin at different moments.
 const EARLY: Duration = Duration::from_millis(500);
 
-/// A stream on its way to an engine's thread.
+/// A stream that is handed to an engine's thread.
 pub(super) struct Stream {
     pub(super) socket: std::net::TcpStream,
     pub(super) index: u16,
     pub(super) plan: Plan,
     /// When to begin.
     pub(super) start: oneshot::Receiver<Instant>,
-    /// Bytes so far, for the progress report.
+    /// Bytes until now, for the progress report.
     pub(super) count: Arc<AtomicU64>,
 }
 
-/// Counts what arrives, by interval and within the window.
+/// Counts received bytes, by interval and within the window.
 struct Counter {
     start: Instant,
     window: (Instant, Instant),
@@ -67,7 +67,7 @@ impl Counter {
         self.seen.intervals[at] += bytes;
     }
 
-    /// The intervals of the whole run, also those in which nothing came.
+    /// The intervals of the whole run, empty ones included.
     fn end(mut self) -> Received {
         let whole = self.window.1.saturating_duration_since(self.start);
         let count = whole.as_nanos().div_ceil(self.interval.as_nanos().max(1)) as usize;
@@ -81,7 +81,7 @@ impl Stream {
         SocketOptions { congestion: self.plan.congestion.clone() }
     }
 
-    /// Receives to the end of the window.
+    /// Receives until the end of the window.
     pub(super) async fn receive(self) -> Result<Received, String> {
         let options = self.options();
         let stream = TcpStream::from_std(self.socket, &options).map_err(|e| e.to_string())?;
@@ -115,7 +115,7 @@ impl Stream {
         Ok(counter.end())
     }
 
-    /// Sends until the receiver has had enough.
+    /// Sends until the receiver ends the stream.
     pub(super) async fn send(self) -> Result<Sent, String> {
         let options = self.options();
         let stream = Rc::new(TcpStream::from_std(self.socket, &options).map_err(|e| e.to_string())?);
@@ -148,7 +148,7 @@ impl Stream {
     }
 }
 
-/// Looks at a stream at the end of each interval.
+/// Samples TCP's state of a stream at the end of each interval.
 async fn look(
     stream: Rc<TcpStream>,
     start: Instant,
@@ -167,7 +167,7 @@ async fn look(
     }
 }
 
-/// A message that receives into memory of its own.
+/// A receive operation with a buffer of its own.
 fn message() -> RecvMsg {
     let mut msg = RecvMsg::new(1);
     msg.set_staging_limit(0);
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_arrives_is_counted_in_its_interval_and_in_the_window() {
+    fn bytes_count_in_their_interval_and_in_the_window() {
         let plan = Plan { ramp_ms: 100, time_ms: 200, interval_ms: 100, ..Plan::default() };
         let start = Instant::now();
         let mut counter = Counter::new(start, &plan);

@@ -99,7 +99,7 @@ fn plans_beyond_the_limits_are_refused_on_both_ends() {
 }
 
 #[test]
-fn strangers_and_silence_do_no_harm() {
+fn invalid_and_silent_clients_do_not_disturb_the_server() {
     let server = server(Kind::Auto);
     let connect = || TcpStream::connect(server.address()).expect("connected");
     // Says nothing, says too much, says something else, is of no measurement.
@@ -156,7 +156,7 @@ fn the_server_measures_for_one_client_until_it_leaves() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn an_unreachable_server_is_named_in_the_error() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").expect("bound").local_addr().expect("address");
     let result = measure(address, &short(), &Config::default(), &Stop::new(), &mut |_, _| {});
     let said = result.expect_err("nothing listens there").to_string();
