@@ -5,6 +5,7 @@
 mod citation;
 mod conformance;
 mod dist;
+mod events;
 mod mutate;
 mod repo;
 mod rust;
@@ -20,6 +21,7 @@ usage: cargo xtask CHORE
 chores:
   tidy                    hold what a machine can hold: layers, unwraps, citations, links, commands
   conformance [--check]   write docs/conformance.md, or fail if it is not what would be written
+  events [--check]        write docs/events.md, or fail if it is not what would be written
   mutate [--list] [--only NAME...] [--output FILE]
                           plant known bugs in a copy of the tree, and see that a test catches each
   fuzz                    replay the fuzzing corpus, then fuzz each target for a short while
@@ -49,6 +51,8 @@ fn run() -> Result<()> {
         (Some("tidy"), []) => tidy::run(&repo),
         (Some("conformance"), []) => conformance::write(&repo),
         (Some("conformance"), ["--check"]) => conformance::check(&repo),
+        (Some("events"), []) => events::write(&repo),
+        (Some("events"), ["--check"]) => events::check(&repo),
         (Some("mutate"), rest) => mutate::run(&repo, rest),
         (Some("dist"), []) => dist::run(&repo, None),
         (Some("dist"), [target]) => dist::run(&repo, Some(target)),

@@ -15,7 +15,10 @@ mod running;
 pub use control::{ArrayClient, ArrayReply, ArrayRequest};
 pub use record::{ArrayRecord, ArraySettings};
 pub use registry::Registry;
-pub use report::{scrub_json, status_json};
+pub use report::{
+    ExtentReply, MemberReply, ProgressReply, ReadsReply, ScrubReply, StatusReply, WritesReply, scrub_json,
+    status_json,
+};
 pub use running::{RunningArray, open_members, read_labels, read_status};
 
 /// Prefix of device names that mean an array.

@@ -9,12 +9,12 @@
 //! - every table and key of a file is checked, also of verbs not in use.
 
 use crate::cli::Cli;
+use crate::events::{ConfigSetting, ConfigSummary, ErrorEvent};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ fn end(e: &clap::Error) -> ! {
             text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
         let message = first_paragraph.join(" ");
         let message = message.strip_prefix("error: ").unwrap_or(&message);
-        Output::new(wants_json()).event("error", json!({ "exit": Exit::Usage as u8, "message": message }));
+        Output::new(wants_json()).event(&ErrorEvent { exit: Exit::Usage as u8, message });
     }
     e.exit()
 }
@@ -304,7 +304,7 @@ fn show(
     let Some((_, command)) = verb.last() else { return Err(Failure::usage("there is no verb")) };
     let output = Output::new(is_given(command, "json", &args[1..]));
     let mut text = format!("[{name}]");
-    let mut events = serde_json::Map::new();
+    let mut all = BTreeMap::new();
     for arg in command.get_arguments() {
         let Some(key) = arg.get_long().filter(|key| !NEVER.contains(key)) else { continue };
         let source = match (settings.get(key), here.value_source(arg.get_id().as_str())) {
@@ -323,9 +323,9 @@ fn show(
             Some(value) => text += &format!("\n{key} = {value}  # {source}"),
             None => text += &format!("\n# {key} is not set"),
         }
-        events.insert(key.into(), json!({ "value": value, "source": source }));
+        all.insert(key.to_owned(), ConfigSetting { value, source });
     }
-    output.event("summary", json!({ "verb": name, "settings": events }));
+    output.event(&ConfigSummary { verb: name, settings: all });
     if !output.is_json() {
         output.line(text);
     }

@@ -8,6 +8,7 @@ mod again;
 mod cli;
 mod complete;
 mod config;
+mod events;
 mod exit;
 mod helper;
 mod live;

@@ -3,10 +3,11 @@
 //! Invariant: a closed pipe or a full disk behind either stream does not end the work, and a
 //! closed pipe does not change the exit code.
 
+use crate::events::ErrorEvent;
 use crate::exit::{Failure, Outcome};
 use crate::screen;
 use longhaul_results::schema;
-use serde_json::{Map, Value};
+use serde::Serialize;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -35,16 +36,14 @@ impl Output {
     }
 
     /// Writes an event to stdout, with `--json` only.
-    pub(crate) fn event(self, name: &str, fields: Value) {
+    pub(crate) fn event(self, event: &impl Serialize) {
         if !self.json {
             return;
         }
-        let mut event = Map::new();
-        event.insert("event".into(), name.into());
-        if let Value::Object(fields) = fields {
-            event.extend(fields);
+        match serde_json::to_string(event) {
+            Ok(line) => self.write_stdout(&line),
+            Err(e) => say(format_args!("longhaul: an event cannot be printed: {e}")),
         }
-        self.write_stdout(&Value::Object(event).to_string());
     }
 
     /// Writes a line of the result to stdout; with `--json` to stderr.
@@ -84,7 +83,7 @@ impl Output {
     pub(crate) fn failure(self, failure: &Failure) {
         let Failure { exit, message, in_result } = failure;
         if !in_result {
-            self.event("error", serde_json::json!({ "exit": *exit as u8, "message": message }));
+            self.event(&ErrorEvent { exit: *exit as u8, message });
         }
         say(format_args!("longhaul: {message}"));
     }

@@ -126,7 +126,7 @@ fn events_stay_apart_from_what_the_command_prints() {
 fn a_path_is_changed_from_outside_until_a_signal_ends_it() {
     let Some(mut path) = Running::start(&["--rate", "1Gbit", "--star", "2"]) else { return };
     let name = path.name.clone();
-    assert_eq!(path.ready["links"][0]["rtt_ms"], 10.0);
+    assert_eq!(path.ready["links"][0]["round_trip_us"], 10_000);
     let set = |args: &[&str]| {
         let ran = longhaul(&[&["wan", "set", &name], args].concat());
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -137,7 +137,7 @@ fn a_path_is_changed_from_outside_until_a_signal_ends_it() {
     assert_eq!((&link["there"]["cut"], &link["back"]["cut"]), (&false.into(), &true.into()));
     assert!(!set(&["--restore", "--rtt", "30ms", "--loss", "0.1%", "--queue", "0.1bdp"]).contains("CUT"));
     let link = path.link();
-    assert_eq!((&link["rtt_ms"], &link["back"]["cut"]), (&30.0.into(), &false.into()));
+    assert_eq!((&link["round_trip_us"], &link["back"]["cut"]), (&30_000.into(), &false.into()));
     assert_eq!((&link["there"]["loss"], &link["there"]["queue_bytes"]), (&0.001.into(), &375_000.into()));
     let ran = longhaul(&["wan", "set", &name, "--link", "3", "--cut"]);
     assert!(ran.code == Some(2) && ran.stderr.contains("no link 3"), "{ran:?}");

@@ -9,6 +9,7 @@ mod unwraps;
 mod words;
 
 use crate::citation;
+use crate::events;
 use crate::repo::{Finding, Repo};
 use anyhow::{Result, bail};
 
@@ -21,7 +22,7 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
     for warning in long_files(repo) {
         println!("warning: {warning}");
     }
-    let checks: [(&str, Vec<Finding>); 8] = [
+    let checks: [(&str, Vec<Finding>); 9] = [
         ("layers", layers::check(repo)?),
         ("unwraps", unwraps::check(repo)),
         ("citations", citation::all(repo).1),
@@ -30,6 +31,7 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
         ("machine", machine::check(repo)),
         ("merges", merges::check(repo)),
         ("words", words::check(repo)?),
+        ("events", events::differs(repo)?.into_iter().collect()),
     ];
     let mut found = 0;
     for (name, findings) in &checks {

@@ -1,6 +1,7 @@
 //! `longhaul agent`.
 
 use crate::addresses::{self, Listen, check_congestion, reachable};
+use crate::events::{AgentReady, ServiceSummary};
 use crate::exit::{Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
@@ -8,7 +9,6 @@ use crate::user;
 use longhaul_device::User;
 use longhaul_target::is_loopback;
 use longhaul_transfer::{Agent, AgentConfig, Key, PATIENCE, carry};
-use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -181,10 +181,9 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
         Failure::failed(format_args!("as the user {}: {e}{hint}", user.name))
     })?;
     let uri = format!("lh://{}/", reachable(agent.address()));
-    output.event(
-        "ready",
-        json!({ "listen": agent.address().to_string(), "uri": uri, "root": args.root, "user": user.name }),
-    );
+    let listen = agent.address().to_string();
+    let root = args.root.as_ref().map(|root| root.display().to_string());
+    output.event(&AgentReady { listen, uri: uri.clone(), root, user: user.name });
     if !output.is_json() {
         output.line(format_args!("ready {uri}"));
     }
@@ -200,6 +199,6 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
         signals.forever().next();
     }
     drop(agent);
-    output.event("summary", json!({ "clean": true }));
+    output.event(&ServiceSummary { clean: true });
     Ok(())
 }

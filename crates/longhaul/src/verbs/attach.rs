@@ -10,6 +10,9 @@ mod serve;
 mod via;
 
 use crate::complete;
+use crate::events::{
+    AttachReady, AttachmentList, DetachSummary, ListedAttachment, MissingAttachment, ServiceSummary,
+};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use comfy_table::Table;
@@ -20,7 +23,6 @@ use longhaul_block::units::format_size;
 use longhaul_device::ErrorKind;
 use longhaul_device::attached::{Attachment, absolute, log_of, request_detach};
 use open::DeviceArgs;
-use serde_json::{Value, json};
 use serve::{Event, FrontEnd, Service};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -144,11 +146,17 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
         };
         Ok((front_end, device))
     })?;
-    let ready = json!({
-        "event": "ready", "path": path, "via": record.via, "device": device, "pid": record.pid,
-        "size": info.size, "block_size": info.block_size, "optimal_io": info.optimal_io,
-        "read_only": info.read_only, "passed_over": passed_over,
-    });
+    let ready = AttachReady {
+        path: path.display().to_string(),
+        via: record.via.clone(),
+        device: device.display().to_string(),
+        pid: record.pid,
+        size: info.size,
+        block_size: info.block_size,
+        optimal_io: info.optimal_io,
+        read_only: info.read_only,
+        passed_over,
+    };
     print_ready(&ready, output);
     if background::is_this() {
         // The starting process reads standard output only until the `ready` event.
@@ -175,28 +183,26 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
     if let Some(request) = detach_request {
         serve::answer(request, &result);
     }
-    output.event("summary", json!({ "clean": result.is_ok() }));
+    output.event(&ServiceSummary { clean: result.is_ok() });
     result
 }
 
 /// Prints the `ready` event, or its text.
-fn print_ready(ready: &Value, output: Output) {
-    output.event("ready", ready.clone());
+fn print_ready(ready: &AttachReady, output: Output) {
+    output.event(ready);
     if !output.is_json() {
-        let text = |name: &str| ready[name].as_str().unwrap_or_default().to_owned();
-        let size = format_size(ready["size"].as_u64().unwrap_or_default());
-        let (path, device) = (text("path"), text("device"));
-        let at = if device == path { path } else { format!("{path} -> {device}") };
-        output.line(format_args!("ready {at} ({size}, via {})", text("via")));
-        log_passed_over(ready);
+        let AttachReady { path, device, via, .. } = ready;
+        let at = if device == path { path.clone() } else { format!("{path} -> {device}") };
+        output.line(format_args!("ready {at} ({}, via {via})", format_size(ready.size)));
+        log_passed_over(&ready.passed_over);
     }
 }
 
 /// Logs, with `-v` only, why preferred front ends were passed over: the chosen one works, so the
 /// operator need not act.
-fn log_passed_over(ready: &Value) {
-    for why in ready["passed_over"].as_array().into_iter().flatten() {
-        tracing::info!("not by {}", why.as_str().unwrap_or_default());
+fn log_passed_over(reasons: &[String]) {
+    for why in reasons {
+        tracing::info!("not by {why}");
     }
 }
 
@@ -217,14 +223,18 @@ pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcom
         .set_header(["path", "device", "size", "via", "health", "process", "used by"]);
     for (record, lives) in &all {
         let users = users::of(&record.path);
-        output.event(
-            "attached",
-            json!({
-                "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
-                "read_only": record.read_only, "pid": record.pid, "served": lives, "users": users,
-                "health": if *lives { record.health() } else { "lost" }, "trouble": record.trouble,
-            }),
-        );
+        output.event(&ListedAttachment {
+            path: record.path.display().to_string(),
+            devices: record.devices.clone(),
+            via: record.via.clone(),
+            size: record.size,
+            read_only: record.read_only,
+            pid: record.pid,
+            served: *lives,
+            users: users.clone(),
+            health: if *lives { record.health() } else { "lost" }.to_owned(),
+            trouble: record.trouble.clone(),
+        });
         let process = if *lives { record.pid.to_string() } else { "lost: detach it".into() };
         let devices = record.devices.join(" ") + if record.read_only { " (read-only)" } else { "" };
         let path = record.path.display().to_string();
@@ -239,11 +249,11 @@ pub(crate) fn list(missing: &[(PathBuf, Vec<String>)], output: Output) -> Outcom
         ]);
     }
     for (path, devices) in missing {
-        output.event("missing", json!({ "path": path, "devices": devices }));
         let path = path.display().to_string();
+        output.event(&MissingAttachment { path: path.clone(), devices: devices.clone() });
         table.add_row([&path, &devices.join(" "), "", "", "not connected: longhaul connect-all", ""]);
     }
-    output.event("summary", json!({ "attached": all.len(), "missing": missing.len() }));
+    output.event(&AttachmentList { attached: all.len(), missing: missing.len() });
     if !output.is_json() && all.len() + missing.len() > 0 {
         output.line(table.trim_fmt());
         for (record, _) in all.iter().filter(|(_, lives)| *lives) {
@@ -291,7 +301,7 @@ fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
         Some(result) => result?,
         None => clear(path, lazily)?,
     }
-    output.event("summary", json!({ "path": path, "lazily": lazily }));
+    output.event(&DetachSummary { path: path.display().to_string(), lazily });
     Ok(())
 }
 

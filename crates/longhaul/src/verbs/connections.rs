@@ -5,12 +5,12 @@
 //! runs in a process of its own.
 
 use crate::cli::{Cli, Verb};
+use crate::events::{ConnectionResult, ConnectionsSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::verbs::attach;
 use clap::Parser;
 use longhaul_device::attached::{Attachment, absolute};
-use serde_json::json;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -129,8 +129,11 @@ pub(crate) fn connect_all(args: &ConnectionsArgs, output: Output) -> Outcome {
             .map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::failed("it panicked"))))
             .collect()
     });
-    finish(&args.config, "connected", (there.len(), &missing), results, output)
+    finish(&args.config, CONNECTED, (there.len(), &missing), results, output)
 }
+
+/// What `connect-all` has done with a connection; `disconnect-all` has `disconnected` it.
+const CONNECTED: &str = "connected";
 
 /// `longhaul disconnect-all`.
 pub(crate) fn disconnect_all(args: &ConnectionsArgs, output: Output) -> Outcome {
@@ -166,10 +169,12 @@ fn finish(
     for (connection, result) in all.iter().zip(results) {
         let (path, devices) = (&connection.path, connection.devices.join(" "));
         let why = result.as_ref().err().map(|failure| failure.message.clone());
-        output.event(
-            "connection",
-            json!({ "path": path, "devices": connection.devices, "done": why.is_none(), "message": why }),
-        );
+        output.event(&ConnectionResult {
+            path: path.display().to_string(),
+            devices: connection.devices.clone(),
+            done: why.is_none(),
+            message: why,
+        });
         match result {
             Ok(()) if !output.is_json() => output.line(format_args!("{done} {} ({devices})", path.display())),
             Ok(()) => {}
@@ -180,7 +185,12 @@ fn finish(
         }
     }
     let number = all.len() - failed.len();
-    output.event("summary", json!({ done: number, "already": already, "failed": failed.len() }));
+    output.event(&ConnectionsSummary {
+        connected: (done == CONNECTED).then_some(number),
+        disconnected: (done != CONNECTED).then_some(number),
+        already,
+        failed: failed.len(),
+    });
     let exit = match (failed.first(), number + already) {
         (None, _) => return Ok(()),
         (Some(exit), 0) => *exit,

@@ -1,5 +1,6 @@
 //! `longhaul dataset`.
 
+use crate::events::DatasetSummary;
 use crate::exit::{Failure, Outcome};
 use crate::live::Bar;
 use crate::names::parse_bytes;
@@ -7,7 +8,6 @@ use crate::output::Output;
 use crate::words::data_sets;
 use longhaul_block::units::format_size;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
-use serde_json::json;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -71,7 +71,7 @@ pub(crate) fn run(args: DatasetArgs, output: Output) -> Outcome {
     made.map_err(Failure::failed)?;
     let seconds = began.elapsed().as_secs_f64();
     let (files, bytes) = (plan.files.len(), plan.bytes());
-    output.event("summary", json!({ "name": args.name, "files": files, "bytes": bytes, "seconds": seconds }));
+    output.event(&DatasetSummary { name: args.name.clone(), files, bytes, seconds });
     let dir = args.dir.display();
     output.line(format_args!("{files} files, {} in {dir} ({seconds:.1} s)", format_size(bytes)));
     Ok(())

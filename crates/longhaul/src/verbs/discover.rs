@@ -1,10 +1,10 @@
 //! `longhaul discover`.
 
+use crate::events::{DiscoveryRecord, DiscoverySummary};
 use crate::exit::{Failure, Outcome};
 use crate::names::InitiatorArgs;
 use crate::output::Output;
 use longhaul_initiator::{IO_PORT, SCHEME, discover, parse_authority};
-use serde_json::json;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DiscoverArgs {
@@ -25,17 +25,22 @@ pub(crate) fn run(args: &DiscoverArgs, output: Output) -> Outcome {
     })?;
     let log = discover(&host, port, args.initiator.options())?;
     for record in &log.records {
-        output.event(
-            "record",
-            json!({
-                "subtype": record.kind_name(), "subnqn": record.subnqn, "trtype": record.transport_name(),
-                "adrfam": record.family_name(), "traddr": record.traddr, "trsvcid": record.trsvcid,
-                "portid": record.portid, "cntlid": record.cntlid, "asqsz": record.asqsz,
-                "treq": record.treq, "sectype": record.sectype, "uri": record.uri(),
-            }),
-        );
+        output.event(&DiscoveryRecord {
+            subtype: record.kind_name().into(),
+            subnqn: record.subnqn.clone(),
+            trtype: record.transport_name().into(),
+            adrfam: record.family_name().into(),
+            traddr: record.traddr.clone(),
+            trsvcid: record.trsvcid.clone(),
+            portid: record.portid,
+            cntlid: record.cntlid,
+            asqsz: record.asqsz,
+            treq: record.treq,
+            sectype: record.sectype,
+            uri: record.uri(),
+        });
     }
-    output.event("summary", json!({ "generation": log.generation, "records": log.records.len() }));
+    output.event(&DiscoverySummary { generation: log.generation, records: log.records.len() });
     if !output.is_json() {
         let mut table = comfy_table::Table::new();
         table.load_preset(comfy_table::presets::NOTHING).set_header(["TYPE", "URI"]);

@@ -1,5 +1,8 @@
 //! `longhaul info`.
 
+use crate::events::{
+    ControllerFields, InfoSummary, MeasuredPath, NamespaceFields, PathFields, PathLimit, SetUpFields, micros,
+};
 use crate::exit::{Failure, Outcome};
 use crate::names::InitiatorArgs;
 use crate::output::Output;
@@ -8,8 +11,7 @@ use longhaul_bench::{Job, Live, Stop, Threads};
 use longhaul_block::BlockDevice;
 use longhaul_block::units::format_size;
 use longhaul_initiator::path::Limit;
-use longhaul_initiator::{PathReport, RemoteDevice, SetUp};
-use serde_json::{Value, json};
+use longhaul_initiator::{ControllerInfo, PathReport, RemoteDevice, SetUp};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,33 +40,26 @@ pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
     let (controller, ns, info) = (device.controller(), device.namespace(), device.info());
     let round_trip = controller.round_trip;
     let measured = if args.path { Some(measure(&device, args)?) } else { None };
-    output.event(
-        "summary",
-        json!({
-            "uri": info.name,
-            "controller": {
-                "address": controller.address, "subnqn": controller.subnqn, "cntlid": controller.cntlid,
-                "model": controller.model, "serial": controller.serial, "firmware": controller.firmware,
-                "version": controller.version, "max_transfer": controller.max_transfer,
-                "in_capsule": controller.in_capsule, "queue_entries": controller.queue_entries,
-                "queues": controller.queues, "kato_ms": controller.kato.as_millis() as u64,
-                "traffic_keep_alive": controller.traffic_keep_alive, "hdr_digest": controller.hdr_digest,
-                "data_digest": controller.data_digest, "write_cache": controller.write_cache,
-                "resets_others": controller.resets_others,
-            },
-            "namespace": {
-                "nsid": ns.nsid, "size": ns.size, "block_size": ns.block_size, "optimal_io": ns.optimal_io,
-                "read_only": ns.read_only, "uuid": ns.uuid.map(|u| u.to_string()),
-            },
-            "path": {
-                "round_trip_us": round_trip.0.as_micros() as u64, "variation_us": round_trip.1.as_micros() as u64,
-                "congestion": controller.congestion,
-                "measured": measured.as_ref().map(Measured::to_json),
-            },
-            "setup": setup_json(&device.set_up()),
-        }),
-    );
     if output.is_json() {
+        output.event(&InfoSummary {
+            uri: info.name,
+            controller: controller_fields(&controller),
+            namespace: NamespaceFields {
+                nsid: ns.nsid,
+                size: ns.size,
+                block_size: ns.block_size,
+                optimal_io: ns.optimal_io,
+                read_only: ns.read_only,
+                uuid: ns.uuid.map(|u| u.to_string()),
+            },
+            path: PathFields {
+                round_trip_us: micros(round_trip.0),
+                variation_us: micros(round_trip.1),
+                congestion: controller.congestion.clone(),
+                measured: measured.as_ref().map(Measured::fields),
+            },
+            setup: setup(&device.set_up()),
+        });
         return Ok(());
     }
     let digests = match (controller.hdr_digest, controller.data_digest) {
@@ -130,11 +125,35 @@ pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
 }
 
 /// The time until the controller and its first I/O queues were ready.
-fn setup_json(up: &SetUp) -> Value {
-    json!({
-        "setup_us": up.total.as_micros() as u64, "controller_us": up.controller.as_micros() as u64,
-        "round_trips": up.round_trips + up.queue_round_trips, "queues": up.queues,
-    })
+fn setup(up: &SetUp) -> SetUpFields {
+    SetUpFields {
+        setup_us: micros(up.total),
+        controller_us: micros(up.controller),
+        round_trips: up.round_trips + up.queue_round_trips,
+        queues: up.queues,
+    }
+}
+
+fn controller_fields(controller: &ControllerInfo) -> ControllerFields {
+    ControllerFields {
+        address: controller.address.to_string(),
+        subnqn: controller.subnqn.clone(),
+        cntlid: controller.cntlid,
+        model: controller.model.clone(),
+        serial: controller.serial.clone(),
+        firmware: controller.firmware.clone(),
+        version: controller.version.clone(),
+        max_transfer: controller.max_transfer,
+        in_capsule: controller.in_capsule,
+        queue_entries: controller.queue_entries,
+        queues: controller.queues,
+        kato_ms: controller.kato.as_millis() as u64,
+        traffic_keep_alive: controller.traffic_keep_alive,
+        hdr_digest: controller.hdr_digest,
+        data_digest: controller.data_digest,
+        write_cache: controller.write_cache,
+        resets_others: controller.resets_others,
+    }
 }
 
 /// Result of a path measurement.
@@ -145,25 +164,34 @@ struct Measured {
 }
 
 impl Measured {
-    fn to_json(&self) -> Value {
+    fn fields(&self) -> MeasuredPath {
         let PathReport { plan, advice, smoothed, .. } = self.report;
         let limit = plan.limit.map(|limit| match limit {
-            Limit::Socket(limit) => json!({
-                "setting": limit.buffer.setting(), "side": if limit.buffer.is_far() { "far" } else { "near" },
-                "bytes_in_flight": limit.bytes,
-            }),
-            Limit::Loss => json!({ "setting": null, "side": null, "loss": true }),
-            Limit::Hosts => json!({ "setting": null, "side": null, "hosts": true }),
+            Limit::Socket(limit) => PathLimit {
+                setting: Some(limit.buffer.setting()),
+                side: Some(if limit.buffer.is_far() { "far" } else { "near" }),
+                bytes_in_flight: Some(limit.bytes),
+                ..PathLimit::default()
+            },
+            Limit::Loss => PathLimit { loss: Some(true), ..PathLimit::default() },
+            Limit::Hosts => PathLimit { hosts: Some(true), ..PathLimit::default() },
         });
-        json!({
-            "sentence": self.report.sentence(),
-            "round_trip_us": plan.rtt.as_micros() as u64, "round_trip_now_us": smoothed.as_micros() as u64,
-            "bits_per_second": (self.report.rate() * 8.0) as u64,
-            "bandwidth_delay_product": self.report.bandwidth_delay_product(),
-            "full": plan.full[0], "settled": plan.settled, "limit": limit, "connections": plan.connections,
-            "in_flight": plan.in_flight[0], "io_size": advice.io_size, "read_ahead": advice.read_ahead,
-            "bytes_read": self.bytes, "seconds": self.time.as_secs_f64(),
-        })
+        MeasuredPath {
+            sentence: self.report.sentence(),
+            round_trip_us: micros(plan.rtt),
+            round_trip_now_us: micros(smoothed),
+            bits_per_second: (self.report.rate() * 8.0) as u64,
+            bandwidth_delay_product: self.report.bandwidth_delay_product(),
+            full: plan.full[0],
+            settled: plan.settled,
+            limit,
+            connections: plan.connections,
+            in_flight: plan.in_flight[0],
+            io_size: advice.io_size.into(),
+            read_ahead: advice.read_ahead,
+            bytes_read: self.bytes,
+            seconds: self.time.as_secs_f64(),
+        }
     }
 }
 

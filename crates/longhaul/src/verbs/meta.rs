@@ -2,11 +2,11 @@
 
 use crate::cli::Cli;
 use crate::complete;
+use crate::events::{CompletionsSummary, ManSummary};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use clap::CommandFactory;
 use clap_complete::Generator;
-use serde_json::json;
 use std::path::Path;
 
 /// Prints the script, or writes it to `dir` under the name that the shell looks for.
@@ -18,13 +18,14 @@ pub(crate) fn completions(shell: clap_complete::Shell, dir: Option<&Path>, outpu
         made.and_then(|()| std::fs::write(&path, script)).map_err(|e| {
             Failure::failed(format!("cannot write the completion script to {}: {e}", dir.display()))
         })?;
-        output.event("summary", json!({ "shell": shell.to_string(), "path": path }));
+        let path = Some(path.display().to_string());
+        output.event(&CompletionsSummary { shell: shell.to_string(), path, script: None });
         return Ok(());
     }
-    output.event("summary", json!({ "shell": shell.to_string(), "script": script }));
     if !output.is_json() {
         output.document(script.trim_end());
     }
+    output.event(&CompletionsSummary { shell: shell.to_string(), path: None, script: Some(script) });
     Ok(())
 }
 
@@ -33,15 +34,15 @@ pub(crate) fn man(dir: Option<&Path>, output: Output) -> Outcome {
         let mut page = Vec::new();
         clap_mangen::Man::new(Cli::command()).render(&mut page).map_err(Failure::failed)?;
         let page = String::from_utf8(page).map_err(Failure::failed)?;
-        output.event("summary", json!({ "page": page }));
         if !output.is_json() {
             output.document(page.trim_end());
         }
+        output.event(&ManSummary { dir: None, page: Some(page) });
         return Ok(());
     };
     std::fs::create_dir_all(dir)
         .and_then(|()| clap_mangen::generate_to(Cli::command(), dir))
         .map_err(|e| Failure::failed(format!("cannot write manual pages to {}: {e}", dir.display())))?;
-    output.event("summary", json!({ "dir": dir }));
+    output.event(&ManSummary { dir: Some(dir.display().to_string()), page: None });
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `longhaul netbench`.
 
 use crate::addresses::{self, Listen, reachable};
+use crate::events::{NetbenchReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{EngineArgs, parse_bytes, parse_time};
 use crate::output::Output;
@@ -10,7 +11,6 @@ use longhaul_bench::Stop;
 use longhaul_bench::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
 use longhaul_bench::watch::{Expect, Watch};
 use longhaul_block::units::format_rate;
-use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -120,13 +120,13 @@ fn serve(listen: SocketAddr, args: &NetbenchArgs, output: Output) -> Outcome {
     let server = Server::start(ServerConfig { listen, engine: args.engine.config() })
         .map_err(|e| Failure::failed(format!("cannot listen on {listen}: {e}")))?;
     let address = server.address().to_string();
-    output.event("ready", json!({ "listen": address }));
+    output.event(&NetbenchReady { listen: address });
     if !output.is_json() {
         output.line(format_args!("ready {}", reachable(server.address())));
     }
     signals.forever().next();
     drop(server);
-    output.event("summary", json!({ "clean": true }));
+    output.event(&ServiceSummary { clean: true });
     Ok(())
 }
 

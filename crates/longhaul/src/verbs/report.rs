@@ -2,11 +2,11 @@
 
 mod picture;
 
+use crate::events::ReportSummary;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use longhaul_report::page::{Report, report};
 use longhaul_results::{Document, ReadError};
-use serde_json::json;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -88,13 +88,13 @@ pub(crate) fn run(args: &ReportArgs, output: Output) -> Outcome {
         Some(dir) if args.png => picture::draw(dir, &made),
         _ => Ok(0),
     };
-    output.event(
-        "summary",
-        json!({
-            "page": args.output, "files": dir, "results": documents.len(), "unreadable": bad.len(),
-            "pictures": pictures.as_ref().ok(),
-        }),
-    );
+    output.event(&ReportSummary {
+        page: args.output.display().to_string(),
+        files: dir.map(|dir| dir.display().to_string()),
+        results: documents.len(),
+        unreadable: bad.len(),
+        pictures: pictures.as_ref().ok().copied(),
+    });
     if !output.is_json() {
         output.line(format_args!("{}", args.output.display()));
     }

@@ -16,13 +16,13 @@ mod striping;
 mod transfer;
 mod wan_filesystems;
 
+use crate::events::{StudyNumbers, StudySummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_time;
 use crate::output::Output;
 use longhaul_bench::Stop;
 use longhaul_results::record::{Cell, Code, Question, Run, Validity};
 use result::{StudyProgress, StudyResult};
-use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -278,12 +278,9 @@ pub(crate) fn run(args: &StudyArgs, output: Output) -> Outcome {
         super::report::page(page, &results, "Published experiments, run again")?;
         output.note(format_args!("{}", page.display()));
     }
-    let mut summary = match &mut summaries[..] {
-        [one] if studies.len() == 1 => one.take(),
-        all => json!({ "results": all }),
-    };
-    summary["page"] = json!(args.report);
-    output.event("summary", summary);
+    let (one, results) = if studies.len() == 1 { (summaries.pop(), None) } else { (None, Some(summaries)) };
+    let page = args.report.as_ref().map(|page| page.display().to_string());
+    output.event(&StudySummary { one, results, page });
     outcome
 }
 
@@ -402,16 +399,16 @@ struct StudyTotals {
 
 impl StudyTotals {
     /// Prints the numbers, and returns them for the summary event.
-    fn tell(&self, path: &Path, output: Output) -> Value {
-        let StudyTotals { numbers, wanted, void, failed } = self;
+    fn tell(&self, path: &Path, output: Output) -> StudyNumbers {
+        let StudyTotals { numbers, wanted, void, failed } = *self;
         if !output.is_json() {
             output
                 .line(format_args!("{}: {numbers} of {wanted} numbers, {void} do not count", path.display()));
         }
-        if *failed > 0 {
+        if failed > 0 {
             output.note(format_args!("{failed} could not be measured; the same command tries them again"));
         }
-        json!({ "result": path, "numbers": numbers, "wanted": wanted, "do_not_count": void, "failed": failed })
+        StudyNumbers { result: path.display().to_string(), numbers, wanted, do_not_count: void, failed }
     }
 
     fn outcome(&self) -> Outcome {

@@ -1,6 +1,7 @@
 //! `longhaul target`.
 
 use crate::addresses::{self, Listen, check_congestion, reachable};
+use crate::events::{ExportFields, ExportResized, ServiceSummary, Stopping, TargetReady};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::{EngineArgs, Export, parse_bytes};
 use crate::output::Output;
@@ -8,7 +9,6 @@ use crate::served::{self, ExportMedium};
 use longhaul_device::{Device, Opener};
 use longhaul_initiator::{IO_PORT, Options};
 use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
-use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,10 +169,16 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
             let alone = exports.iter().filter(|other| other.nqn == *nqn).count() == 1;
             let at = reachable(target.addresses()[0]);
             let uri = format!("nvme+tcp://{at}/{nqn}?nsid={nsid}");
-            shown.push(json!({
-                "name": name, "nqn": nqn, "nsid": nsid, "uri": uri, "short": short(at, name, nqn, (nsid, alone)), "uuid": uuid.to_string(),
-                "size": info.size, "block_size": info.block_size,
-            }));
+            shown.push(ExportFields {
+                name: name.clone(),
+                nqn: nqn.clone(),
+                nsid,
+                uri,
+                short: short(at, name, nqn, (nsid, alone)),
+                uuid: uuid.to_string(),
+                size: info.size,
+                block_size: info.block_size,
+            });
         }
         ready(&target, &shown, output);
         target
@@ -187,11 +193,11 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
             break;
         }
         for (name, nsid, info) in target.refresh() {
-            output.event("resized", json!({ "name": name, "nsid": nsid, "size": info.size }));
             output.note(format_args!("{name}: namespace {nsid} has {} bytes now", info.size));
+            output.event(&ExportResized { name, nsid, size: info.size });
         }
     }
-    output.event("stopping", json!({}));
+    output.event(&Stopping {});
     let clean = target.stop();
     for export in &exports {
         if let Some(place) = &export.place {
@@ -199,7 +205,7 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
         }
     }
     drop(exports);
-    output.event("summary", json!({ "clean": clean }));
+    output.event(&ServiceSummary { clean });
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
 }
 
@@ -248,17 +254,15 @@ fn open(exports: &[Export], opener: &Opener) -> Result<Vec<OpenExport>, Failure>
     Ok(opened)
 }
 
-fn ready(target: &Target, exports: &[Value], output: Output) {
+fn ready(target: &Target, exports: &[ExportFields], output: Output) {
     let listen: Vec<_> = target.addresses().iter().map(ToString::to_string).collect();
     let discovery = target.discovery_address().map(|addr| addr.to_string());
-    output.event("ready", json!({ "listen": listen, "discovery": discovery, "exports": exports }));
+    output.event(&TargetReady { listen, discovery, exports });
     if !output.is_json() {
-        let all = |field: &str| {
-            exports.iter().filter_map(|e| e[field].as_str().map(str::to_owned)).collect::<Vec<_>>()
-        };
-        output.line(format_args!("ready {}", all("short").join(" ")));
-        for uri in all("uri") {
-            output.line(format_args!("      {uri}"));
+        let short: Vec<&str> = exports.iter().map(|export| export.short.as_str()).collect();
+        output.line(format_args!("ready {}", short.join(" ")));
+        for export in exports {
+            output.line(format_args!("      {}", export.uri));
         }
     }
 }

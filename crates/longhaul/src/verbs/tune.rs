@@ -9,13 +9,13 @@
 mod advice;
 mod saved;
 
+use crate::events::{TuneApplied, TuneRestored, TuneSetting, TuneShown};
 use crate::exit::{Exit, Failure, NothingToDo, Outcome};
 use crate::output::Output;
 use advice::{Machine, Path, Setting, advise};
 use comfy_table::Table;
 use longhaul_block::units::{format_rate, parse_duration, parse_rate};
 use saved::SavedSettings;
-use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -90,17 +90,21 @@ fn settings(options: &Options) -> Result<(Machine, Vec<Setting>), Failure> {
     Ok((machine, settings))
 }
 
-fn event(setting: &Setting) -> serde_json::Value {
-    json!({
-        "setting": setting.name, "is": setting.is, "advised": setting.advised, "why": setting.why,
-        "differs": setting.differs(),
-    })
+fn events<'a>(settings: impl IntoIterator<Item = &'a Setting>) -> Vec<TuneSetting> {
+    let event = |setting: &Setting| TuneSetting {
+        setting: setting.name.clone(),
+        is: setting.is.clone(),
+        advised: setting.advised.clone(),
+        why: setting.why.clone(),
+        differs: setting.differs(),
+    };
+    settings.into_iter().map(event).collect()
 }
 
 fn show(options: &Options, only_different: bool, output: Output) -> Outcome {
     let (_, all) = settings(options)?;
     let shown: Vec<&Setting> = all.iter().filter(|setting| !only_different || setting.differs()).collect();
-    output.event("summary", json!({ "settings": shown.iter().map(|s| event(s)).collect::<Vec<_>>() }));
+    output.event(&TuneShown { settings: events(shown.iter().copied()) });
     if shown.is_empty() {
         return options.root.nothing.nothing("all settings are as advised", output);
     }
@@ -124,7 +128,7 @@ fn apply(options: &Options, output: Output) -> Outcome {
     let (machine, all) = settings(options)?;
     let different: Vec<Setting> = all.into_iter().filter(Setting::differs).collect();
     if different.is_empty() {
-        output.event("summary", json!({ "changed": [], "failed": 0 }));
+        output.event(&TuneApplied { changed: Vec::new(), failed: 0 });
         return options.root.nothing.nothing("all settings are as advised: nothing is changed", output);
     }
     let mut saved = SavedSettings::load(&options.root.root)?;
@@ -141,10 +145,7 @@ fn apply(options: &Options, output: Output) -> Outcome {
     // rounded is a change, although the write counts as failed.
     saved.forget(unchanged(&machine, failed.iter().map(|(setting, _)| *setting)));
     saved.store()?;
-    output.event(
-        "summary",
-        json!({ "changed": done.iter().map(|s| event(s)).collect::<Vec<_>>(), "failed": failed.len() }),
-    );
+    output.event(&TuneApplied { changed: events(done.iter().copied()), failed: failed.len() });
     if !output.is_json() {
         for setting in &done {
             output.line(format_args!("{}: {} (was {})", setting.name, setting.advised, setting.is));
@@ -166,7 +167,7 @@ fn unchanged<'a>(
 fn restore(root: &RootOptions, output: Output) -> Outcome {
     let mut saved = SavedSettings::load(&root.root)?;
     if saved.settings.is_empty() {
-        output.event("summary", json!({ "restored": [], "failed": 0 }));
+        output.event(&TuneRestored { restored: Vec::new(), failed: 0 });
         let message = "nothing was changed by 'longhaul tune apply': nothing to put back";
         return root.nothing.nothing(message, output);
     }
@@ -182,10 +183,7 @@ fn restore(root: &RootOptions, output: Output) -> Outcome {
     }
     done.iter().for_each(|setting| drop(saved.settings.remove(&setting.name)));
     saved.store()?;
-    output.event(
-        "summary",
-        json!({ "restored": done.iter().map(|s| event(s)).collect::<Vec<_>>(), "failed": failed.len() }),
-    );
+    output.event(&TuneRestored { restored: events(done.iter().copied()), failed: failed.len() });
     if !output.is_json() {
         for setting in &done {
             output.line(format_args!("{}: {}", setting.name, setting.advised));

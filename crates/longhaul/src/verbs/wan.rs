@@ -4,6 +4,7 @@ mod arguments;
 mod command;
 mod show;
 
+use crate::events::{WanPaths, WanReady, WanSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::parse_bytes;
 use crate::output::Output;
@@ -11,7 +12,6 @@ use arguments::{ConditionArgs, SetArgs, StatusArgs};
 use clap::Subcommand;
 use longhaul_wan::control::{self, Control, Request, Status};
 use longhaul_wan::{Conditions, Error, Plan, Via, Wan};
-use serde_json::{Value, json};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &WanArgs, output: Output) -> Outcome {
 fn set_path(args: &SetArgs, output: Output) -> Outcome {
     let change = Box::new(args.change()?);
     let status = control::ask(&args.name, &Request::Set { link: args.link, change })?;
-    output.event("summary", show::path(&status));
+    output.event(&WanSummary { path: show::path(&status), command_exit: None });
     for line in show::conditions(&status) {
         output.line(line);
     }
@@ -111,8 +111,7 @@ fn show_paths(args: &StatusArgs, output: Output) -> Outcome {
             Err(e) => return Err(e.into()),
         }
     }
-    let all: Vec<Value> = paths.iter().map(show::path).collect();
-    output.event("summary", json!({ "paths": all }));
+    output.event(&WanPaths { paths: paths.iter().map(show::path).collect() });
     if paths.is_empty() {
         output.note("no emulated path is running");
     }
@@ -167,7 +166,7 @@ fn emulate(args: &WanArgs, output: Output) -> Outcome {
 }
 
 fn ready(status: &Status, args: &WanArgs, output: Output) {
-    output.event("ready", show::path(status));
+    output.event(&WanReady { path: show::path(status) });
     for line in show::conditions(status) {
         output.note(line);
     }
@@ -181,9 +180,7 @@ fn ready(status: &Status, args: &WanArgs, output: Output) {
 }
 
 fn summary(status: &Status, exit: Option<i32>, output: Output) {
-    let mut path = show::path(status);
-    path["command_exit"] = exit.into();
-    output.event("summary", path);
+    output.event(&WanSummary { path: show::path(status), command_exit: Some(exit) });
     for line in show::statistics(status) {
         // With a command, standard output belongs to it.
         if exit.is_some() { output.note(line) } else { output.line(line) }

@@ -1,13 +1,13 @@
 //! `longhaul array create` and `assemble`.
 
 use super::{Assemble, Create, show};
+use crate::events::ArrayCreated;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use longhaul_array::{Shape, measure, path_unit, suited_unit};
 use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_device::arrays::{ArrayRecord, ArrayRequest, Registry, RunningArray, open_members, read_labels};
 use longhaul_engine::Thread;
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -62,7 +62,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     if let Some(known) = known {
         known.forget()?;
     }
-    output.event("summary", json!({ "uuid": uuid.to_string(), "name": record.name, "stripe_unit": unit }));
+    output.event(&ArrayCreated { uuid: uuid.to_string(), name: record.name.clone(), stripe_unit: unit });
     if !output.is_json() {
         output.line(format_args!("array:{} ({uuid})", record.name));
     }
@@ -111,6 +111,6 @@ pub(super) fn assemble(args: Assemble, output: Output) -> Outcome {
     };
     running.stop()?;
     record.save()?;
-    show::summary(&status, output);
+    show::summary(&status, None, output);
     Ok(())
 }

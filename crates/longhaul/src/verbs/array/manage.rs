@@ -2,6 +2,7 @@
 //! runs the array for the request.
 
 use super::{AddSpare, ArrayArgs, Replace, Scrub, Stop, show};
+use crate::events::{ArrayList, ArrayProgress, ArrayStopped, ListedArray, ScrubSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::names::InitiatorArgs;
 use crate::output::Output;
@@ -12,7 +13,7 @@ use longhaul_device::arrays::{
     ArrayClient, ArrayRecord, ArrayReply, ArrayRequest, RunningArray, SCHEME, read_status, status_json,
 };
 use longhaul_device::{Error, ErrorKind, Opener};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ impl Managed {
                     Err(RecvTimeoutError::Disconnected) => return Err(failed("it ended early")),
                     Err(RecvTimeoutError::Timeout) => {
                         let status = self.ask(ArrayRequest::Status)?;
-                        output.event("progress", status.clone());
+                        output.event(&ArrayProgress { status: status.clone().into() });
                         if let Some((share, words)) = progress_of(&status) {
                             line.show(Some(share), words);
                         }
@@ -103,12 +104,11 @@ pub(super) fn status(args: &ArrayArgs, output: Output) -> Outcome {
     let record = ArrayRecord::find(name)?;
     // The array is not run for a status: that would write to its members, and would mark those
     // stale that are unreachable from this host only.
-    let (mut status, running) = match ArrayClient::ask(&record, &ArrayRequest::Status) {
+    let (status, running) = match ArrayClient::ask(&record, &ArrayRequest::Status) {
         Some(reply) => (reply?, true),
         None => (status_json(&read_status(&record, &args.initiator.opener())?), false),
     };
-    status["running"] = json!(running);
-    show::summary(&status, output);
+    show::summary(&status, Some(running), output);
     match status["health"].as_str() {
         Some("healthy") => Ok(()),
         health => {
@@ -135,20 +135,21 @@ pub(super) fn list(output: Output) -> Outcome {
         let health =
             answer.and_then(Result::ok).and_then(|status| Some(status["health"].as_str()?.to_owned()));
         let user = record.registry.user();
-        output.event(
-            "array",
-            json!({
-                "name": name, "uuid": uuid, "devices": record.devices, "running": runs, "health": health,
-                "user": user,
-            }),
-        );
+        output.event(&ListedArray {
+            uuid: uuid.clone(),
+            name: name.clone(),
+            devices: record.devices.clone(),
+            running: runs,
+            health: health.clone(),
+            user: user.map(str::to_owned),
+        });
         let state = match (runs, health) {
             (false, _) => "no".to_owned(),
             (true, health) => health.unwrap_or_else(|| "does not answer".into()),
         };
         table.add_row([name, &uuid, &record.devices.len().to_string(), &state, user.unwrap_or("you")]);
     }
-    output.event("summary", json!({ "arrays": all.len() }));
+    output.event(&ArrayList { arrays: all.len() });
     if !output.is_json() && !all.is_empty() {
         output.line(table.trim_fmt());
     } else if all.is_empty() {
@@ -175,7 +176,7 @@ pub(super) fn replace(args: Replace, output: Output) -> Outcome {
         array.record.save()?;
     }
     array.end()?;
-    show::summary(&status, output);
+    show::summary(&status, None, output);
     check_lost(&status)
 }
 
@@ -197,7 +198,7 @@ pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
     array.record.save()?;
     let status = array.ask(ArrayRequest::Status)?;
     array.end()?;
-    show::summary(&status, output);
+    show::summary(&status, None, output);
     Ok(())
 }
 
@@ -205,7 +206,7 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
     let array = Managed::open(&args.array.array, &args.array.initiator)?;
     let report = array.follow(ArrayRequest::Scrub { rate: args.rate }, show::scrub_progress, output)?;
     array.end()?;
-    output.event("summary", report.clone());
+    output.event(&ScrubSummary { report: report.clone().into() });
     show::scrub_summary(&report, output);
     if report["finished"] != true {
         return Err(Failure {
@@ -238,8 +239,7 @@ pub(super) fn stop(args: &Stop, output: Output) -> Outcome {
     let name = args.array.array.strip_prefix(SCHEME).unwrap_or(&args.array.array);
     let record = ArrayRecord::find(name)?;
     let summary = |ran: bool| {
-        let uuid = record.uuid.to_string();
-        output.event("summary", json!({ "uuid": uuid, "name": record.name, "ran": ran }));
+        output.event(&ArrayStopped { uuid: record.uuid.to_string(), name: record.name.clone(), ran });
     };
     match ArrayClient::ask(&record, &ArrayRequest::Stop) {
         None => {

@@ -1,5 +1,6 @@
 //! Status, progress and scrub report of an array, as text.
 
+use crate::events::ArraySummary;
 use crate::live::eta;
 use crate::output::Output;
 use longhaul_block::units::format_size;
@@ -7,8 +8,8 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// Reports the status as the result of the verb.
-pub(super) fn summary(status: &Value, output: Output) {
-    output.event("summary", status.clone());
+pub(super) fn summary(status: &Value, running: Option<bool>, output: Output) {
+    output.event(&ArraySummary { status: status.clone().into(), running });
     if output.is_json() {
         return;
     }

@@ -5,6 +5,7 @@
 
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
@@ -43,7 +44,7 @@ pub(super) fn finish(log: &Path, result: &Outcome) {
 ///
 /// # Errors
 /// The failure of the background process, or that it could not be started.
-pub(super) fn start(log: &Path, output: Output) -> Result<Value, Failure> {
+pub(super) fn start<T: DeserializeOwned>(log: &Path, output: Output) -> Result<T, Failure> {
     longhaul_device::runtime::make()?;
     let failed = |e: std::io::Error| Failure::failed(format!("cannot start the background process: {e}"));
     let mut options = OpenOptions::new();
@@ -61,7 +62,9 @@ pub(super) fn start(log: &Path, output: Output) -> Result<Value, Failure> {
     for line in child.stdout.take().into_iter().flat_map(|out| BufReader::new(out).lines()) {
         let Ok(event) = serde_json::from_str::<Value>(&line.map_err(failed)?) else { continue };
         match event["event"].as_str() {
-            Some("ready") => return Ok(event),
+            Some("ready") => {
+                return serde_json::from_value(event).map_err(Failure::failed);
+            }
             Some("error") => {
                 let message = event["message"].as_str().unwrap_or("it failed");
                 // The caller reports the error, so the log is not needed.

@@ -3,6 +3,7 @@
 use super::open::{DeviceArgs, OpenDevice};
 use super::serve::{self, Event};
 use crate::complete;
+use crate::events::MkfsSummary;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use longhaul_attach::filesystem::{Content, EDGE, Kind};
@@ -12,7 +13,6 @@ use longhaul_block::units::format_size;
 use longhaul_block::{IoError, signature};
 use longhaul_device::runtime;
 use rustix::process::Pid;
-use serde_json::json;
 use signal_hook::consts::SIGHUP;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender};
@@ -206,10 +206,12 @@ fn print_summary(
     let options = args.device.layout_flags(opened);
     // Options precede the devices, since the argument after them is the directory.
     let mount = format!("longhaul mount{options} {} DIR", args.devices.join(" "));
-    output.event(
-        "summary",
-        json!({ "fs": args.fs.name(), "arguments": arguments, "round_trip_ms": round_trip, "mount": mount }),
-    );
+    output.event(&MkfsSummary {
+        fs: args.fs.name().to_owned(),
+        arguments: arguments.to_vec(),
+        round_trip_us: (round_trip * 1e3).round() as u64,
+        mount: mount.clone(),
+    });
     if !output.is_json() {
         output.line(format_args!("mkfs.{} {} (round trip {round_trip:.2} ms)", args.fs, arguments.join(" ")));
         output.line(mount);

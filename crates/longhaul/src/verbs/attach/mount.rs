@@ -10,6 +10,7 @@ use super::serve::{self, Event, FrontEnd, Service};
 use super::via::{self, FrontEndError, Via};
 use super::{background, detach_at, log_passed_over};
 use crate::complete;
+use crate::events::{MountReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::user;
@@ -21,7 +22,6 @@ use longhaul_block::units::format_size;
 use longhaul_block::{DeviceInfo, IoResult};
 use longhaul_device::attached::{Attachment, absolute, log_of};
 use longhaul_device::runtime;
-use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
@@ -180,13 +180,20 @@ fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
     })?;
     let (options, shared) = (mounting.options.into_inner(), mounting.shared.into_inner());
     let journal_left = options.split(',').any(|option| option == no_replay_option(kind));
-    let ready = json!({
-        "path": dir, "via": record.via, "pid": record.pid, "size": info.size, "read_only": info.read_only,
-        "fs": kind.name(), "options": options, "journal_left": journal_left,
-        "device": device, "passed_over": passed_over,
-        // The field's name from before the block devices of the kernel.
-        "loop": (record.via == recorded_via(Via::Fuse)).then_some(&device),
-    });
+    let device = device.display().to_string();
+    let ready = MountReady {
+        path: dir.display().to_string(),
+        via: record.via.clone(),
+        pid: record.pid,
+        size: info.size,
+        read_only: info.read_only,
+        fs: kind.name().to_owned(),
+        options,
+        journal_left,
+        passed_over,
+        loop_device: (record.via == recorded_via(Via::Fuse)).then(|| device.clone()),
+        device,
+    };
     print_ready(&ready, output);
     if background::is_this() {
         // The starting process reads standard output only until the `ready` event.
@@ -207,7 +214,7 @@ fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
     if let Some(request) = detach_request {
         serve::answer(request, &result);
     }
-    output.event("summary", json!({ "clean": result.is_ok() }));
+    output.event(&ServiceSummary { clean: result.is_ok() });
     result
 }
 
@@ -378,21 +385,14 @@ fn no_replay_option(kind: Kind) -> &'static str {
     }
 }
 
-fn print_ready(ready: &Value, output: Output) {
-    output.event("ready", ready.clone());
+fn print_ready(ready: &MountReady, output: Output) {
+    output.event(ready);
     if !output.is_json() {
-        let text = |name: &str| ready[name].as_str().unwrap_or_default().to_owned();
-        let size = format_size(ready["size"].as_u64().unwrap_or_default());
-        output.line(format_args!(
-            "ready {} ({}, {size}, {} through {}, {})",
-            text("path"),
-            text("fs"),
-            text("device"),
-            text("via"),
-            text("options")
-        ));
-        log_passed_over(ready);
-        if ready["journal_left"] == true {
+        let MountReady { path, fs, device, via, options, .. } = ready;
+        let size = format_size(ready.size);
+        output.line(format_args!("ready {path} ({fs}, {size}, {device} through {via}, {options})"));
+        log_passed_over(&ready.passed_over);
+        if ready.journal_left {
             output.note("its journal was not replayed: mount it once without --read-only to have it whole");
         }
     }

@@ -3,10 +3,10 @@
 use super::open::{OpenDevice, UseArgs};
 use super::serve::{self, Event};
 use crate::addresses::{self, Listen, reachable};
+use crate::events::{NbdReady, ServiceSummary, Stopping};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use longhaul_attach::nbd::{Address, Export, Nbd};
-use serde_json::json;
 use signal_hook::consts::SIGHUP;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
             break;
         }
     }
-    output.event("stopping", json!({}));
+    output.event(&Stopping {});
     let cut = nbd.cut();
     // A second signal disconnects the clients instead of waiting for them.
     std::thread::spawn(move || {
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
         }
     });
     nbd.stop()?;
-    output.event("summary", json!({ "clean": true }));
+    output.event(&ServiceSummary { clean: true });
     Ok(())
 }
 
@@ -116,8 +116,8 @@ fn print_ready(nbd: &Nbd, args: &NbdArgs, output: Output) {
             Address::Unix(path) => format!("nbd+unix:///{}?socket={}", named.name, path.display()),
         }));
     }
-    output.event("ready", json!({ "uris": uris }));
     if !output.is_json() {
         output.line(format_args!("ready {}", uris.join(" ")));
     }
+    output.event(&NbdReady { uris });
 }

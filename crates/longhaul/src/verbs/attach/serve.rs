@@ -2,12 +2,12 @@
 
 mod front_end;
 
+use crate::events::{DeviceResized, Waiting};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 pub(crate) use front_end::FrontEnd;
 use longhaul_attach::{AttachError, Requests, users};
 use longhaul_device::attached::{Attachment, DetachRequest, DetachServer, HeldRecord};
-use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::Path;
@@ -174,7 +174,7 @@ impl Service<'_> {
             Err(failure) if self.front_end.has_ended() => Err(failure),
             Err(failure) => {
                 let by = users::of(self.path);
-                self.output.event("waiting", json!({ "users": by }));
+                self.output.event(&Waiting { users: by });
                 self.output.note(format_args!(
                     "{}; waiting for them: another signal ends it at once",
                     failure.message
@@ -223,7 +223,7 @@ impl Service<'_> {
                  file system, restore the size of the device, and check the file system"
             );
         }
-        self.output.event("resized", json!({ "size": now }));
+        self.output.event(&DeviceResized { size: now });
         self.output.note(format_args!("{path}: {now} bytes now, {before} before"));
         self.record.size = now;
         self.write_record();

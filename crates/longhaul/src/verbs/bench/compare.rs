@@ -1,13 +1,14 @@
 //! `longhaul bench --compare A.json B.json`.
 
+use crate::events::{CompareSummary, ComparedNumber, ComparedSample};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use comfy_table::Table;
 use longhaul_report::compare::{Compared, Comparison, Verdict, compare};
 use longhaul_report::figure::Scale;
 use longhaul_results::record::Better;
+use longhaul_results::stats::{CONFIDENCE, Summary};
 use longhaul_results::{Document, ReadError};
-use serde_json::{Value, json};
 use std::path::Path;
 
 impl From<ReadError> for Failure {
@@ -25,7 +26,7 @@ pub(super) fn run(a: &Path, b: &Path, output: Output) -> Outcome {
         let message = format!("{} and {} have no number of the same name and unit", a.display(), b.display());
         return Err(Failure::failed(message));
     }
-    output.event("summary", event(&comparison));
+    output.event(&event(&comparison));
     if !output.is_json() {
         print(&comparison, output);
     }
@@ -70,17 +71,20 @@ fn word(verdict: &Verdict) -> &'static str {
     }
 }
 
-fn event(comparison: &Comparison) -> Value {
-    let number = |cell: &Compared| {
-        json!({
-            "name": cell.name, "unit": cell.unit, "ratio": cell.ratio,
-            "low": cell.interval.map(|i| i.low), "high": cell.interval.map(|i| i.high), "confidence": 0.95,
-            "verdict": word(&cell.verdict),
-            "reason": if let Verdict::Void(why) = &cell.verdict { Some(why) } else { None },
-            "better": if cell.better == Better::Higher { "higher" } else { "lower" },
-            "a": { "mean": cell.a.mean, "deviation": cell.a.deviation, "runs": cell.a.n },
-            "b": { "mean": cell.b.mean, "deviation": cell.b.deviation, "runs": cell.b.n },
-        })
+fn event(comparison: &Comparison) -> CompareSummary {
+    let sample = |side: &Summary| ComparedSample { mean: side.mean, deviation: side.deviation, runs: side.n };
+    let number = |cell: &Compared| ComparedNumber {
+        name: cell.name.clone(),
+        unit: cell.unit.clone(),
+        ratio: cell.ratio,
+        low: cell.interval.map(|i| i.low),
+        high: cell.interval.map(|i| i.high),
+        confidence: CONFIDENCE,
+        verdict: word(&cell.verdict),
+        reason: if let Verdict::Void(why) = &cell.verdict { Some(why.clone()) } else { None },
+        better: if cell.better == Better::Higher { "higher" } else { "lower" },
+        a: sample(&cell.a),
+        b: sample(&cell.b),
     };
     let verdict = match judge(comparison) {
         Err(failure) if failure.exit == Exit::Failed => "worse",
@@ -88,10 +92,13 @@ fn event(comparison: &Comparison) -> Value {
         Ok(()) if comparison.cells.iter().any(|cell| cell.verdict == Verdict::Better) => "better",
         Ok(()) => "same",
     };
-    json!({
-        "verdict": verdict, "numbers": comparison.cells.iter().map(number).collect::<Vec<_>>(),
-        "only_a": comparison.only_a, "only_b": comparison.only_b, "differences": comparison.differences,
-    })
+    CompareSummary {
+        verdict,
+        numbers: comparison.cells.iter().map(number).collect(),
+        only_a: comparison.only_a.clone(),
+        only_b: comparison.only_b.clone(),
+        differences: comparison.differences.clone(),
+    }
 }
 
 fn print(comparison: &Comparison, output: Output) {

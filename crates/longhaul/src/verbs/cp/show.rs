@@ -1,5 +1,9 @@
 //! Output of a copy: the live line, events and the summary.
 
+use crate::events::{
+    self, ChosenNumber, CopyNote, CopyPlanned, CopyProgress, CopySkipped, CopySummary, CopyTrouble,
+    CopyTuned, SocketStatistics, ThreadStatistics,
+};
 use crate::live::{self, Pace};
 use crate::output::Output;
 use crate::screen::Line;
@@ -7,7 +11,6 @@ use longhaul_block::units::format_size;
 use longhaul_transfer::host;
 use longhaul_transfer::wire::{Action, Counts, Limit, Op, Tuned};
 use longhaul_transfer::{Chosen, CopySpec, Endpoint, FILE_WORK, Monitor, Note, Snapshot, Stage, Summary};
-use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -25,20 +28,7 @@ pub(super) struct ProgressReport {
     /// Number of files whose content differs from what was sent.
     pub(super) mismatch: u64,
     /// Processor time of the threads.
-    pub(super) threads: ThreadUse,
-}
-
-/// Processor time of the threads of a copy.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ThreadUse {
-    /// Of the thread with the highest demand: share of the time in which it ran.
-    pub(super) busiest: f64,
-    /// Share of the time in which that thread waited for a processor.
-    pub(super) waited: f64,
-    /// Seconds in which all threads together ran.
-    pub(super) ran_s: f64,
-    /// Seconds in which they waited for a processor.
-    pub(super) waited_s: f64,
+    pub(super) threads: ThreadStatistics,
 }
 
 /// Samples the processor time of threads, which end before the copy does.
@@ -51,14 +41,14 @@ impl ThreadSampler {
     }
 
     /// Shares of `time`.
-    fn shares(&self, time: Duration) -> ThreadUse {
+    fn shares(&self, time: Duration) -> ThreadStatistics {
         let most = self.0.values().copied().max_by(|a, b| (a.0 + a.1).total_cmp(&(b.0 + b.1)));
         let (ran, waited) = most.unwrap_or_default();
         let share = |seconds: f64| (seconds / time.as_secs_f64().max(1e-9)).min(1.0);
         let of_ended = host::ended();
         let now = host::threads().into_iter().map(|(_, ran, waited)| (ran, waited));
         let (ran_s, waited_s) = now.fold(of_ended, |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        ThreadUse { busiest: share(ran), waited: share(waited), ran_s, waited_s }
+        ThreadStatistics { busiest: share(ran), waited: share(waited), ran_s, waited_s }
     }
 }
 
@@ -93,26 +83,26 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> ProgressR
             if trouble.op == Op::Skip {
                 let (path, why) = (&trouble.message, "the names of unfinished copies begin so");
                 output.note(format_args!("longhaul: {path}: left out: {why}"));
-                output.event("skipped", json!({ "path": path, "message": why }));
+                output.event(&CopySkipped { path: path.clone(), message: why });
                 continue;
             }
             troubles.mismatch += u64::from(trouble.op == Op::Verify);
             let (path, op) = (trouble.path.to_string(), trouble.op.name());
             output.note(format_args!("longhaul: {path}: {} ({op})", trouble.message));
-            output.event("trouble", json!({ "path": path, "op": op, "message": trouble.message }));
+            output.event(&CopyTrouble { path, op, message: trouble.message });
         }
         for planned in monitor.take_planned() {
             let (path, action) = (planned.path.to_string(), planned.action);
             output.line(format_args!("would {} {path}", words(action)));
-            output.event("planned", json!({ "path": path, "action": action.name() }));
+            output.event(&CopyPlanned { path, action: action.name() });
         }
         for note in monitor.take_notes() {
             match note {
                 Note::Words(words) => {
                     output.note(format_args!("longhaul: {words}"));
-                    output.event("note", json!({ "message": words }));
+                    output.event(&CopyNote { message: words });
                 }
-                Note::Tuned { tuned, far } => output.event("tuned", moved(&tuned, far)),
+                Note::Tuned { tuned, far } => output.event(&moved(tuned, far)),
             }
         }
         if end {
@@ -131,7 +121,7 @@ fn watch(monitor: &Monitor, output: Output, stopped: &Receiver<()>) -> ProgressR
         live_line.show(share(&now), line(&now, &pace));
         if last_event.elapsed() >= EVENTS {
             last_event = Instant::now();
-            output.event("progress", event(&now, &pace, began.elapsed()));
+            output.event(&event(&now, &pace, began.elapsed()));
         }
     }
 }
@@ -146,14 +136,14 @@ fn words(action: Action) -> &'static str {
     }
 }
 
-fn number(one: &Chosen) -> Value {
-    json!({ "stage": one.stage.name(), "side": side(one.far), "number": one.number, "why": one.why })
+fn number(one: &Chosen) -> ChosenNumber {
+    ChosenNumber { stage: one.stage.name(), side: side(one.far), number: one.number, why: one.why.clone() }
 }
 
 /// The event of a change by the tuner.
-fn moved(tuned: &Tuned, far: bool) -> Value {
-    let (stage, side) = (tuned.stage.name(), side(far));
-    json!({ "stage": stage, "side": side, "from": tuned.from, "to": tuned.to, "why": tuned.why })
+fn moved(tuned: Tuned, far: bool) -> CopyTuned {
+    let Tuned { stage, from, to, why } = tuned;
+    CopyTuned { stage: stage.name(), side: side(far), from, to, why }
 }
 
 fn side(far: bool) -> &'static str {
@@ -247,36 +237,48 @@ fn share(now: &Snapshot) -> Option<f64> {
     (now.scan_done && all > 0.0).then(|| done / all)
 }
 
-fn event(now: &Snapshot, pace: &CopyRates, elapsed: Duration) -> Value {
+fn event(now: &Snapshot, pace: &CopyRates, elapsed: Duration) -> CopyProgress {
     let counts = now.counts;
     let mean = rate(counts.bytes, elapsed);
-    json!({
-        "seconds": elapsed.as_secs_f64(), "files": counts.files, "bytes": counts.bytes, "same": counts.same,
-        "failed": counts.failed, "metadata": counts.metadata, "bytes_skipped": counts.skipped,
-        "eta_seconds": pace.left(now).map(|left| left.as_secs_f64()),
-        "bits_per_second": pace.rate().unwrap_or(mean), "bits_per_second_mean": mean,
-        "files_found": now.scanned_files, "bytes_found": now.scanned_bytes, "scan_done": now.scan_done,
-        "limit": now.limit.map(Limit::name), "silent_seconds": now.silent.as_secs_f64(),
-    })
+    CopyProgress {
+        seconds: elapsed.as_secs_f64(),
+        files: counts.files,
+        bytes: counts.bytes,
+        same: counts.same,
+        failed: counts.failed,
+        metadata: counts.metadata,
+        bytes_skipped: counts.skipped,
+        eta_seconds: pace.left(now).map(|left| left.as_secs_f64()),
+        bits_per_second: pace.rate().unwrap_or(mean),
+        bits_per_second_mean: mean,
+        files_found: now.scanned_files,
+        bytes_found: now.scanned_bytes,
+        scan_done: now.scan_done,
+        limit: now.limit.map(Limit::name),
+        silent_seconds: now.silent.as_secs_f64(),
+    }
 }
 
 /// The kernel's statistics of the connections, for the summary event.
-fn sockets(monitor: &Monitor) -> Option<Value> {
+fn sockets(monitor: &Monitor) -> Option<SocketStatistics> {
     let info = monitor.sockets()?;
     let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
-    Some(json!({
-        "round_trip": info.rtt.as_secs_f64(), "round_trip_least": seconds(info.min_rtt),
-        "retransmissions": info.retransmissions, "packet": info.packet, "busy": seconds(info.busy),
-        "peer_window_limited": seconds(info.peer_window_limited),
-        "send_buffer_limited": seconds(info.send_buffer_limited),
-    }))
+    Some(SocketStatistics {
+        round_trip_us: events::micros(info.rtt),
+        round_trip_least_us: info.min_rtt.map(events::micros),
+        retransmissions: info.retransmissions,
+        packet: info.packet,
+        busy: seconds(info.busy),
+        peer_window_limited: seconds(info.peer_window_limited),
+        send_buffer_limited: seconds(info.send_buffer_limited),
+    })
 }
 
 /// Prints the summary.
 pub(super) fn summary(
     summary: &Summary,
     monitor: &Monitor,
-    threads: ThreadUse,
+    threads: ThreadStatistics,
     spec: &CopySpec,
     output: Output,
 ) {
@@ -290,23 +292,30 @@ pub(super) fn summary(
     let elsewhere = |end: &Endpoint| !matches!(end, Endpoint::Local(_));
     let third = elsewhere(&spec.destination) && spec.sources.iter().all(elsewhere);
     let streams = (!third).then_some(summary.streams);
-    let list: Vec<Value> = numbers.iter().map(number).collect();
-    output.event(
-        "summary",
-        json!({
-            "files": counts.files, "others": counts.others, "bytes": counts.bytes, "same": counts.same,
-            "wanted": counts.wanted, "deleted": counts.deleted, "failed": counts.failed,
-            "metadata": counts.metadata, "bytes_skipped": counts.skipped, "seconds": seconds, "bits_per_second": mean,
-            "resumed": summary.resumed, "streams": streams, "congestion": summary.congestion,
-            "through_ssh": summary.through_ssh, "dry_run": dry_run, "path_bits_per_second": path,
-            "path_share": share, "chosen": list, "bytes_read": end.read_bytes,
-            "sockets": sockets(monitor),
-            "threads": {
-                "busiest": threads.busiest, "waited": threads.waited, "ran_s": threads.ran_s,
-                "waited_s": threads.waited_s,
-            },
-        }),
-    );
+    output.event(&CopySummary {
+        files: counts.files,
+        others: counts.others,
+        bytes: counts.bytes,
+        same: counts.same,
+        wanted: counts.wanted,
+        deleted: counts.deleted,
+        failed: counts.failed,
+        metadata: counts.metadata,
+        bytes_skipped: counts.skipped,
+        seconds,
+        bits_per_second: mean,
+        resumed: summary.resumed,
+        streams,
+        congestion: summary.congestion.clone(),
+        through_ssh: summary.through_ssh,
+        dry_run,
+        path_bits_per_second: path,
+        path_share: share,
+        chosen: numbers.iter().map(number).collect(),
+        bytes_read: end.read_bytes,
+        sockets: sockets(monitor),
+        threads,
+    });
     let mut words = vec![format!("{} files", counts.files), format_size(counts.bytes)];
     if counts.others > 0 {
         words.push(format!("{} directories and links", counts.others));

@@ -3,10 +3,10 @@
 use super::trees::Trees;
 use super::window::{MeasuredRate, Window};
 use super::{DemoArgs, TARGETS};
+use crate::events::{DemoPhase, DemoSpread, DemoSummary, DemoTrees, micros};
 use crate::output::Output;
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_lab::published::transfer::{RTT, T0};
-use serde_json::{Value, json};
 
 /// Ratio to plain TCP from which on the link limits both.
 const FULL: f64 = 0.97;
@@ -32,8 +32,8 @@ impl Spread {
         Some(Spread { median, least, most })
     }
 
-    fn json(self) -> Value {
-        json!({ "median": self.median, "least": self.least, "most": self.most })
+    fn event(self) -> DemoSpread {
+        DemoSpread { median: self.median, least: self.least, most: self.most }
     }
 
     /// The three values as text; a common unit is written once.
@@ -117,10 +117,6 @@ pub(super) fn tell(
     output: Output,
 ) {
     let compared: Vec<PhaseSummary> = phases.iter().filter_map(Phase::compared).collect();
-    let mut summary = json!({
-        "files": files, "bytes": bytes, "rtt_ms": args.rtt.as_secs_f64() * 1e3, "rate": args.rate,
-        "rounds": args.rounds, "seconds": window.steady.as_secs_f64(), "verified": true,
-    });
     let bits = |rate: f64| format_rate(rate * 8.0);
     let mut table = comfy_table::Table::new();
     table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
@@ -132,18 +128,37 @@ pub(super) fn tell(
             c.plain.show(bits),
             c.ratio.show(|ratio| format!("{ratio:.3}")),
         ]);
-        summary[c.name] = json!({
-            "bytes_per_second": c.ours.json(), "plain_tcp_bytes_per_second": c.plain.json(),
-            "ratio": c.ratio.json(), "own_cpu": c.own_cpu, "plain_tcp_cpu": c.plain_cpu,
-            "others_cpu": c.others_cpu, "why": why(c, args.rate),
-        });
     }
+    let phase = |name: &str| {
+        compared.iter().find(|c| c.name == name).map(|c| DemoPhase {
+            bytes_per_second: c.ours.event(),
+            plain_tcp_bytes_per_second: c.plain.event(),
+            ratio: c.ratio.event(),
+            own_cpu: c.own_cpu,
+            plain_tcp_cpu: c.plain_cpu,
+            others_cpu: c.others_cpu,
+            why: why(c, args.rate),
+        })
+    };
     let scp = trees.scp.as_ref();
-    summary["trees"] = json!({
-        "files": trees.files, "bytes": trees.bytes, "seconds": trees.ours.json(),
-        "scp_seconds": scp.ok().map(|scp| scp.json()), "scp_missing": scp.err(),
+    output.event(&DemoSummary {
+        files,
+        bytes,
+        round_trip_us: micros(args.rtt),
+        rate: args.rate,
+        rounds: args.rounds,
+        seconds: window.steady.as_secs_f64(),
+        verified: true,
+        write: phase("write"),
+        read: phase("read"),
+        trees: DemoTrees {
+            files: trees.files,
+            bytes: trees.bytes,
+            seconds: trees.ours.event(),
+            scp_seconds: scp.ok().map(|scp| scp.event()),
+            scp_missing: scp.err().cloned(),
+        },
     });
-    output.event("summary", summary);
     output.line(table);
     output.line(format_args!(
         "median (least to most) of {} rounds of {:.1} s, once all was moved and {:.1} s over",

@@ -405,7 +405,7 @@ impl Ladder {
             let ms = before.zip(after).map(|(before, after)| after - before);
             host.device = ms.map(|ms| (ms / 1e3 / seconds.max(1e-9)).min(1.0));
         }
-        let round_trip = summary["sockets"]["round_trip_least"].as_f64();
+        let round_trip = summary["sockets"]["round_trip_least_us"].as_f64().map(|us| us / 1e6);
         Ok(CopyResult {
             seconds,
             bytes: self.bytes(files),

@@ -2,12 +2,12 @@
 
 use super::ladder::Rung;
 use super::{LadderResults, RemedyTrial};
+use crate::events::{CopyFit, DiagnoseSummary, FoundCause, StageShares, TriedRemedy};
 use crate::output::Output;
 use longhaul_lab::cause::Finding;
 use longhaul_lab::model::{Bounds, Fit, Split, Stage};
 use longhaul_report::figure::Scale;
 use longhaul_results::record::{Code, Validity};
-use serde_json::{Value, json};
 
 /// Assumed rate of a path in bits per second, where the copies show less: the default of `tune`.
 const RATE: f64 = 10e9;
@@ -75,34 +75,42 @@ pub(super) fn tell(
     validity: &Validity,
     output: Output,
 ) {
-    let fit = |(rung, fit): &(Rung, Fit)| {
-        json!({
-            "copy": rung.name(), "seconds_per_file": fit.t0.value, "low": fit.t0.low, "high": fit.t0.high,
-            "bytes_per_second": fit.rate.value, "rate_low": fit.rate.low, "rate_high": fit.rate.high,
-        })
+    let fit = |(rung, fit): &(Rung, Fit)| CopyFit {
+        copy: rung.name().to_owned(),
+        seconds_per_file: fit.t0.value,
+        low: fit.t0.low,
+        high: fit.t0.high,
+        bytes_per_second: fit.rate.value,
+        rate_low: fit.rate.low,
+        rate_high: fit.rate.high,
     };
-    let finding = |f: &Finding| {
-        json!({
-            "code": f.cause.code(), "cause": f.cause.to_string(), "remedy": f.remedy(), "gain": f.gain,
-            "at_least": f.is_bound(), "evidence": f.evidence,
-        })
+    let finding = |f: &Finding| FoundCause {
+        code: f.cause.code().to_owned(),
+        cause: f.cause.to_string(),
+        remedy: f.remedy(),
+        gain: f.gain,
+        at_least: f.is_bound(),
+        evidence: f.evidence.clone(),
     };
-    let shares = results.split.as_ref().map(|split| {
-        let stages: serde_json::Map<String, Value> =
-            Stage::ALL.iter().zip(split.shares).map(|(s, share)| (s.name().into(), share.into())).collect();
-        json!({ "shares": stages, "overlap": split.overlap, "bounds": bounds(split) })
+    let shares = |split: &Split| StageShares {
+        shares: Stage::ALL.iter().zip(split.shares).map(|(s, share)| (s.name().to_owned(), share)).collect(),
+        overlap: split.overlap,
+        bounds: bounds(split),
+    };
+    let attempt = |t: &RemedyTrial| TriedRemedy {
+        predicted: t.predicted,
+        achieved: t.achieved,
+        command: t.command.clone(),
+    };
+    output.event(&DiagnoseSummary {
+        fits: results.fits.iter().map(fit).collect(),
+        split: results.split.as_ref().map(shares),
+        seen: results.seen.as_ref().map(|seen| format!("{seen:?}")),
+        findings: findings.iter().map(finding).collect(),
+        tried: tried.map(attempt),
+        notes: results.notes.clone(),
+        validity: validity.clone(),
     });
-    let attempt =
-        |t: &RemedyTrial| json!({ "predicted": t.predicted, "achieved": t.achieved, "command": t.command });
-    output.event(
-        "summary",
-        json!({
-            "fits": results.fits.iter().map(fit).collect::<Vec<_>>(), "split": shares,
-            "seen": results.seen.as_ref().map(|seen| format!("{seen:?}")),
-            "findings": findings.iter().map(finding).collect::<Vec<_>>(), "tried": tried.map(attempt),
-            "notes": results.notes, "validity": validity,
-        }),
-    );
     if !output.is_json() {
         people(results, findings, tried, output);
         let mut noted: Vec<Code> = Vec::new();

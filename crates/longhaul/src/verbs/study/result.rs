@@ -1,13 +1,13 @@
 //! The result file of a study, and its progress.
 
 use super::{Results, Settings, is_void_for};
+use crate::events::StudyMeasurement;
 use crate::exit::{Failure, Outcome};
 use crate::output::{Output, save};
 use longhaul_results::Document;
 use longhaul_results::host::Host;
 use longhaul_results::record::{Cell, Code, Question, Record, Run};
 use longhaul_results::schema;
-use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -153,9 +153,7 @@ impl StudyProgress {
         let eta = (self.done > 0).then(|| each * (self.left.saturating_sub(self.done)) as f64);
         let words = eta.map_or(String::new(), |seconds| format!(", {seconds:.0} s left"));
         output.note(format_args!("[{study} {at}/{}{words}] {name}", self.all));
-        let event =
-            json!({ "study": study, "number": at, "of": self.all, "name": name, "seconds_left": eta });
-        output.event("progress", event);
+        output.event(&StudyMeasurement { study, number: at, of: self.all, name, seconds_left: eta });
         self.done += 1;
     }
 }

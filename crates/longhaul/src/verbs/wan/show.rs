@@ -1,9 +1,9 @@
 //! Output of an emulated path, as text and as JSON.
 
+use crate::events::{self, WanDropped, WanLateness, WanLink, WanPath, WanWay};
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_wan::control::Status;
-use longhaul_wan::{Conditions, Lateness, Queue, Way, WayStatistics};
-use serde_json::{Value, json};
+use longhaul_wan::{Conditions, Lateness, LinkStatistics, Queue, Way, WayStatistics};
 use std::time::Duration;
 
 /// If the 99th percentile of lateness exceeds this share of the round-trip time, and
@@ -12,26 +12,33 @@ const LATE_SHARE: f64 = 0.02;
 /// Lateness that affects no experiment.
 const LATE_FLOOR: Duration = Duration::from_micros(100);
 
-/// Status of a path as JSON: times in ms, lateness in µs, rates in bits per second.
-pub(super) fn path(status: &Status) -> Value {
+/// Status of a path as an event has it.
+pub(super) fn path(status: &Status) -> WanPath {
     let links = status.conditions.iter().zip(&status.servers).zip(&status.statistics.links).enumerate();
-    let links: Vec<Value> = links
-        .map(|(i, ((conditions, server), counted))| {
-            let address = |end: u8| format!("10.77.{}.{end}", i + 1);
-            json!({
-                "link": i + 1, "server": server, "client_address": address(1), "server_address": address(2),
-                "rtt_ms": millis(conditions.rtt()),
-                "there": way(&conditions.there, &counted.there),
-                "back": way(&conditions.back, &counted.back),
-            })
-        })
-        .collect();
     let stats = &status.statistics;
-    json!({
-        "name": status.name, "pid": status.pid, "via": status.via, "client": status.client, "links": links,
-        "elapsed_s": stats.elapsed.as_secs_f64(), "cpu_s": stats.cpu.as_secs_f64(), "memory": stats.memory,
-        "real_time": stats.real_time,
-    })
+    let link = |(i, ((conditions, server), counted)): (usize, ((&Conditions, &String), &LinkStatistics))| {
+        let address = |end: u8| format!("10.77.{}.{end}", i + 1);
+        WanLink {
+            link: i + 1,
+            server: server.clone(),
+            client_address: address(1),
+            server_address: address(2),
+            round_trip_us: events::micros(conditions.rtt()),
+            there: way(&conditions.there, &counted.there),
+            back: way(&conditions.back, &counted.back),
+        }
+    };
+    WanPath {
+        name: status.name.clone(),
+        pid: status.pid,
+        via: status.via.clone(),
+        client: status.client.clone(),
+        links: links.map(link).collect(),
+        elapsed_s: stats.elapsed.as_secs_f64(),
+        cpu_s: stats.cpu.as_secs_f64(),
+        memory: stats.memory,
+        real_time: stats.real_time,
+    }
 }
 
 fn millis(time: Duration) -> f64 {
@@ -42,25 +49,44 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-fn way(way: &Way, n: &WayStatistics) -> Value {
+fn way(way: &Way, n: &WayStatistics) -> WanWay {
     let late = &n.lateness;
-    json!({
-        "delay_ms": millis(way.delay), "jitter_ms": millis(way.jitter), "rate": way.rate,
-        "queue_bytes": way.queue_bytes(), "loss": way.loss, "reorder": way.reorder,
-        "reorder_by_ms": millis(way.reorder_by), "duplicate": way.duplicate,
-        "duplicate_after_ms": millis(way.duplicate_after), "black_hole": way.black_hole, "cut": way.cut,
-        "packets_in": n.packets_in, "bytes_in": n.bytes_in,
-        "packets_out": n.packets_out, "bytes_out": n.bytes_out,
-        "dropped": {
-            "queue": n.dropped_queue, "loss": n.dropped_loss, "cut": n.dropped_cut,
-            "black_hole": n.dropped_black_hole, "memory": n.dropped_memory, "device": n.dropped_device,
+    WanWay {
+        delay_ms: millis(way.delay),
+        jitter_ms: millis(way.jitter),
+        rate: way.rate,
+        queue_bytes: way.queue_bytes(),
+        loss: way.loss,
+        reorder: way.reorder,
+        reorder_by_ms: millis(way.reorder_by),
+        duplicate: way.duplicate,
+        duplicate_after_ms: millis(way.duplicate_after),
+        black_hole: way.black_hole,
+        cut: way.cut,
+        packets_in: n.packets_in,
+        bytes_in: n.bytes_in,
+        packets_out: n.packets_out,
+        bytes_out: n.bytes_out,
+        dropped: WanDropped {
+            queue: n.dropped_queue,
+            loss: n.dropped_loss,
+            cut: n.dropped_cut,
+            black_hole: n.dropped_black_hole,
+            memory: n.dropped_memory,
+            device: n.dropped_device,
         },
-        "reordered": n.reordered, "duplicated": n.duplicated, "errors": n.errors, "queue_max": n.queue_max,
-        "late_us": {
-            "mean": micros(late.mean), "p50": micros(late.p50), "p99": micros(late.p99),
-            "p999": micros(late.p999), "max": micros(late.max),
+        reordered: n.reordered,
+        duplicated: n.duplicated,
+        errors: n.errors,
+        queue_max: n.queue_max,
+        late_us: WanLateness {
+            mean: micros(late.mean),
+            p50: micros(late.p50),
+            p99: micros(late.p99),
+            p999: micros(late.p999),
+            max: micros(late.max),
         },
-    })
+    }
 }
 
 /// A line for each link: its ends, their addresses, and its conditions.

@@ -310,7 +310,9 @@ impl TransferTestbed {
         let seconds = seconds(&summary)?;
         let time = |seconds: f64| Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let way = match crosses {
-            true => Route::Over(summary["sockets"]["round_trip_least"].as_f64().map(time)),
+            true => {
+                Route::Over(summary["sockets"]["round_trip_least_us"].as_u64().map(Duration::from_micros))
+            }
             false => Route::Within,
         };
         let validity = seen.judge((length == MinLength::Enough).then(|| time(seconds)), way);

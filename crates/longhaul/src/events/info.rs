@@ -1,0 +1,193 @@
+//! `info`, `discover`
+
+use super::{Bytes, Micros, Seconds};
+use serde::Serialize;
+
+/// `info`: a namespace, its controller and the path to it.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct InfoSummary {
+    /// URI of the namespace.
+    pub(crate) uri: String,
+    /// The controller.
+    pub(crate) controller: ControllerFields,
+    /// The namespace.
+    pub(crate) namespace: NamespaceFields,
+    /// The path.
+    pub(crate) path: PathFields,
+    /// How long the set-up took.
+    pub(crate) setup: SetUpFields,
+}
+
+/// A controller.
+#[derive(Serialize)]
+pub(crate) struct ControllerFields {
+    /// Its address.
+    pub(crate) address: String,
+    /// NQN of its subsystem.
+    pub(crate) subnqn: String,
+    /// Controller ID.
+    pub(crate) cntlid: u16,
+    /// Model number.
+    pub(crate) model: String,
+    /// Serial number.
+    pub(crate) serial: String,
+    /// Firmware revision.
+    pub(crate) firmware: String,
+    /// NVMe version.
+    pub(crate) version: String,
+    /// Largest transfer of a command; null without a limit.
+    pub(crate) max_transfer: Option<Bytes>,
+    /// In-capsule data of an I/O queue.
+    pub(crate) in_capsule: Bytes,
+    /// Most entries of a queue.
+    pub(crate) queue_entries: u32,
+    /// I/O queues granted.
+    pub(crate) queues: u16,
+    /// Keep-alive timeout in ms.
+    pub(crate) kato_ms: u64,
+    /// It counts any traffic as a keep-alive.
+    pub(crate) traffic_keep_alive: bool,
+    /// Header digests are in use.
+    pub(crate) hdr_digest: bool,
+    /// Data digests are in use.
+    pub(crate) data_digest: bool,
+    /// It has a volatile write cache.
+    pub(crate) write_cache: bool,
+    /// It supports Cross-Controller Reset.
+    pub(crate) resets_others: bool,
+}
+
+/// A namespace.
+#[derive(Serialize)]
+pub(crate) struct NamespaceFields {
+    /// Namespace ID.
+    pub(crate) nsid: u32,
+    /// Capacity.
+    pub(crate) size: Bytes,
+    /// Bytes of a logical block.
+    pub(crate) block_size: u32,
+    /// Optimal size of a write in bytes; 0 if not reported.
+    pub(crate) optimal_io: u32,
+    /// Writes are refused.
+    pub(crate) read_only: bool,
+    /// UUID.
+    pub(crate) uuid: Option<String>,
+}
+
+/// A path.
+#[derive(Serialize)]
+pub(crate) struct PathFields {
+    /// Round trip of TCP at the set-up.
+    pub(crate) round_trip_us: Micros,
+    /// Its variation.
+    pub(crate) variation_us: Micros,
+    /// Congestion control of this end.
+    pub(crate) congestion: String,
+    /// With `--path`.
+    pub(crate) measured: Option<MeasuredPath>,
+}
+
+/// A measurement of a path.
+#[derive(Serialize)]
+pub(crate) struct MeasuredPath {
+    /// The whole in a sentence.
+    pub(crate) sentence: String,
+    /// Least round trip.
+    pub(crate) round_trip_us: Micros,
+    /// Smoothed round trip of TCP at the end, queues included.
+    pub(crate) round_trip_now_us: Micros,
+    /// Rate that the path carries.
+    pub(crate) bits_per_second: u64,
+    /// Rate times round trip.
+    pub(crate) bandwidth_delay_product: Bytes,
+    /// The path was full.
+    pub(crate) full: bool,
+    /// The tuner has settled.
+    pub(crate) settled: bool,
+    /// What limits a connection, or the path.
+    pub(crate) limit: Option<PathLimit>,
+    /// Connections chosen.
+    pub(crate) connections: u16,
+    /// Bytes in flight chosen.
+    pub(crate) in_flight: Bytes,
+    /// Size of a request advised.
+    pub(crate) io_size: Bytes,
+    /// Read-ahead advised.
+    pub(crate) read_ahead: Bytes,
+    /// Bytes that the measurement read.
+    pub(crate) bytes_read: Bytes,
+    /// Time of the measurement.
+    pub(crate) seconds: Seconds,
+}
+
+/// A limit.
+#[derive(Default, Serialize)]
+pub(crate) struct PathLimit {
+    /// The kernel's setting of a socket buffer.
+    pub(crate) setting: Option<&'static str>,
+    /// The end of that setting: `near` or `far`.
+    pub(crate) side: Option<&'static str>,
+    /// Bytes in flight that it allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes_in_flight: Option<Bytes>,
+    /// Loss limits: true, or left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) loss: Option<bool>,
+    /// The device of the far side or a processor limits: true, or left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hosts: Option<bool>,
+}
+
+/// The set-up of a controller.
+#[derive(Serialize)]
+pub(crate) struct SetUpFields {
+    /// Time until the controller and all I/O queues were ready.
+    pub(crate) setup_us: Micros,
+    /// The same without the queues.
+    pub(crate) controller_us: Micros,
+    /// Number of round trips one after another.
+    pub(crate) round_trips: u32,
+    /// Number of I/O queues; none without `--path`.
+    pub(crate) queues: u16,
+}
+
+/// `discover`: a record of the discovery log.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "record")]
+pub(crate) struct DiscoveryRecord {
+    /// Subsystem type.
+    pub(crate) subtype: String,
+    /// NQN of the subsystem.
+    pub(crate) subnqn: String,
+    /// Transport type.
+    pub(crate) trtype: String,
+    /// Address family.
+    pub(crate) adrfam: String,
+    /// Address.
+    pub(crate) traddr: String,
+    /// Service: the TCP port.
+    pub(crate) trsvcid: String,
+    /// Port ID.
+    pub(crate) portid: u16,
+    /// Controller ID; 65535 for any.
+    pub(crate) cntlid: u16,
+    /// Most entries of the admin queue.
+    pub(crate) asqsz: u16,
+    /// Transport requirements, as bits.
+    pub(crate) treq: u8,
+    /// Security type.
+    pub(crate) sectype: u8,
+    /// URI; null for transports without one.
+    pub(crate) uri: Option<String>,
+}
+
+/// `discover`: the end of the log.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct DiscoverySummary {
+    /// Generation counter of the log.
+    pub(crate) generation: u64,
+    /// Number of records.
+    pub(crate) records: usize,
+}
