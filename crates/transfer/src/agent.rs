@@ -4,9 +4,10 @@
 //! - no request of a peer reaches a file outside of the root;
 //! - a connection without a first frame within [`GREETING`] is closed, and so are
 //!   connections that join a session that never begins;
-//! - silent connections cannot exhaust the places for new ones (see [`PendingConnections`]);
+//! - silent connections cannot exhaust the slots for new ones (see [`PendingConnections`]);
 //! - all sessions allocate from one pool of bounded size.
 
+mod joining;
 pub(crate) mod pending;
 pub(crate) mod third_party;
 
@@ -28,13 +29,12 @@ use crate::tree::{Tree, say};
 use crate::tune::Concurrency;
 use crate::wire::{Counts, Direction, Frame, Hello, Onward, Refusal, RefusalKind, Request, Welcome};
 use futures_util::future::{Either, select};
+use joining::JoiningConnections;
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
-use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, Config, Thread, blocking, spawn, timeout};
 use pending::{PendingConnections, PendingSlot};
 use rustix::process::{Resource, getrlimit};
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -185,9 +185,7 @@ impl Bound {
                 patience: PeerTimeout::new(config.patience),
                 config,
                 root,
-                joining: RefCell::default(),
-                joined: Notify::new(),
-                expected: Rc::default(),
+                joining: JoiningConnections::default(),
                 sessions: Rc::default(),
             });
             if let Err(e) = agent.accept(listener).await {
@@ -207,11 +205,7 @@ struct AgentState {
     greeting: BufPool,
     pending: PendingConnections,
     refusals: Rc<Cell<usize>>,
-    /// Connections that wait for their session, by session id.
-    joining: RefCell<HashMap<[u8; 16], Vec<JoiningConnection>>>,
-    joined: Notify,
-    /// Ids of sessions that wait for their connections.
-    expected: Rc<RefCell<HashSet<[u8; 16]>>>,
+    joining: JoiningConnections,
     sessions: Rc<Cell<usize>>,
     /// Timeout for silent peers, shared by all sessions.
     patience: PeerTimeout,
@@ -246,32 +240,6 @@ fn use_congestion(link: &Link, name: &str) -> Result<(), Refusal> {
         || io::Error::other(format!("congestion control '{name}' cannot be used: it is not loaded there"));
     let used = if is_there { stream.set_congestion(name) } else { Err(none()) };
     used.map_err(|e| Refusal::new(RefusalKind::NotAllowed, format_args!("on the side that sends, {e}")))
-}
-
-/// A connection that waits for its session and keeps its pending slot until then.
-struct JoiningConnection {
-    link: Link,
-    slot: Rc<PendingSlot>,
-    taken: Rc<Notify>,
-}
-
-/// A session that waits for its connections; they are not evicted meanwhile.
-struct ExpectedSession<'a>(&'a AgentState, [u8; 16]);
-
-impl<'a> ExpectedSession<'a> {
-    fn new(agent: &'a AgentState, session: [u8; 16]) -> ExpectedSession<'a> {
-        agent.expected.borrow_mut().insert(session);
-        for joining in agent.joining.borrow().get(&session).into_iter().flatten() {
-            joining.slot.protect();
-        }
-        ExpectedSession(agent, session)
-    }
-}
-
-impl Drop for ExpectedSession<'_> {
-    fn drop(&mut self) {
-        self.0.expected.borrow_mut().remove(&self.1);
-    }
 }
 
 /// The limit of file descriptors of this process.
@@ -359,7 +327,11 @@ impl AgentState {
                     Err(e) => tracing::warn!("{peer}: {e}"),
                 }
             }
-            Ok(Ok(Some(Frame::Join(session)))) => self.join(session, link, slot).await,
+            Ok(Ok(Some(Frame::Join(session)))) => {
+                if let Some(evicted) = self.joining.join(session, link, slot).await {
+                    self.refuse_busy(evicted).await;
+                }
+            }
             Ok(Ok(Some(Frame::Refuse(refusal)))) => {
                 tracing::warn!("{peer}: {}", refusal.message);
                 send::refuse(&mut link, refusal).await;
@@ -371,36 +343,6 @@ impl AgentState {
                 send::refuse(&mut link, Refusal::new(RefusalKind::Protocol, e)).await;
             }
             Err(_) => tracing::debug!("{peer}: no greeting within {} s; closed", GREETING.as_secs()),
-        }
-    }
-
-    /// Holds a connection until its session takes it.
-    async fn join(&self, session: [u8; 16], link: Link, slot: Rc<PendingSlot>) {
-        if self.expected.borrow().contains(&session) {
-            slot.protect();
-        }
-        let taken = Rc::new(Notify::new());
-        let joining = JoiningConnection { link, slot: Rc::clone(&slot), taken: Rc::clone(&taken) };
-        self.joining.borrow_mut().entry(session).or_default().push(joining);
-        self.joined.notify();
-        let time = timeout(GREETING, taken.notified());
-        let leaves = match select(pin!(time), pin!(slot.evicted())).await {
-            Either::Left((Ok(()), _)) => return,
-            Either::Left((Err(_), _)) => false,
-            Either::Right(_) => true,
-        };
-        let own = {
-            let mut all = self.joining.borrow_mut();
-            let waiting = all.get_mut(&session);
-            let own = waiting.and_then(|waiting| {
-                let at = waiting.iter().position(|joining| Rc::ptr_eq(&joining.taken, &taken))?;
-                Some(waiting.swap_remove(at))
-            });
-            all.retain(|_, waiting| !waiting.is_empty());
-            own
-        };
-        if let Some(JoiningConnection { link, .. }) = own.filter(|_| leaves) {
-            self.refuse_busy(link).await;
         }
     }
 
@@ -433,7 +375,7 @@ impl AgentState {
 
     async fn serve(&self, hello: Hello, mut link: Link, peer: SocketAddr) -> Result<Counts, SessionError> {
         let slot = CountGuard::new(&self.sessions, SESSIONS);
-        let expected = slot.is_some().then(|| ExpectedSession::new(self, hello.session));
+        let expected = slot.is_some().then(|| self.joining.expect(hello.session));
         // With all sessions in use, a short timeout ends those whose peer hangs.
         let patience = self.config.patience;
         self.patience.set(if slot.is_some() { patience } else { patience.min(CROWDED) });
@@ -459,7 +401,7 @@ impl AgentState {
         let by_content = matches!(&prepared, PreparedSession::Receive(output) if output.by_content());
         let congestion = link.tx.stream().and_then(|stream| stream.congestion().ok()).unwrap_or_default();
         link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content, congestion })]).await?;
-        let mut links = self.gather(&hello, link).await?;
+        let mut links = self.joining.gather(&hello, link).await?;
         drop(expected);
         let monitor = Arc::new(Monitor::new());
         match prepared {
@@ -498,30 +440,6 @@ impl AgentState {
                 send::send(spec, links, streams, monitor, self.patience.clone()).await
             }
         }
-    }
-
-    /// Waits for the remaining connections of a session.
-    async fn gather(&self, hello: &Hello, link: Link) -> Result<Vec<Link>, SessionError> {
-        let mut links = vec![link];
-        let wanted = usize::from(hello.streams);
-        let all = async {
-            loop {
-                for joining in self.joining.borrow_mut().remove(&hello.session).unwrap_or_default() {
-                    joining.taken.notify();
-                    links.push(joining.link);
-                }
-                if links.len() >= wanted {
-                    break;
-                }
-                // Several sessions wait on one notification, so each polls as well.
-                let _ = timeout(Duration::from_millis(20), self.joined.notified()).await;
-            }
-        };
-        let arrived = timeout(GREETING, all).await;
-        if arrived.is_err() || links.len() != wanted {
-            return Err(SessionError::Lost);
-        }
-        Ok(links)
     }
 
     /// Opens the files that a session is about, before it is granted.

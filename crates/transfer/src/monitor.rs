@@ -1,56 +1,73 @@
 //! Progress of a copy, for the program that shows it.
 
+mod limits;
+mod reports;
+
 use crate::guard::lock;
-use crate::link::peer_timeout::QUIET;
 use crate::queue::Gauge;
 use crate::send::read::ReadStats;
 use crate::wire::{Counts, Limit, Planned, Scanned, Stage, Trouble, Tuned};
+use limits::Limits;
 use longhaul_engine::net::TcpInfo;
+use reports::Reports;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The most failures kept for the caller to take; further ones are only counted.
-const TROUBLES: usize = 100_000;
-
-/// The most dry-run actions kept for a caller that takes them regularly; and for one that
-/// has not taken any yet, and may never do so.
-const PLANNED: usize = 1 << 20;
-const PLANNED_FIRST: usize = 1 << 16;
-
-/// The most notes kept for the caller: it may never take them, and the peer can cause any
-/// number of them.
-const NOTES: usize = 256;
-
 /// The interval over which the best rate of a path is measured.
 const WINDOW: Duration = Duration::from_secs(1);
-
-type GaugeFn = Box<dyn Fn() -> Gauge + Send + Sync>;
 
 /// Progress of a running copy, readable from any thread.
 #[derive(Default)]
 pub struct Monitor {
     began: OnceLock<Instant>,
-    pub(crate) scanned_files: AtomicU64,
-    pub(crate) scanned_bytes: AtomicU64,
-    pub(crate) scan_done: AtomicBool,
+    pub(crate) scan: ScanProgress,
     pub(crate) read: Arc<ReadStats>,
     counts: Mutex<Counts>,
-    troubles: Mutex<Vec<Trouble>>,
-    planned: Mutex<Vec<Planned>>,
-    plans_are_taken: AtomicBool,
-    notes: Mutex<Vec<Note>>,
+    reports: Reports,
     chosen: Mutex<Vec<Chosen>>,
     carried: Mutex<Throughput>,
     sockets: Mutex<Option<TcpInfo>>,
-    peer_limit: Mutex<Option<Limit>>,
-    /// The last frame had to wait for the rate limit.
-    is_rate_limited: AtomicBool,
-    /// How long the peer has been silent, in milliseconds.
-    silent: AtomicU64,
-    gauges: Mutex<Vec<(Stage, GaugeFn)>>,
+    limits: Limits,
+}
+
+/// Progress of the scan, by the scanner thread or by the peer's reports.
+#[derive(Debug, Default)]
+pub(crate) struct ScanProgress {
+    files: AtomicU64,
+    bytes: AtomicU64,
+    done: AtomicBool,
+}
+
+impl ScanProgress {
+    /// Counts a file of `size` bytes.
+    pub(crate) fn add(&self, size: u64) {
+        self.files.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(size, Relaxed);
+    }
+
+    /// Records the end of the scan.
+    pub(crate) fn end(&self) {
+        self.done.store(true, Relaxed);
+    }
+
+    /// Sets the progress of the peer's scan.
+    pub(crate) fn set(&self, scanned: Scanned) {
+        self.files.store(scanned.files, Relaxed);
+        self.bytes.store(scanned.bytes, Relaxed);
+        self.done.store(scanned.done, Relaxed);
+    }
+
+    /// Files and bytes found until now.
+    pub(crate) fn now(&self) -> Scanned {
+        Scanned {
+            done: self.done.load(Relaxed),
+            files: self.files.load(Relaxed),
+            bytes: self.bytes.load(Relaxed),
+        }
+    }
 }
 
 impl fmt::Debug for Monitor {
@@ -158,14 +175,15 @@ impl Monitor {
             let carried = lock(&self.carried);
             (carried.bytes, carried.best)
         };
+        let scanned = self.scan.now();
         Snapshot {
-            scanned_files: self.scanned_files.load(Relaxed),
-            scanned_bytes: self.scanned_bytes.load(Relaxed),
-            scan_done: self.scan_done.load(Relaxed),
+            scanned_files: scanned.files,
+            scanned_bytes: scanned.bytes,
+            scan_done: scanned.done,
             read_bytes: self.read.bytes.load(Relaxed),
             counts: *lock(&self.counts),
-            limit: self.limit(),
-            silent: self.silence(),
+            limit: self.limits.now(scanned.done),
+            silent: self.limits.silence(),
             carried,
             best,
         }
@@ -173,22 +191,21 @@ impl Monitor {
 
     /// Takes the failures since the last call.
     pub fn take_troubles(&self) -> Vec<Trouble> {
-        std::mem::take(&mut *lock(&self.troubles))
+        self.reports.take_troubles()
     }
 
     /// Takes the dry-run actions since the last call.
     pub fn take_planned(&self) -> Vec<Planned> {
-        self.plans_are_taken.store(true, Relaxed);
-        std::mem::take(&mut *lock(&self.planned))
+        self.reports.take_planned()
     }
 
     /// Takes the notes since the last call.
     pub fn take_notes(&self) -> Vec<Note> {
-        std::mem::take(&mut *lock(&self.notes))
+        self.reports.take_notes()
     }
 
     pub(crate) fn note(&self, note: String) {
-        self.keep(Note::Words(note));
+        self.reports.note(Note::Words(note));
     }
 
     /// The present numbers of threads and connections.
@@ -209,14 +226,7 @@ impl Monitor {
     /// Records a change by a tuner of this side, or of the peer.
     pub(crate) fn tuned(&self, tuned: Tuned, far: bool) {
         self.choose(tuned.stage, far, tuned.to.into(), &tuned.why);
-        self.keep(Note::Tuned { tuned, far });
-    }
-
-    fn keep(&self, note: Note) {
-        let mut notes = lock(&self.notes);
-        if notes.len() < NOTES {
-            notes.push(note);
-        }
+        self.reports.note(Note::Tuned { tuned, far });
     }
 
     /// Records the bytes transferred up to now on all connections.
@@ -235,34 +245,11 @@ impl Monitor {
     }
 
     pub(crate) fn trouble(&self, trouble: Trouble) {
-        let mut troubles = lock(&self.troubles);
-        if troubles.len() < TROUBLES {
-            troubles.push(trouble);
-        }
+        self.reports.trouble(trouble);
     }
 
-    pub(crate) fn planned(&self, one: Planned) {
-        let mut planned = lock(&self.planned);
-        let most = if self.plans_are_taken.load(Relaxed) { PLANNED } else { PLANNED_FIRST };
-        if planned.len() < most {
-            planned.push(one);
-        }
-    }
-
-    /// Sets the progress of the peer's scan.
-    pub(crate) fn scanned(&self, scanned: Scanned) {
-        self.scanned_files.store(scanned.files, Relaxed);
-        self.scanned_bytes.store(scanned.bytes, Relaxed);
-        self.scan_done.store(scanned.done, Relaxed);
-    }
-
-    /// The progress of the scan.
-    pub(crate) fn what_is_scanned(&self) -> Scanned {
-        Scanned {
-            done: self.scan_done.load(Relaxed),
-            files: self.scanned_files.load(Relaxed),
-            bytes: self.scanned_bytes.load(Relaxed),
-        }
+    pub(crate) fn planned(&self, planned: Planned) {
+        self.reports.planned(planned);
     }
 
     pub(crate) fn set_counts(&self, counts: Counts) {
@@ -271,73 +258,35 @@ impl Monitor {
 
     /// Adds the gauge of the queue that `stage` takes from.
     pub(crate) fn watch(&self, stage: Stage, look: impl Fn() -> Gauge + Send + Sync + 'static) {
-        lock(&self.gauges).push((stage, Box::new(look)));
+        self.limits.watch(stage, look);
     }
 
     /// Records whether the last frame waited for the rate limit.
     pub(crate) fn rate_limited(&self, waited: bool) {
-        self.is_rate_limited.store(waited, Relaxed);
+        self.limits.rate_limited(waited);
     }
 
     /// Records how long the peer has been silent.
     pub(crate) fn silent(&self, time: Duration) {
-        self.silent.store(time.as_millis().try_into().unwrap_or(u64::MAX), Relaxed);
-    }
-
-    fn silence(&self) -> Duration {
-        Duration::from_millis(self.silent.load(Relaxed))
-    }
-
-    /// What limits the copy: on this side, or on the peer's where this side waits for it.
-    fn limit(&self) -> Option<Limit> {
-        let far = *lock(&self.peer_limit);
-        // With a rate limit at the peer, pauses are expected.
-        if self.silence() >= QUIET && far != Some(Limit::Rate) {
-            return Some(Limit::Silence);
-        }
-        match self.limit_here() {
-            // A full send queue may mean that the peer cannot write fast enough.
-            Some(Limit::Stage(Stage::Send)) => {
-                far.filter(|limit| *limit == Limit::Stage(Stage::Write)).or(Some(Limit::Stage(Stage::Send)))
-            }
-            None => far,
-            here => here,
-        }
-    }
-
-    /// What limits the copy on this side: the rate limit if frames wait for it, else the
-    /// last stage whose queue is more than half full, since the stages before it wait and
-    /// those behind it idle. With no such queue it is reading while there is work for it,
-    /// and else scanning. `None` on a side that only writes: it waits for the peer.
-    pub(crate) fn limit_here(&self) -> Option<Limit> {
-        let gauges = lock(&self.gauges);
-        let full = gauges.iter().rev().find(|(_, look)| look().fill > 0.5).map(|(stage, _)| *stage);
-        // In a local copy slow writing may fill all queues.
-        if self.is_rate_limited.load(Relaxed) && full != Some(Stage::Write) {
-            return Some(Limit::Rate);
-        }
-        if let Some(stage) = full {
-            return Some(Limit::Stage(stage));
-        }
-        let read = gauges.iter().find(|(stage, _)| *stage == Stage::Read).map(|(_, look)| look());
-        let stage = match (read, self.scan_done.load(Relaxed)) {
-            (Some(read), _) if !read.empty => Stage::Read,
-            (Some(_), true) => Stage::Send,
-            (Some(_), false) => Stage::Scan,
-            (None, _) => return None,
-        };
-        Some(Limit::Stage(stage))
+        self.limits.silent(time);
     }
 
     /// Sets the limit that the peer reports.
     pub(crate) fn set_peer_limit(&self, limit: Option<Limit>) {
-        *lock(&self.peer_limit) = limit;
+        self.limits.set_peer(limit);
+    }
+
+    /// What limits the copy on this side; `None` on a side that only writes.
+    pub(crate) fn limit_here(&self) -> Option<Limit> {
+        self.limits.here(self.scan.now().done)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::reports::NOTES;
     use super::*;
+    use crate::link::peer_timeout::QUIET;
 
     #[test]
     fn the_best_second_is_kept_among_slow_ones() {

@@ -233,7 +233,7 @@ impl ReceiveSession {
                 Some(SenderNotice::Trouble(trouble)) => self.monitor.trouble(trouble),
                 Some(SenderNotice::Tuned(tuned)) => self.monitor.tuned(tuned, true),
                 Some(SenderNotice::Limit(stage)) => self.monitor.set_peer_limit(stage),
-                Some(SenderNotice::Scanned(scanned)) => self.monitor.scanned(scanned),
+                Some(SenderNotice::Scanned(scanned)) => self.monitor.scan.set(scanned),
                 None => {}
             }
             loop {

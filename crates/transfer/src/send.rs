@@ -340,7 +340,7 @@ impl SendSession {
         };
         let (mut sent_limit, mut sent_at, mut scanned) = (None, now(), Scanned::default());
         let look = || {
-            let found = self.monitor.what_is_scanned();
+            let found = self.monitor.scan.now();
             if found != scanned {
                 scanned = found;
                 self.queues.items.force(Item::Scanned(found), 1);

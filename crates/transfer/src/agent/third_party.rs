@@ -38,7 +38,7 @@ pub(crate) async fn follow(mut link: Link, monitor: &Monitor) -> Result<Counts, 
             ReceiverMessage::Tuned(tuned) => monitor.tuned(tuned, true),
             ReceiverMessage::Limit(stage) => monitor.set_peer_limit(stage),
             ReceiverMessage::Progress(counts) => monitor.set_counts(counts),
-            ReceiverMessage::Scanned(scanned) => monitor.scanned(scanned),
+            ReceiverMessage::Scanned(scanned) => monitor.scan.set(scanned),
             ReceiverMessage::Finished(counts) => {
                 monitor.set_counts(counts);
                 return Ok(counts);
@@ -109,7 +109,7 @@ async fn report(
         }
         let mut frames = news(monitor);
         let now = monitor.now();
-        let scanned = Frame::Scanned(monitor.what_is_scanned());
+        let scanned = Frame::Scanned(monitor.scan.now());
         frames.extend([Frame::Limit(now.limit), scanned, Frame::Progress(now.counts)]);
         tx.send(frames).await?;
     }

@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(queues.gauge().fill, 1.0);
         let monitor = Monitor::new();
         monitor.watch(Stage::Read, || Gauge { empty: true, ..Gauge::default() });
-        monitor.scanned(crate::wire::Scanned { done: true, ..Default::default() });
+        monitor.scan.set(crate::wire::Scanned { done: true, ..Default::default() });
         assert_eq!(monitor.limit_here(), Some(Limit::Stage(Stage::Send)));
         monitor.watch(Stage::Write, move || queues.gauge());
         assert_eq!(monitor.limit_here(), Some(Limit::Stage(Stage::Write)));

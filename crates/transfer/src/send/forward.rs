@@ -9,7 +9,6 @@ use crate::session::Item;
 use crate::tree::scan::{FoundEntry, Scan, Visitor};
 use crate::wire::{Content, EntryKind, Trouble};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Feeds entries of the scan to the readers or the existence queries.
 pub(super) struct ScanForwarder {
@@ -31,8 +30,8 @@ impl ScanForwarder {
                 break;
             }
         }
-        self.monitor.scan_done.store(true, Ordering::Relaxed);
-        self.queues.items.force(Item::Scanned(self.monitor.what_is_scanned()), 1);
+        self.monitor.scan.end();
+        self.queues.items.force(Item::Scanned(self.monitor.scan.now()), 1);
         match &self.queries {
             // The work queue closes when all queries are answered.
             Some(queries) => queries.end(),
@@ -44,8 +43,7 @@ impl ScanForwarder {
 impl Visitor for ScanForwarder {
     fn found(&mut self, found: FoundEntry) -> bool {
         if found.entry.kind == EntryKind::File {
-            self.monitor.scanned_files.fetch_add(1, Ordering::Relaxed);
-            self.monitor.scanned_bytes.fetch_add(found.entry.size, Ordering::Relaxed);
+            self.monitor.scan.add(found.entry.size);
         }
         let queries = self.queries.as_ref().filter(|_| found.entry.kind == EntryKind::File);
         let Some(queries) = queries else {
