@@ -67,7 +67,7 @@ fn destinations_are_those_of_cp() {
     run(&spec(path("one"), path("into"))).expect("into a directory");
     run(&spec(path("d"), path("e"))).expect("a directory under another name");
     run(&spec(text("d/"), path("into"))).expect("a directory into one");
-    run(&spec(text("d/."), path("g"))).expect("what is in a directory");
+    run(&spec(text("d/."), path("g"))).expect("the contents of a directory");
     assert_eq!([there("two"), there("old"), there("into/one")], ["2", "2", "2"]);
     assert_eq!([there("e/sub/f"), there("into/d/sub/f"), there("g/sub/f")], ["1", "1", "1"]);
     let mut several = spec(path("one"), text("many/"));
@@ -103,7 +103,7 @@ fn sync_sends_changed_files_and_deletes_missing_ones() {
     assert_eq!((again.files, again.same, again.deleted), (0, 209, 3));
     assert_same(&source, &root.join("copy"));
 
-    // The same size and time, other content: only a checksum tells.
+    // The same size and time, other content: only a checksum differs.
     let victim = root.join("copy/a/f100");
     let time = fs::metadata(&victim).expect("there").modified().expect("a time");
     fs::write(&victim, noise(9999, 9700)).expect("written");
@@ -401,7 +401,7 @@ fn sync_carries_metadata_alone() {
     set_mode(&source.join("directory"), 0o700);
     let mode = |name: &str| fs::metadata(copy.join(name)).expect("there").mode() & 0o7777;
     let dry = Options { dry_run: true, ..options(Compare::Mtime) };
-    assert_eq!((counts(dry), mode("mode")), ((0, 1, 3, 1), 0o644), "it says so");
+    assert_eq!((counts(dry), mode("mode")), ((0, 1, 3, 1), 0o644), "a dry run reports the change");
     assert_eq!(counts(options(Compare::Exists)).3, 0, "a name is enough");
     assert_eq!((counts(options(Compare::Mtime)).3, mode("mode"), mode("directory")), (1, 0o600, 0o700));
     // Another time is another file, unless content is compared.
@@ -515,7 +515,7 @@ fn of_a_file_and_a_directory_of_one_name_the_first_is_copied() {
     for name in ["a/file", "a/dir/of-a", "a/one", "b/file/lost", "b/dir", "b/sub/f", "b/one"] {
         fs::write(path(name), name).expect("written");
     }
-    // Another name of what is refused is no name of what was copied in its place.
+    // A hard link to a refused file is not linked to the file that was copied instead.
     fs::hard_link(path("b/one"), path("b/other")).expect("linked");
     let end = |text: &str| endpoint(&format!("{}/{text}", dir.path().display()));
     let mut merged = spec(end("a/."), local(&path("copy")));

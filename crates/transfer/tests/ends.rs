@@ -105,7 +105,7 @@ fn a_manifest_lists_every_file() {
     let options = Options { compare: Compare::Mtime, hash: Hash::Strong, delete: true, ..Options::default() };
     let mut spec = sync(local(&source), at(&agent, "copy"), options);
     spec.manifest = b"SUMS".to_vec();
-    // Of all files when they are sent, and of all when none is.
+    // Of all files, whether they are sent or up to date.
     for same in [0, 209] {
         let (result, troubles) = run_watched(&spec);
         assert_eq!(result.expect("copied").counts.same, same);
@@ -180,7 +180,7 @@ fn third_party_data_bypasses_the_client() {
     fs::create_dir_all(&two).expect("made");
     make_tree(&one.join("tree"));
     let (from, to) = (agent_with(&one, |config| config.onward = true), agent(&two));
-    // All that this side hears and says goes through here.
+    // All bytes of this side pass through this relay.
     let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let (address, there) = (tap.local_addr().expect("bound"), from.address());
     let seen = Arc::new(std::sync::atomic::AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! Peers that are up to no good, and disks that take no more.
+//! Hostile or faulty clients of an agent, and full disks.
 
 mod common;
 
@@ -88,7 +88,7 @@ fn links_on_the_way_are_not_followed() {
     peer.send(Frame::Batch(link.into_body()));
     peer.send(Frame::Batch(small("old/evil", b"evil").into_body()));
     peer.send(Frame::Batch(small("new/evil", b"evil").into_body()));
-    // The same with a large file, and with a hard link to what is outside.
+    // The same with a large file, and with a hard link to a file outside of the root.
     fs::write(outside.join("secret"), "secret").expect("written");
     let mut large = Batch::default();
     large.push(&entry("old/large", EntryKind::File, 4), &Content::Blocks(1), &[]);
@@ -326,7 +326,7 @@ fn an_encrypted_copy_sends_no_plain_text() {
     fs::write(source.join("telltale-name"), b"telltale content".repeat(100)).expect("written");
     let key = Key::random().expect("a key");
     let agent = agent_with(&root, |config| config.key = Some(key.clone()));
-    // A tap: everything that goes either way is kept.
+    // A tap that keeps all bytes of both directions.
     let tap = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let (there, seen) = (agent.address(), std::sync::Arc::new(std::sync::Mutex::new(Vec::new())));
     let address = tap.local_addr().expect("an address");
@@ -562,7 +562,7 @@ fn a_directory_swapped_for_a_link_leads_nowhere_outside() {
                 if fs::rename(&place, &aside).is_ok() {
                     let _ = std::os::unix::fs::symlink(&outside, &place);
                     std::thread::yield_now();
-                    // It may have been replaced by a directory: that goes as well.
+                    // The name may be a directory by now, which is removed as well.
                     let _ = fs::remove_file(&place);
                     let _ = fs::remove_dir_all(&place);
                     let _ = fs::rename(&aside, &place);

@@ -1,4 +1,4 @@
-//! Copies that are run again: what has changed arrives, and what has not is left alone.
+//! Repeated copies: changed files are sent, and unchanged ones are kept.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn time(path: &Path) -> (i64, i64) {
     (meta.mtime(), meta.mtime_nsec())
 }
 
-/// Makes one directory what another is; what was done, and what failed.
+/// Synchronizes one directory with another; returns counts and failures.
 fn sync_here(from: &Path, to: &Path, dry_run: bool) -> (Counts, Vec<(String, &'static str)>) {
     let options = Options { compare: Compare::Mtime, dry_run, ..Options::default() };
     let (result, troubles) = run_watched(&sync(local(from), local(to), options));
@@ -138,7 +138,7 @@ fn times_that_the_destination_cannot_keep_are_reported_and_sent_once() {
         let done = (counts.files, counts.others, counts.metadata, counts.wanted, counts.same);
         assert_eq!((done, troubles), ((0, 0, 0, 0, 3), vec![]), "--dry-run: {dry_run}");
     }
-    // And one that the file system tells apart is found.
+    // A difference above the granularity of the file system is found.
     fs::write(source.join("odd"), "ODD").expect("written");
     set_time(&source.join("odd"), 1_000_000_002, 0);
     assert_eq!(sync_here(&source, &copy, false).0.files, 1);
@@ -247,7 +247,7 @@ fn a_slash_behind_a_link_means_what_it_leads_to() {
         let counts = run(&spec(from.clone(), local(&copy.join(to)))).expect("copied").counts;
         assert_eq!(counts.files, 2);
         assert_same(&source.join("real"), &copy.join(to));
-        // Into what is there, under its own name.
+        // Into an existing directory, under its own name.
         run(&spec(from, local(&copy.join(to)))).expect("copied");
         assert!(!copy.join(to).join("link").is_symlink());
         assert_same(&source.join("real"), &copy.join(to).join("link"));

@@ -59,7 +59,7 @@ fn a_pull_of_one_file_accepts_no_other() {
         let mode = fs::metadata(dir.path()).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o700, "the directory stays as it was");
     }
-    // The same agent, sending what it was asked for.
+    // The same agent, with the requested file.
     let dir = tempfile::tempdir().expect("a directory");
     let agent = FakeAgent::sends(vec![Frame::Batch(small("report.pdf", b"good").into_body())]);
     let counts = pull(&from(&agent, "docs/report.pdf", dir.path(), false)).expect("copied").counts;
