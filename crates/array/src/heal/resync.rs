@@ -7,7 +7,7 @@
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
 use crate::format::record::{Piece, Record, RecordKind};
-use crate::io::journal::scan::ScannedRecords;
+use crate::io::journal::scan::{ScannedRecords, span};
 use crate::io::plan::MemberWrite;
 use crate::io::rows::{LogState, QueuedWrite};
 use crate::io::units::StripeUnits;
@@ -37,6 +37,12 @@ impl Core {
     pub(crate) async fn replay(self: &Rc<Self>, found: ScannedRecords) -> IoResult<usize> {
         let records = found.window();
         records.iter().try_for_each(|record| self.check_record(record))?;
+        let (span, size) = (span(&records), self.geometry.journal);
+        if span > size {
+            return Err(IoError::Integrity(format!(
+                "journal records span {span} bytes of a journal of {size}"
+            )));
+        }
         let mut logged: HashMap<u64, _> =
             self.journal.resume(self.publication.epoch(), &records).into_iter().map(|l| (l.seq, l)).collect();
         let data: HashMap<u64, &Record> =
@@ -300,14 +306,16 @@ fn fit_copies(raws: Vec<RawUnit>) -> Vec<MemberWrite> {
 mod tests {
     use super::*;
     use crate::format::geometry::JOURNAL_AT;
+    use crate::format::record::HEAD;
     use crate::{ArrayError, Layout, Options, Shape, assemble_as, create_as};
     use longhaul_block::{BlockDevice, MemDevice, WriteFlags};
     use longhaul_engine::Engine;
     use std::sync::Arc;
     use uuid::Uuid;
 
-    /// Offset of the first byte after the journal of these arrays.
-    const BEHIND: u64 = JOURNAL_AT + (1 << 20);
+    /// Bytes of the journal of these arrays, and offset of the first byte after it.
+    const JOURNAL: u64 = 1 << 20;
+    const BEHIND: u64 = JOURNAL_AT + JOURNAL;
 
     /// Result of an assembly with one such record in the journal, and whether data was changed by
     /// it.
@@ -345,7 +353,9 @@ mod tests {
             for device in &devices {
                 let io = device.open().await.expect("opened");
                 let bytes = record.encode(array);
-                io.write(JOURNAL_AT, bytes, WriteFlags::default()).await.expect("written");
+                io.write(JOURNAL_AT + record.pos % JOURNAL, bytes, WriteFlags::default())
+                    .await
+                    .expect("written");
                 ios.push(io);
             }
             let result = assemble_as(&devices, Options::default(), Uuid::from_u128(101)).await.map(drop);
@@ -383,5 +393,16 @@ mod tests {
                 assert!(!changed, "{layout} {number}");
             }
         }
+    }
+
+    #[test]
+    fn records_that_span_more_than_the_journal_are_not_replayed() {
+        // The first record of the array is at position 0.
+        let (result, changed) = assembled(Layout::Parity, |record| {
+            record.pos = 8 * JOURNAL + 16 * HEAD;
+            record.epoch_start = record.pos;
+        });
+        let text = result.expect_err("refused").to_string();
+        assert!(text.contains("journal records span") && !changed, "{text}");
     }
 }

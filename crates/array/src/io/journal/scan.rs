@@ -41,6 +41,12 @@ impl ScannedRecords {
     }
 }
 
+/// Bytes of the journal from the first of these records to the end of the last one.
+pub(crate) fn span(records: &[Record]) -> u64 {
+    let end = records.iter().map(|record| record.pos + record.len()).max();
+    records.first().zip(end).map_or(0, |(first, end)| end - first.pos)
+}
+
 impl Journal {
     /// Continues after the records of the last epoch. Returns the data records without a commit.
     pub(crate) fn resume(&self, epoch: u64, records: &[Record]) -> Vec<DurableRecord> {
@@ -91,6 +97,12 @@ mod tests {
     fn records_before_the_tail_of_the_newest_are_not_replayed() {
         let records = [(0, 0), (HEAD, 0), (2 * HEAD, HEAD)].map(|(pos, tail)| record(1, 0, pos, tail));
         assert_eq!(window(records.to_vec()), [HEAD, 2 * HEAD]);
+    }
+
+    #[test]
+    fn the_span_of_records_reaches_from_the_first_to_the_end_of_the_last() {
+        let records = [HEAD, 2 * HEAD, 70 * HEAD].map(|pos| record(1, 0, pos, HEAD));
+        assert_eq!((span(&records), span(&records[..1]), span(&[])), (70 * HEAD, HEAD, 0));
     }
 
     #[test]
