@@ -1,105 +1,34 @@
 //! Devices that lie, each in its own way, and loads that find out.
 
 use longhaul_bench::{FaultKind, Job, Results, Rw, Stop, Threads, run};
-use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoFuture, MemDevice, Open, WriteFlags, ZeroFlags};
-use longhaul_engine::{Buf, BufMut, Config};
-use std::rc::Rc;
+use longhaul_block::BlockDevice;
+use longhaul_block::filter::OpKind;
+use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
+use longhaul_engine::Config;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const BLOCK: u64 = 4096;
 /// The block that the lies are about.
 const VICTIM: u64 = 17 * BLOCK;
 const OTHER: u64 = 23 * BLOCK;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lie {
-    None,
-    /// A bit of the victim is read wrong.
-    Flip,
-    /// What is written to the victim ends at the other place, too.
-    Misplace,
-    /// Writes of the victim after the first are acknowledged and lost.
-    Lose,
-    /// Writes of the victim are acknowledged and lost, all of them.
-    LoseAll,
-    /// Of writes of the victim after the first, half arrives.
-    Tear,
+/// A disk with these faults of operations on the victim.
+fn liar(rule: Option<FaultRule>) -> Arc<dyn BlockDevice> {
+    let disk = FaultDisk::new(64 * BLOCK);
+    if let Some(rule) = rule {
+        disk.inject(rule.within(VICTIM..VICTIM + 1));
+    }
+    Arc::new(disk)
 }
 
-struct Liar {
-    inner: MemDevice,
-    lie: Lie,
-    writes: Arc<AtomicU64>,
+/// Writes of the victim.
+fn writes(fault: Fault) -> FaultRule {
+    FaultRule::new(OpKind::Write, fault)
 }
 
-impl BlockDevice for Liar {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-
-    fn open(&self) -> Open<'_> {
-        Box::pin(async move {
-            let inner = self.inner.open().await?;
-            let io: Rc<dyn BlockIo> =
-                Rc::new(LiarIo { inner, lie: self.lie, writes: Arc::clone(&self.writes) });
-            Ok(io)
-        })
-    }
-}
-
-struct LiarIo {
-    inner: Rc<dyn BlockIo>,
-    lie: Lie,
-    writes: Arc<AtomicU64>,
-}
-
-impl BlockIo for LiarIo {
-    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
-        let read = self.inner.read(offset, dst);
-        if self.lie != Lie::Flip || offset != VICTIM {
-            return read;
-        }
-        IoFuture::new(async move {
-            let mut buf = read.await?;
-            buf[1000] ^= 4;
-            Ok(buf)
-        })
-    }
-
-    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        if offset != VICTIM {
-            return self.inner.write(offset, src, flags);
-        }
-        let earlier = self.writes.fetch_add(1, Relaxed);
-        match self.lie {
-            Lie::LoseAll => IoFuture::ready(Ok(())),
-            Lie::Lose if earlier > 0 => IoFuture::ready(Ok(())),
-            Lie::Tear if earlier > 0 => self.inner.write(offset, src.slice(0..2048), flags),
-            Lie::Misplace => {
-                let both =
-                    (self.inner.write(OTHER, src.clone(), flags), self.inner.write(offset, src, flags));
-                IoFuture::new(async move { both.0.await.and(both.1.await) })
-            }
-            _ => self.inner.write(offset, src, flags),
-        }
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        self.inner.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.inner.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.inner.write_zeroes(offset, len, flags)
-    }
-}
-
-fn liar(lie: Lie) -> Arc<dyn BlockDevice> {
-    Arc::new(Liar { inner: MemDevice::new(64 * BLOCK, 512).expect("mapped"), lie, writes: Arc::default() })
+/// Reads of the victim have a wrong bit.
+fn flip() -> FaultRule {
+    FaultRule::new(OpKind::Read, Fault::Flip(1000))
 }
 
 fn load(device: &Arc<dyn BlockDevice>, job: &Job) -> Results {
@@ -141,31 +70,31 @@ fn only(results: &Results, kind: FaultKind, address: u64) {
 #[test]
 fn an_honest_device_passes() {
     for (rw, checked) in [(Rw::Write, 64), (Rw::RandWrite, 64)] {
-        let report = load(&liar(Lie::None), &Job { rw, iodepth: 8, ..Job::default() }).verify();
+        let report = load(&liar(None), &Job { rw, iodepth: 8, ..Job::default() }).verify();
         assert_eq!((report.checked_blocks, report.faults()), (checked, 0), "{rw}");
     }
-    let report = write_twice(&liar(Lie::None)).verify();
+    let report = write_twice(&liar(None)).verify();
     assert_eq!((report.checked_blocks, report.faults()), (64, 0));
 }
 
 #[test]
 fn a_flipped_bit_is_corruption() {
-    only(&write_twice(&liar(Lie::Flip)), FaultKind::Corrupted, VICTIM);
+    only(&write_twice(&liar(Some(flip()))), FaultKind::Corrupted, VICTIM);
 }
 
 #[test]
 fn a_lost_write_leaves_stale_content() {
-    only(&write_twice(&liar(Lie::Lose)), FaultKind::Stale, VICTIM);
+    only(&write_twice(&liar(Some(writes(Fault::Lose).after(1)))), FaultKind::Stale, VICTIM);
 }
 
 #[test]
 fn a_first_write_lost_leaves_nothing() {
-    only(&write_twice(&liar(Lie::LoseAll)), FaultKind::NeverWritten, VICTIM);
+    only(&write_twice(&liar(Some(writes(Fault::Lose)))), FaultKind::NeverWritten, VICTIM);
 }
 
 #[test]
 fn half_a_write_is_torn() {
-    only(&write_twice(&liar(Lie::Tear)), FaultKind::Torn, VICTIM);
+    only(&write_twice(&liar(Some(writes(Fault::Tear(2048)).after(1)))), FaultKind::Torn, VICTIM);
 }
 
 #[test]
@@ -174,7 +103,7 @@ fn a_write_at_the_wrong_place_is_misplaced() {
     // before the victim, and so spoilt by it.
     let found = (0..16).any(|seed| {
         let job = Job { rw: Rw::RandWrite, seed, ..Job::default() };
-        let results = load(&liar(Lie::Misplace), &job);
+        let results = load(&liar(Some(writes(Fault::Misplace(OTHER)))), &job);
         let faults = results.verify().faults();
         if faults > 0 {
             only(&results, FaultKind::Misplaced, OTHER);
@@ -208,20 +137,20 @@ fn mixed_loads_detect_corruption_while_they_run() {
         time_based: true,
         ..Job::default()
     };
-    let report = load(&liar(Lie::Flip), &job).verify();
+    let report = load(&liar(Some(flip())), &job).verify();
     assert!(report.count(FaultKind::Corrupted) > 1, "once at the end and before: {report:?}");
 }
 
 #[test]
 fn jobs_do_not_disturb_each_other() {
     let job = Job { rw: Rw::RandWrite, numjobs: 4, iodepth: 4, ..Job::default() };
-    let report = load(&liar(Lie::None), &job).verify();
+    let report = load(&liar(None), &job).verify();
     assert_eq!((report.checked_blocks, report.faults()), (64, 0));
 }
 
 #[test]
 fn an_earlier_runs_blocks_are_checked_by_reading() {
-    let device = liar(Lie::None);
+    let device = liar(None);
     load(&device, &Job { rw: Rw::Write, size: Some(32 * BLOCK), ..Job::default() });
     let half = Job { rw: Rw::RandRead, size: Some(32 * BLOCK), ..Job::default() };
     let report = load(&device, &half).verify();

@@ -18,8 +18,7 @@ mod null;
 pub mod signature;
 mod spec;
 pub mod stream;
-#[cfg(test)]
-mod testing;
+pub mod testing;
 mod unflushed;
 pub mod units;
 

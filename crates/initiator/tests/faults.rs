@@ -2,10 +2,9 @@
 
 mod common;
 
-use common::gate::Gate;
 use common::raw::{HOSTID, HOSTNQN, Raw};
 use common::relay::{Relay, Way};
-use common::{NQN, backend, connect, engines, in_time, pattern, read, target, until};
+use common::{NQN, backend, connect, engines, hold_disk, in_time, pattern, read, target, until};
 use futures_channel::mpsc::UnboundedReceiver;
 use longhaul_block::filter::OpKind;
 use longhaul_block::{BlockDevice, BlockIo, Blocking, IoError, WriteFlags};
@@ -84,13 +83,13 @@ fn a_link_that_is_one_way_only_is_noticed() {
 #[test]
 fn a_far_side_that_is_slow_is_left_alone() {
     for engine in engines() {
-        let gate = Gate::new(backend("mem:8MiB"), OpKind::Read);
+        let gate = hold_disk(8 << 20);
         let options = Options { kato: Duration::from_secs(2), ..with(&engine) };
-        let (target, relay, remote) = behind(&(Arc::clone(&gate) as _), options);
+        let (target, relay, remote) = behind(&(Arc::new(gate.clone()) as _), options);
         let mut events = remote.events();
         let disk = open(&remote, &engine);
         let (connections, accepted) = (target.connections(), relay.accepted());
-        gate.hold(1);
+        gate.hold(OpKind::Read, 1);
         let reader = std::thread::spawn(move || read(&disk, 0, BLOCK).expect("read"));
         until("the device to hold it", || gate.held() == 1);
         // Nothing is to happen for several time-outs: there is no event.
@@ -171,13 +170,13 @@ fn bytes_that_come_twice_end_the_connection_and_io_goes_on() {
 #[test]
 fn a_command_that_is_late_is_aborted_and_tried_again() {
     for engine in engines() {
-        let gate = Gate::new(backend("mem:8MiB"), OpKind::Read);
+        let gate = hold_disk(8 << 20);
         let options = Options { io_timeout: Duration::from_secs(2), ..with(&engine) };
-        let (_target, _relay, remote) = behind(&(Arc::clone(&gate) as _), options);
+        let (_target, _relay, remote) = behind(&(Arc::new(gate.clone()) as _), options);
         let mut events = remote.events();
         let disk = open(&remote, &engine);
         disk.write_at(&pattern(BLOCK, 1), 0).expect("written");
-        gate.hold(1);
+        gate.hold(OpKind::Read, 1);
         let found = in_time("the read", move || read(&disk, 0, BLOCK).expect("read"));
         assert!(found == pattern(BLOCK, 1) && gate.held() == 1);
         assert_eq!(reasons(&mut events), Vec::<String>::new(), "the connection stays");
@@ -190,11 +189,11 @@ fn a_command_that_is_late_is_aborted_and_tried_again() {
 #[test]
 fn the_time_of_a_command_begins_anew_on_every_connection() {
     for engine in engines() {
-        let gate = Gate::new(backend("mem:8MiB"), OpKind::Read);
-        let (_target, relay, remote) = behind(&(Arc::clone(&gate) as _), with(&engine));
+        let gate = hold_disk(8 << 20);
+        let (_target, relay, remote) = behind(&(Arc::new(gate.clone()) as _), with(&engine));
         let mut events = remote.events();
         let disk = Arc::new(open(&remote, &engine));
-        gate.hold(usize::MAX);
+        gate.hold(OpKind::Read, usize::MAX);
         let begin = |at| {
             let disk = Arc::clone(&disk);
             std::thread::spawn(move || read(&disk, at, BLOCK).expect("read"))
@@ -222,7 +221,7 @@ fn the_time_of_a_command_begins_anew_on_every_connection() {
         // It is still looked after.
         relay.flap();
         until("it to be on a third one", || gate.held() >= 3);
-        gate.hold(0);
+        gate.hold(OpKind::Read, 0);
         gate.release();
         in_time("the second read", move || second.join().expect("no fault"));
     }
@@ -233,12 +232,12 @@ fn the_time_of_a_command_begins_anew_on_every_connection() {
 #[test]
 fn a_command_that_does_not_end_makes_the_connection_anew() {
     for engine in engines() {
-        let gate = Gate::new(backend("mem:8MiB"), OpKind::Write);
+        let gate = hold_disk(8 << 20);
         let options = Options { io_timeout: Duration::from_millis(500), ..with(&engine) };
-        let (_target, _relay, remote) = behind(&(Arc::clone(&gate) as _), options);
+        let (_target, _relay, remote) = behind(&(Arc::new(gate.clone()) as _), options);
         let mut events = remote.events();
         let disk = open(&remote, &engine);
-        gate.hold(1);
+        gate.hold(OpKind::Write, 1);
         let writer = std::thread::spawn(move || {
             disk.write_at(&pattern(BLOCK, 1), 0).expect("written");
             read(&disk, 0, BLOCK).expect("read")
@@ -259,12 +258,12 @@ fn a_command_that_does_not_end_makes_the_connection_anew() {
 #[test]
 fn operations_can_be_aborted_and_the_rest_goes_on() {
     for engine in engines() {
-        let gate = Gate::new(backend("mem:32MiB"), OpKind::Read);
+        let gate = hold_disk(32 << 20);
         let options = Options { queue_size: 8, ..with(&engine) };
-        let (_target, relay, remote) = behind(&(Arc::clone(&gate) as _), options);
+        let (_target, relay, remote) = behind(&(Arc::new(gate.clone()) as _), options);
         let kept = Arc::clone(&remote);
-        gate.hold(64);
-        let held = Arc::clone(&gate);
+        gate.hold(OpKind::Read, 64);
+        let held = gate.clone();
         in_time("the operations", move || {
             Engine::new(&engine).expect("engine").block_on(async {
                 let io = kept.open_io().await.expect("opened");
@@ -284,7 +283,7 @@ fn operations_can_be_aborted_and_the_rest_goes_on() {
                 write.await.expect("the others are not concerned");
                 // A dropped read disturbs no other command.
                 drop(io.read(0, BufMut::zeroed(BLOCK)));
-                held.hold(0);
+                held.hold(OpKind::Read, 0);
                 let found = io.read(0, BufMut::zeroed(BLOCK)).await.expect("read");
                 assert!(found[..] == pattern(BLOCK, 1));
 
@@ -333,14 +332,14 @@ fn identify(admin: &mut Raw) -> IdentifyController {
 //= test: NVMe Base 2.3, Cross-Controller Reset command
 #[test]
 fn a_host_ends_its_own_controllers_and_no_others() {
-    let gate = Gate::new(backend("mem:8MiB"), OpKind::Write);
+    let gate = hold_disk(8 << 20);
     let target = target(|_| {});
-    target.export(NQN, "disk", Arc::clone(&gate) as _, Uuid::from_u128(7)).expect("exported");
+    target.export(NQN, "disk", Arc::new(gate.clone()) as _, Uuid::from_u128(7)).expect("exported");
     let addr = target.addresses()[0];
     let (mut old, old_id) = Raw::admin(addr, NQN, 0);
     let id = identify(&mut old);
     let mut io = Raw::io(addr, NQN, 1, old_id);
-    gate.hold(1);
+    gate.hold(OpKind::Write, 1);
     io.submit(ReadWrite::new(0, 1).to_sqe(opcode::WRITE, 1), Some(vec![9; 4096]));
     until("the device to hold the write", || gate.held() == 1);
 
@@ -377,7 +376,7 @@ fn a_host_ends_its_own_controllers_and_no_others() {
     let (second, cqe) = new.completion();
     assert!(first != second && cqe.status().is_success());
     assert_eq!(cqe.dw0(), CrossControllerReset::DONE);
-    let below = Blocking::open(Arc::clone(&gate) as _).expect("opened");
+    let below = Blocking::open(Arc::new(gate.clone()) as _).expect("opened");
     assert_eq!(read(&below, 0, 4096).expect("read"), [9; 4096], "it has ended");
     until("only the new controllers to be left", || target.connections() == 1);
 }

@@ -9,9 +9,8 @@ mod common;
 
 use common::events::{drain, until_event};
 use common::fake::{self, Fake, Manner};
-use common::gate::Gate;
 use common::load::Load;
-use common::{NQN, PATIENCE, backend, connect, in_time, pattern, read, until};
+use common::{NQN, PATIENCE, backend, connect, hold_disk, in_time, pattern, read, until};
 use futures_channel::mpsc::UnboundedReceiver;
 use longhaul_block::filter::OpKind;
 use longhaul_block::{BlockDevice, Blocking, IoError};
@@ -162,15 +161,15 @@ fn large_packets_that_do_not_come_back_are_named() {
 /// Reads hang for as long as in a black hole, but since the device is slow.
 #[test]
 fn a_slow_device_is_no_black_hole() {
-    let gate = Gate::new(backend("mem:32MiB"), OpKind::Read);
-    let Some(mut loaded) = Loaded::on(5, Options::default(), Arc::clone(&gate) as _) else { return };
-    gate.hold(usize::MAX);
+    let gate = hold_disk(32 << 20);
+    let Some(mut loaded) = Loaded::on(5, Options::default(), Arc::new(gate.clone()) as _) else { return };
+    gate.hold(OpKind::Read, usize::MAX);
     // Until every slot of the load waits, and then for longer than it takes to
     // find a black hole.
     until("all reads to hang", || gate.held() == Load::SLOTS as usize);
     sleep(Duration::from_secs(8));
     assert_eq!(drain(&mut loaded.events), []);
-    gate.hold(0);
+    gate.hold(OpKind::Read, 0);
     gate.release();
     loaded.finish();
 }

@@ -2,9 +2,8 @@
 
 mod common;
 
-use common::gate::Gate;
 use common::relay::Relay;
-use common::{NQN, backend, connect, export, in_time, pattern, serve, target, until};
+use common::{NQN, connect, export, hold_disk, in_time, pattern, serve, target, until};
 use longhaul_block::filter::OpKind;
 use longhaul_block::stream::Stream;
 use longhaul_block::{BlockDevice, WriteFlags};
@@ -114,8 +113,8 @@ fn a_stream_over_four_connections_outlives_them() {
 /// was on the others goes over those that are left.
 #[test]
 fn fewer_queues_than_before_do_all_the_work() {
-    let gate = Gate::new(backend("mem:32MiB"), OpKind::Write);
-    let device: Arc<dyn BlockDevice> = Arc::clone(&gate) as _;
+    let gate = hold_disk(32 << 20);
+    let device: Arc<dyn BlockDevice> = Arc::new(gate.clone()) as _;
     let serve = |queues| {
         let target = target(|config| config.max_queues = queues);
         target.export(NQN, "disk", Arc::clone(&device), Uuid::from_u128(7)).expect("exported");
@@ -126,7 +125,7 @@ fn fewer_queues_than_before_do_all_the_work() {
     let uri = relay.uri(&format!("nvme+tcp://{}/{NQN}?nsid=1", first.addresses()[0]));
     let path = PathOptions { connections: Some(4), ..PathOptions::default() };
     let remote = connect(&uri, Options { path, ..Options::default() }).expect("connected");
-    gate.hold(16);
+    gate.hold(OpKind::Write, 16);
     let kept = Arc::clone(&remote);
     let (begun, wait) = std::sync::mpsc::channel();
     let io = std::thread::spawn(move || {
@@ -154,7 +153,7 @@ fn fewer_queues_than_before_do_all_the_work() {
     wait.recv().expect("begun");
     until("the device to hold a write", || gate.held() > 0);
     relay.cut();
-    gate.hold(0);
+    gate.hold(OpKind::Write, 0);
     gate.release();
     drop(first);
     let second = serve(1);

@@ -4,10 +4,9 @@
 mod common;
 
 use common::events::{drain, reconnected, until_event};
-use common::gate::Gate;
 use common::load::Load;
 use common::relay::{Relay, Way};
-use common::{NQN, backend, connect, engines, in_time, pattern, read, target, until};
+use common::{NQN, backend, connect, engines, hold_disk, in_time, pattern, read, target, until};
 use longhaul_block::filter::OpKind;
 use longhaul_block::{BlockDevice, Blocking, IoError, WriteFlags};
 use longhaul_engine::{Buf, BufMut, Config as EngineConfig, Engine};
@@ -135,15 +134,15 @@ fn a_connection_that_does_not_come_back_fails_io_when_the_time_is_over() {
 fn a_stale_write_never_lands_after_a_newer_one() {
     for engine in engines() {
         for fencing in [false, true] {
-            let gate = Gate::new(backend("mem:8MiB"), OpKind::Write);
-            let device: Arc<dyn BlockDevice> = Arc::clone(&gate) as _;
+            let gate = hold_disk(8 << 20);
+            let device: Arc<dyn BlockDevice> = Arc::new(gate.clone()) as _;
             let options = Options { fencing, ..with(&engine) };
             let (_target, relay, remote) = behind(&device, options);
             let mut events = remote.events();
             let disk = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
             let reader = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
 
-            gate.hold(1);
+            gate.hold(OpKind::Write, 1);
             let (old, new) = (pattern(BLOCK, 1), pattern(BLOCK, 2));
             let written = Arc::new(AtomicBool::new(false));
             let writer = {
@@ -187,8 +186,8 @@ fn writes_to_a_target_without_resets_wait_for_the_old_controller() {
     const MN: usize = 24;
     const MODEL: &[u8] = b"Longhaul NVMe/TCP target";
     for engine in engines() {
-        let gate = Gate::new(backend("mem:8MiB"), OpKind::Write);
-        let device: Arc<dyn BlockDevice> = Arc::clone(&gate) as _;
+        let gate = hold_disk(8 << 20);
+        let device: Arc<dyn BlockDevice> = Arc::new(gate.clone()) as _;
         let (target, uri) = serve(&device, |config| config.engine = engine.clone());
         let relay = Relay::start(target.addresses()[0]);
         relay.tamper(Some(Box::new(|_, way, bytes| {
@@ -203,7 +202,7 @@ fn writes_to_a_target_without_resets_wait_for_the_old_controller() {
         let mut events = remote.events();
         let disk = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
         let reader = Blocking::open_on(Arc::clone(&remote) as _, engine.clone()).expect("opened");
-        gate.hold(1);
+        gate.hold(OpKind::Write, 1);
         let written = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&written);
         let writer = std::thread::spawn(move || {
@@ -227,8 +226,8 @@ fn writes_to_a_target_without_resets_wait_for_the_old_controller() {
 #[test]
 fn limits_that_shrink_are_kept_to() {
     for engine in engines() {
-        let gate = Gate::new(backend("mem:32MiB"), OpKind::Write);
-        let device: Arc<dyn BlockDevice> = Arc::clone(&gate) as _;
+        let gate = hold_disk(32 << 20);
+        let device: Arc<dyn BlockDevice> = Arc::new(gate.clone()) as _;
         let (first, uri) = serve(&device, |config| {
             config.engine = engine.clone();
             config.in_capsule = 4 << 20;
@@ -238,7 +237,7 @@ fn limits_that_shrink_are_kept_to() {
         let remote = connect(&relay.uri(&uri), options).expect("connected");
         assert_eq!(remote.controller().max_transfer, Some(4 << 20));
         let mut events = remote.events();
-        gate.hold(8);
+        gate.hold(OpKind::Write, 8);
         let kept = Arc::clone(&remote);
         let config = engine.clone();
         let (begun, wait) = std::sync::mpsc::channel();
@@ -262,7 +261,7 @@ fn limits_that_shrink_are_kept_to() {
         wait.recv().expect("begun");
         until("the device to hold a write", || gate.held() > 0);
         relay.cut();
-        gate.hold(0);
+        gate.hold(OpKind::Write, 0);
         gate.release();
         drop(first);
         let (_second, _) = serve(&device, |config| {

@@ -4,11 +4,11 @@
 
 pub mod events;
 pub mod fake;
-pub mod gate;
 pub mod load;
 pub mod raw;
 pub mod relay;
 
+use longhaul_block::testing::FaultDisk;
 use longhaul_block::{BackendSpec, BlockDevice, Blocking, IoResult, OpenError};
 use longhaul_engine::{Config as EngineConfig, Engine, Kind};
 use longhaul_initiator::{Options, RemoteDevice};
@@ -43,6 +43,11 @@ pub fn target(change: impl FnOnce(&mut Config)) -> Target {
     let mut config = Config { listen, threads: 2, ..Config::default() };
     change(&mut config);
     Target::start(config).expect("started")
+}
+
+/// A disk of `size` bytes that holds operations, without a write cache.
+pub fn hold_disk(size: u64) -> FaultDisk {
+    FaultDisk::with(size, |info| (info.block_size, info.volatile_cache) = (4096, false))
 }
 
 /// A back end by its specification. A target that was dropped lets go of its own

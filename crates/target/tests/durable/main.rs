@@ -3,16 +3,18 @@
 
 #![allow(dead_code, unreachable_pub, reason = "modules of one test; the client is shared with `hostile`")]
 
-mod cached;
 #[path = "../hostile/client.rs"]
 mod client;
 
-use cached::{Cached, Held};
 use client::{BLOCK, Host, NQN, PATIENCE, pattern, read, write};
+use longhaul_block::IoError;
+use longhaul_block::filter::OpKind;
+use longhaul_block::testing::{Fault, FaultDisk, FaultRule, Operation};
 use longhaul_target::{Config, Target};
 use longhaul_wire::command::{DsmRange, ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::completion::Status;
 use longhaul_wire::feature::fid;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use uuid::Uuid;
@@ -21,7 +23,7 @@ use zerocopy::IntoBytes;
 const NSID: u32 = 1;
 
 /// A target that exports devices as namespaces 1, 2, …, and a host.
-fn serve(devices: &[&Cached]) -> (Target, Host) {
+fn serve(devices: &[&FaultDisk]) -> (Target, Host) {
     let listen = vec!["127.0.0.1:0".parse().expect("address")];
     let target = Target::start(Config { listen, threads: 1, ..Config::default() }).expect("started");
     for device in devices {
@@ -58,6 +60,21 @@ fn code(status: Status) -> (u8, u8) {
     (status.sct(), status.sc())
 }
 
+fn disk() -> FaultDisk {
+    FaultDisk::with(16 * BLOCK as u64, |info| info.block_size = BLOCK as u32)
+}
+
+/// A block as a read returns it.
+fn block(disk: &FaultDisk, lba: u64) -> Vec<u8> {
+    disk.content(lba * BLOCK as u64..(lba + 1) * BLOCK as u64)
+}
+
+/// Reads of these bytes fail.
+fn damage(disk: &FaultDisk, bytes: Range<u64>) {
+    let bad = Fault::Error(IoError::Medium("a bad block".into()));
+    disk.inject(FaultRule::new(OpKind::Read, bad).within(bytes));
+}
+
 fn until(what: &str, holds: impl Fn() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !holds() {
@@ -69,98 +86,98 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 //= test: NVMe Base 2.1, Flush command
 #[test]
 fn a_flush_makes_every_completed_write_of_its_namespaces_durable() {
-    let (one, two) = (Cached::new(16), Cached::new(16));
+    let (one, two) = (disk(), disk());
     let (_target, mut host) = serve(&[&one, &two]);
     let data = pattern(BLOCK, 1);
     host.done(&write(NSID, 0, BLOCK), &data);
-    one.cut_power();
-    assert_eq!(one.block(0), [0; BLOCK], "the device forgets what was not flushed");
+    one.forget();
+    assert_eq!(block(&one, 0), [0; BLOCK], "the device forgets what was not flushed");
 
     host.done(&write(NSID, 0, BLOCK), &data);
     host.done(&write(2, 3, BLOCK), &data);
     host.done(&Sqe::flush(NSID), &[]);
-    one.cut_power();
-    two.cut_power();
-    assert!(one.block(0) == data, "flushed");
-    assert_eq!(two.block(3), [0; BLOCK], "a flush of one namespace does not flush another");
+    one.forget();
+    two.forget();
+    assert!(block(&one, 0) == data, "flushed");
+    assert_eq!(block(&two, 3), [0; BLOCK], "a flush of one namespace does not flush another");
 
     host.done(&write(NSID, 1, BLOCK), &data);
     host.done(&write(2, 3, BLOCK), &data);
     host.done(&Sqe::flush(u32::MAX), &[]);
-    one.cut_power();
-    two.cut_power();
-    assert!(one.block(1) == data && two.block(3) == data, "a flush of all namespaces");
+    one.forget();
+    two.forget();
+    assert!(block(&one, 1) == data && block(&two, 3) == data, "a flush of all namespaces");
 }
 
 //= test: NVM Command Set 1.1, Write command
 #[test]
 fn what_is_written_with_fua_is_durable_when_it_completes() {
-    let device = Cached::new(16);
+    let device = disk();
     let (_target, mut host) = serve(&[&device]);
     let data = pattern(BLOCK, 2);
     host.done(&write(NSID, 0, BLOCK), &data);
     host.done(&with_fua(io::WRITE, 1), &data);
-    device.cut_power();
-    assert_eq!(device.block(0), [0; BLOCK], "without FUA it is forgotten");
-    assert!(device.block(1) == data, "with FUA it is not");
+    device.forget();
+    assert_eq!(block(&device, 0), [0; BLOCK], "without FUA it is forgotten");
+    assert!(block(&device, 1) == data, "with FUA it is not");
 
     host.done(&ReadWrite::new(1, 1).to_sqe(io::WRITE_ZEROES, NSID), &[]);
-    device.cut_power();
-    assert!(device.block(1) == data, "zeroes without FUA are forgotten");
+    device.forget();
+    assert!(block(&device, 1) == data, "zeroes without FUA are forgotten");
     host.done(&with_fua(io::WRITE_ZEROES, 1), &[]);
-    device.cut_power();
-    assert_eq!(device.block(1), [0; BLOCK], "zeroes with FUA are not");
+    device.forget();
+    assert_eq!(block(&device, 1), [0; BLOCK], "zeroes with FUA are not");
 }
 
 //= test: NVM Command Set 1.1, Read command
 #[test]
 fn what_is_read_with_fua_is_durable() {
-    let device = Cached::new(16);
+    let device = disk();
     let (_target, mut host) = serve(&[&device]);
     let data = pattern(BLOCK, 3);
     host.done(&write(NSID, 0, BLOCK), &data);
     assert!(host.done(&read(NSID, 0, BLOCK), &[]) == data);
-    device.cut_power();
-    assert_eq!(device.block(0), [0; BLOCK], "a read without FUA makes nothing durable");
+    device.forget();
+    assert_eq!(block(&device, 0), [0; BLOCK], "a read without FUA makes nothing durable");
     host.done(&write(NSID, 0, BLOCK), &data);
     assert!(host.done(&with_fua(io::READ, 0), &[]) == data);
-    device.cut_power();
-    assert!(device.block(0) == data);
+    device.forget();
+    assert!(block(&device, 0) == data);
 }
 
 //= test: NVMe Base 2.1, Volatile Write Cache feature
 #[test]
 fn with_the_write_cache_off_every_completed_write_is_durable() {
-    let device = Cached::new(16);
+    let device = disk();
     let (_target, mut host) = serve(&[&device]);
     let data = pattern(BLOCK, 4);
     host.done(&write(NSID, 0, BLOCK), &data);
     host.write_cache(false);
-    device.cut_power();
-    assert!(device.block(0) == data, "what was written before is durable once it is off");
+    device.forget();
+    assert!(block(&device, 0) == data, "what was written before is durable once it is off");
 
     host.done(&write(NSID, 1, BLOCK), &data);
     let asked_for = host.io.call_r2t(&write(NSID, 2, BLOCK), &data);
     assert_eq!(asked_for.status, Status::SUCCESS);
     host.done(&ReadWrite::new(0, 1).to_sqe(io::WRITE_ZEROES, NSID), &[]);
-    device.cut_power();
-    assert!(device.block(1) == data && device.block(2) == data);
-    assert_eq!(device.block(0), [0; BLOCK], "zeroes too");
+    device.forget();
+    assert!(block(&device, 1) == data && block(&device, 2) == data);
+    assert_eq!(block(&device, 0), [0; BLOCK], "zeroes too");
 
     host.write_cache(true);
     host.done(&write(NSID, 3, BLOCK), &data);
-    device.cut_power();
-    assert_eq!(device.block(3), [0; BLOCK], "it is on again");
+    device.forget();
+    assert_eq!(block(&device, 3), [0; BLOCK], "it is on again");
 }
 
 //= test: NVMe Base 2.1, Abort command
 #[test]
 fn an_aborted_write_has_no_effect() {
-    let device = Cached::new(16);
+    let device = disk();
     let (_target, mut host) = serve(&[&device]);
     let data = pattern(BLOCK, 5);
     // The first command of a queue has the namespace opened, and others wait for that.
-    device.hold(Held::Open);
+    device.hold(Operation::Open, 1);
     let sqe = write(NSID, 0, BLOCK).with_cid(host.io.next_cid());
     let capsule = host.io.capsule(&sqe, &data);
     host.io.send(&capsule);
@@ -171,17 +188,17 @@ fn an_aborted_write_has_no_effect() {
     device.release();
     // What comes after it on the same queue has been done, so all before it has.
     host.done(&write(NSID, 1, BLOCK), &data);
-    assert_eq!(device.block(0), [0; BLOCK], "it has no effect after its completion");
-    assert!(device.block(1) == data);
+    assert_eq!(block(&device, 0), [0; BLOCK], "it has no effect after its completion");
+    assert!(block(&device, 1) == data);
 }
 
 //= test: NVMe Base 2.1, Abort command
 #[test]
 fn a_write_that_has_begun_is_not_told_to_be_aborted() {
-    let device = Cached::new(16);
+    let device = disk();
     let (_target, mut host) = serve(&[&device]);
     let data = pattern(BLOCK, 6);
-    device.hold(Held::Write);
+    device.hold(OpKind::Write, 1);
     let sqe = write(NSID, 0, BLOCK).with_cid(host.io.next_cid());
     let capsule = host.io.capsule(&sqe, &data);
     host.io.send(&capsule);
@@ -189,7 +206,7 @@ fn a_write_that_has_begun_is_not_told_to_be_aborted() {
     assert_eq!(host.admin.result(&Sqe::abort(1, sqe.cid())) & 1, 1, "it was not aborted");
     device.release();
     assert_eq!(host.io.finish(sqe.cid(), &data).status, Status::SUCCESS);
-    assert!(device.block(0) == data);
+    assert!(block(&device, 0) == data);
 }
 
 //= test: NVM Command Set 1.1, Compare command
@@ -197,7 +214,7 @@ fn a_write_that_has_begun_is_not_told_to_be_aborted() {
 //= test: NVM Command Set 1.1, Dataset Management command
 #[test]
 fn compare_verify_and_deallocate_do_what_they_say() {
-    let device = Cached::new(16);
+    let device = disk();
     let (_target, mut host) = serve(&[&device]);
     let data = pattern(BLOCK, 7);
     host.done(&write(NSID, 4, BLOCK), &data);
@@ -206,11 +223,11 @@ fn compare_verify_and_deallocate_do_what_they_say() {
     let mut other = data.clone();
     other[BLOCK - 1] ^= 1;
     assert_eq!(code(host.io.call(&compare, &other).status), code(Status::COMPARE_FAILURE));
-    assert!(device.block(4) == data, "a comparison changes nothing");
+    assert!(block(&device, 4) == data, "a comparison changes nothing");
 
     let verify = ReadWrite::new(0, 16).to_sqe(io::VERIFY, NSID);
     assert_eq!(host.io.call(&verify, &[]).status, Status::SUCCESS);
-    device.damage(15 * BLOCK as u64..16 * BLOCK as u64);
+    damage(&device, 15 * BLOCK as u64..16 * BLOCK as u64);
     let done = host.io.call(&verify, &[]);
     assert!(!done.status.is_success(), "the last block cannot be read");
     assert_eq!(done.status.sct(), Status::MEDIA);
@@ -220,29 +237,31 @@ fn compare_verify_and_deallocate_do_what_they_say() {
     let sqe = Sqe::deallocate(NSID, ranges.len()).with_sgl(Sgl::in_capsule(0, bytes.len() as u32));
     host.done(&sqe, &bytes);
     let block = BLOCK as u64;
-    assert_eq!(device.discards(), [(block, 2 * block), (9 * block, block)]);
+    assert_eq!(device.counts().discards, [(block, 2 * block), (9 * block, block)]);
 }
 
 //= test: NVMe Base 2.1, MDTS
 #[test]
 fn a_device_that_takes_less_than_mdts_at_a_time_is_given_it_in_pieces() {
     let blocks = 8;
-    let device = Cached::limited(16, 3 * BLOCK as u32);
+    let device = FaultDisk::with(16 * BLOCK as u64, |info| {
+        (info.block_size, info.max_io) = (BLOCK as u32, 3 * BLOCK as u32);
+    });
     let (_target, mut host) = serve(&[&device]);
     let (len, data) = (blocks * BLOCK, pattern(blocks * BLOCK, 8));
     let whole = |opcode, fua| ReadWrite { fua, ..ReadWrite::new(4, blocks as u32) }.to_sqe(opcode, NSID);
     let in_capsule = |sqe: Sqe| sqe.with_sgl(Sgl::in_capsule(0, len as u32));
 
     host.done(&in_capsule(whole(io::WRITE, true)), &data);
-    assert_eq!(device.counts().1, 3, "each piece with FUA");
-    device.cut_power();
+    assert_eq!(device.counts().fua, 3, "each piece with FUA");
+    device.forget();
     assert!(host.done(&read(NSID, 4, len), &[]) == data);
     host.done(&in_capsule(whole(io::COMPARE, false)), &data);
     host.done(&ReadWrite::new(0, 16).to_sqe(io::VERIFY, NSID), &[]);
 
     // The write completes when its last piece has ended.
     let newer = pattern(len, 9);
-    device.hold(Held::Write);
+    device.hold(OpKind::Write, 3);
     let sqe = write(NSID, 4, len).with_cid(host.io.next_cid());
     let capsule = host.io.capsule(&sqe, &newer);
     host.io.send(&capsule);
@@ -251,6 +270,6 @@ fn a_device_that_takes_less_than_mdts_at_a_time_is_given_it_in_pieces() {
     assert_eq!(host.io.finish(sqe.cid(), &newer).status, Status::SUCCESS);
     assert!(host.done(&read(NSID, 4, len), &[]) == newer);
     // A piece that cannot be read fails the whole.
-    device.damage(10 * BLOCK as u64..11 * BLOCK as u64);
+    damage(&device, 10 * BLOCK as u64..11 * BLOCK as u64);
     assert!(!host.io.call(&read(NSID, 4, len), &[]).status.is_success());
 }

@@ -3,73 +3,26 @@
 
 use crate::client::{BLOCK, CC_ENABLE, Client, Host, connect_data, pattern, read, write};
 use crate::rig::{MEM, Rig};
-use longhaul_block::{
-    BackendSpec, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, MemDevice, Open, WriteFlags, ZeroFlags,
-};
-use longhaul_engine::{Buf, BufMut, Kind};
+use longhaul_block::filter::OpKind;
+use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
+use longhaul_block::{BackendSpec, IoError};
+use longhaul_engine::Kind;
 use longhaul_wire::command::{ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::{Csts, offset};
 use longhaul_wire::log::lid;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A device whose next flushes fail, each once, as those of a file do.
-struct Sick {
-    below: MemDevice,
-    failures: Arc<AtomicU32>,
+/// An export of a disk.
+fn disk(rig: &Rig) -> (u32, FaultDisk) {
+    let disk = FaultDisk::with(1 << 20, |info| info.block_size = BLOCK as u32);
+    (rig.export(Arc::new(disk.clone())), disk)
 }
 
-struct SickIo {
-    below: Rc<dyn BlockIo>,
-    failures: Arc<AtomicU32>,
-}
-
-impl BlockDevice for Sick {
-    fn info(&self) -> DeviceInfo {
-        DeviceInfo { volatile_cache: true, ..self.below.info() }
-    }
-
-    fn open(&self) -> Open<'_> {
-        Box::pin(async {
-            let (below, failures) = (self.below.open().await?, Arc::clone(&self.failures));
-            Ok(Rc::new(SickIo { below, failures }) as Rc<dyn BlockIo>)
-        })
-    }
-}
-
-impl BlockIo for SickIo {
-    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
-        self.below.read(offset, dst)
-    }
-
-    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        self.below.write(offset, src, flags)
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        let fails =
-            self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        match fails {
-            Ok(_) => IoFuture::ready(Err(IoError::Medium("the page is lost".into()))),
-            Err(_) => self.below.flush(),
-        }
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.below.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.below.write_zeroes(offset, len, flags)
-    }
-}
-
-fn sick(rig: &Rig) -> (u32, Arc<AtomicU32>) {
-    let failures = Arc::new(AtomicU32::new(0));
-    let below = MemDevice::new(1 << 20, BLOCK as u32).expect("mapped");
-    (rig.export(Arc::new(Sick { below, failures: Arc::clone(&failures) })), failures)
+/// The next flush fails, once, as that of a file does.
+fn fail_next_flush(disk: &FaultDisk) {
+    let lost = Fault::Error(IoError::Medium("the page is lost".into()));
+    disk.inject(FaultRule::new(OpKind::Flush, lost).times(1));
 }
 
 fn wrote(client: &mut Client, nsid: u32) {
@@ -82,13 +35,13 @@ fn flush(client: &mut Client, nsid: u32) -> Status {
 
 pub fn a_failed_flush_is_heard_by_every_controller_that_has_written(kind: Kind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
-    let (nsid, failures) = sick(&rig);
+    let (nsid, device) = disk(&rig);
     let (mut a, mut b, mut reader) = (rig.host(), rig.host(), rig.host());
     assert_eq!(reader.io.call(&read(nsid, 0, BLOCK), &[]).status, Status::SUCCESS);
 
     wrote(&mut a.io, nsid);
     wrote(&mut b.io, nsid);
-    failures.store(1, Ordering::SeqCst);
+    fail_next_flush(&device);
     assert!(flush(&mut b.io, nsid).is(Status::WRITE_FAULT));
     assert!(flush(&mut a.io, nsid).is(Status::WRITE_FAULT), "its writes are lost as well");
     assert_eq!(flush(&mut a.io, nsid), Status::SUCCESS, "it was told once");
@@ -96,7 +49,7 @@ pub fn a_failed_flush_is_heard_by_every_controller_that_has_written(kind: Kind) 
 
     // A flush on a queue that has not written, and has not opened the device.
     wrote(&mut a.io, nsid);
-    failures.store(1, Ordering::SeqCst);
+    fail_next_flush(&device);
     wrote(&mut b.io, nsid);
     assert!(flush(&mut b.io, nsid).is(Status::WRITE_FAULT));
     let mut second = Client::open(rig.addr, 0);
@@ -108,7 +61,7 @@ pub fn a_failed_flush_is_heard_by_every_controller_that_has_written(kind: Kind) 
     // Flush of all namespaces, and FUA of a write after others.
     wrote(&mut a.io, nsid);
     wrote(&mut b.io, nsid);
-    failures.store(1, Ordering::SeqCst);
+    fail_next_flush(&device);
     assert!(flush(&mut b.io, u32::MAX).is(Status::WRITE_FAULT));
     assert!(flush(&mut a.io, u32::MAX).is(Status::WRITE_FAULT));
     assert_eq!(flush(&mut a.io, u32::MAX), Status::SUCCESS);
@@ -133,11 +86,11 @@ fn shut_down(host: &mut Host) -> Csts {
 //= test: NVMe Base 2.1, CSTS.CFS
 pub fn a_shutdown_whose_flush_fails_does_not_complete(kind: Kind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
-    let (nsid, failures) = sick(&rig);
+    let (nsid, device) = disk(&rig);
     let (mut a, mut b) = (rig.host(), rig.host());
     wrote(&mut a.io, nsid);
     wrote(&mut b.io, nsid);
-    failures.store(1, Ordering::SeqCst);
+    fail_next_flush(&device);
     let csts = shut_down(&mut b);
     assert_eq!((csts.cfs(), csts.shst()), (1, 1), "not complete, and fatal");
     // What the other one has written is lost too, and its shutdown tells so.
@@ -151,7 +104,7 @@ pub fn a_shutdown_whose_flush_fails_does_not_complete(kind: Kind) {
     // A reset consumes no failure: the host hears of it in its next flush.
     let mut d = rig.host();
     wrote(&mut d.io, nsid);
-    failures.store(1, Ordering::SeqCst);
+    fail_next_flush(&device);
     d.admin.result(&Sqe::property_set(offset::CC, false, CC_ENABLE & !1));
     while d.admin.result(&Sqe::property_get(offset::CSTS, false)) & 1 != 0 {}
     d.admin.result(&Sqe::property_set(offset::CC, false, CC_ENABLE));
