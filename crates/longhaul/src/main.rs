@@ -4,17 +4,18 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
-mod again;
+mod arguments;
 mod cli;
 mod complete;
 mod config;
 mod events;
 mod exit;
+mod export;
 mod helper;
 mod live;
-mod names;
 mod output;
 mod screen;
+mod self_exec;
 mod served;
 mod slowfs;
 mod state;

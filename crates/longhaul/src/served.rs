@@ -6,7 +6,7 @@
 //! - the record of an export is replaced atomically, after its medium was opened.
 
 use crate::exit::{Exit, Failure};
-use crate::names::Export;
+use crate::export::Export;
 use crate::state;
 use longhaul_block::BlockDevice;
 use longhaul_block::medium::Medium;

@@ -7,7 +7,7 @@
 
 use super::REQUEST_MAX;
 use super::handshake::Agreed;
-use super::wire::{self, REQUEST_LEN, Request, allocation, chunk, cmd, error, error_of, flag};
+use super::wire::{self, NbdRequest, REQUEST_LEN, allocation, chunk, cmd, error, error_of, flag};
 use crate::disk::ErrorCursor;
 use crate::served;
 use longhaul_block::{IoError, IoResult, ZeroFlags};
@@ -101,7 +101,7 @@ fn receive(socket: &mut File, agreed: &Agreed, replies: &Sender<Reply>) -> io::R
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         }
-        let request = Request::parse(&header).ok_or_else(|| {
+        let request = NbdRequest::parse(&header).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidData,
                 "the client's request does not begin with NBD_REQUEST_MAGIC",
@@ -128,7 +128,7 @@ fn receive(socket: &mut File, agreed: &Agreed, replies: &Sender<Reply>) -> io::R
 /// Starts a request, or says at once why not.
 fn start(
     agreed: &Agreed,
-    request: Request,
+    request: NbdRequest,
     data: Option<Buf>,
     told: &Arc<ErrorCursor>,
     replies: Sender<Reply>,
@@ -171,7 +171,7 @@ fn start(
 }
 
 /// What may be asked of this export.
-fn check(agreed: &Agreed, request: &Request) -> Result<(), (u32, String)> {
+fn check(agreed: &Agreed, request: &NbdRequest) -> Result<(), (u32, String)> {
     let info = agreed.export.requests.info();
     let (offset, len) = (request.offset, u64::from(request.len));
     let known = match request.kind {
@@ -207,7 +207,7 @@ fn check(agreed: &Agreed, request: &Request) -> Result<(), (u32, String)> {
     Ok(())
 }
 
-fn translate(request: &Request, data: Option<Buf>, told: &Arc<ErrorCursor>) -> served::Request {
+fn translate(request: &NbdRequest, data: Option<Buf>, told: &Arc<ErrorCursor>) -> served::Request {
     let (offset, len) = (request.offset, u64::from(request.len));
     let fua = request.flags & flag::FUA != 0;
     match request.kind {
@@ -225,7 +225,7 @@ fn translate(request: &Request, data: Option<Buf>, told: &Arc<ErrorCursor>) -> s
     }
 }
 
-fn good(request: &Request, data: Buf, structured: bool, share: Share) -> Reply {
+fn good(request: &NbdRequest, data: Buf, structured: bool, share: Share) -> Reply {
     let header = if request.kind == cmd::BLOCK_STATUS {
         // One extent: all of what was asked about.
         let extent = [allocation::ID, request.len, allocation::DATA].map(u32::to_be_bytes);
@@ -240,7 +240,7 @@ fn good(request: &Request, data: Buf, structured: bool, share: Share) -> Reply {
     Reply { header, data, _share: share }
 }
 
-fn bad(request: &Request, number: u32, why: &str, structured: bool, share: Share) -> Reply {
+fn bad(request: &NbdRequest, number: u32, why: &str, structured: bool, share: Share) -> Reply {
     let header = if structured {
         // A string of the protocol has 4096 bytes at most.
         let why = &why.as_bytes()[..why.len().min(4096)];

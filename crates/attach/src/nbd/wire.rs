@@ -123,7 +123,7 @@ pub(super) const REQUEST_LEN: usize = 28;
 
 /// A request without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct NbdRequest {
     pub(super) flags: u16,
     pub(super) kind: u16,
     pub(super) cookie: u64,
@@ -131,12 +131,12 @@ pub(super) struct Request {
     pub(super) len: u32,
 }
 
-impl Request {
+impl NbdRequest {
     /// Parses a request; nothing if its magic is wrong.
-    pub(super) fn parse(bytes: &[u8; REQUEST_LEN]) -> Option<Request> {
+    pub(super) fn parse(bytes: &[u8; REQUEST_LEN]) -> Option<NbdRequest> {
         let mut at = Fields(bytes);
         (at.u32()? == REQUEST).then_some(())?;
-        Some(Request {
+        Some(NbdRequest {
             flags: at.u16()?,
             kind: at.u16()?,
             cookie: at.u64()?,
@@ -209,15 +209,15 @@ mod tests {
     #[test]
     fn requests_are_read_and_others_are_not() {
         let mut bytes = [0; REQUEST_LEN];
-        assert_eq!(Request::parse(&bytes), None);
+        assert_eq!(NbdRequest::parse(&bytes), None);
         bytes[..4].copy_from_slice(&REQUEST.to_be_bytes());
         bytes[5] = 1;
         bytes[7] = 6;
         bytes[15] = 9;
         bytes[22] = 1;
         bytes[27] = 8;
-        let expected = Request { flags: 1, kind: 6, cookie: 9, offset: 256, len: 8 };
-        assert_eq!(Request::parse(&bytes), Some(expected));
+        let expected = NbdRequest { flags: 1, kind: 6, cookie: 9, offset: 256, len: 8 };
+        assert_eq!(NbdRequest::parse(&bytes), Some(expected));
     }
 
     #[test]

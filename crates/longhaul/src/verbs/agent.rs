@@ -1,9 +1,9 @@
 //! `longhaul agent`.
 
 use crate::addresses::{self, Listen, check_congestion, reachable};
+use crate::arguments::{EngineArgs, parse_bytes};
 use crate::events::{AgentReady, ServiceSummary};
 use crate::exit::{Failure, Outcome};
-use crate::names::{EngineArgs, parse_bytes};
 use crate::output::Output;
 use crate::user;
 use longhaul_device::User;

@@ -4,9 +4,9 @@ mod make;
 mod manage;
 mod show;
 
+use crate::arguments::{InitiatorArgs, parse_bytes, parse_time};
 use crate::complete;
 use crate::exit::{NothingToDo, Outcome};
-use crate::names::{InitiatorArgs, parse_bytes, parse_time};
 use crate::output::Output;
 use crate::words::layouts;
 use longhaul_array::Layout;

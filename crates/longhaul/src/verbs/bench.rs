@@ -3,9 +3,9 @@
 mod compare;
 pub(super) mod repeat;
 
+use crate::arguments::{InitiatorArgs, parse_bytes, parse_time};
 use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{InitiatorArgs, parse_bytes, parse_time};
 use crate::output::{Output, save, say};
 use crate::words::{joins, patterns};
 use clap::ValueEnum;

@@ -4,8 +4,8 @@ pub(crate) mod far;
 mod record;
 mod show;
 
+use crate::arguments::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::exit::{Exit, Failure, NothingToDo, Outcome};
-use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::{Output, save};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;

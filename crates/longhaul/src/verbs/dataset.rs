@@ -1,9 +1,9 @@
 //! `longhaul dataset`.
 
+use crate::arguments::parse_bytes;
 use crate::events::DatasetSummary;
 use crate::exit::{Failure, Outcome};
 use crate::live::Bar;
-use crate::names::parse_bytes;
 use crate::output::Output;
 use crate::words::data_sets;
 use longhaul_block::units::format_size;

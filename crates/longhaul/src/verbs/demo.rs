@@ -14,9 +14,9 @@ mod temporary;
 mod trees;
 mod window;
 
+use crate::arguments::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::live::Pace;
-use crate::names::{EngineArgs, parse_bytes, parse_rate, parse_time};
 use crate::output::Output;
 use copy::Copier;
 use files::DataSet;

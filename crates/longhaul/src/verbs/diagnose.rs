@@ -13,8 +13,8 @@ mod ladder;
 mod probe;
 mod tell;
 
+use crate::arguments::parse_bytes;
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::parse_bytes;
 use crate::output::{Output, save};
 use ladder::{CopyResult, CopySettings, Ladder, Rung};
 use longhaul_lab::cause::{self, Change, Finding, GAIN_MIN, HostSeen, Remedy, Seen, Sweep, Tried};

@@ -1,8 +1,8 @@
 //! `longhaul discover`.
 
+use crate::arguments::InitiatorArgs;
 use crate::events::{DiscoveryRecord, DiscoverySummary};
 use crate::exit::{Failure, Outcome};
-use crate::names::InitiatorArgs;
 use crate::output::Output;
 use longhaul_initiator::{IO_PORT, SCHEME, discover, parse_authority};
 

@@ -1,10 +1,10 @@
 //! `longhaul info`.
 
+use crate::arguments::InitiatorArgs;
 use crate::events::{
     ControllerFields, InfoSummary, MeasuredPath, NamespaceFields, PathFields, PathLimit, SetUpFields, micros,
 };
 use crate::exit::{Failure, Outcome};
-use crate::names::InitiatorArgs;
 use crate::output::Output;
 use crate::screen::Line;
 use longhaul_bench::{Job, Live, Stop, Threads};

@@ -1,9 +1,9 @@
 //! `longhaul netbench`.
 
 use crate::addresses::{self, Listen, reachable};
+use crate::arguments::{EngineArgs, parse_bytes, parse_time};
 use crate::events::{NetbenchReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{EngineArgs, parse_bytes, parse_time};
 use crate::output::Output;
 use crate::screen::Line;
 use crate::verbs::emulated::{self, Link};

@@ -16,9 +16,9 @@ mod striping;
 mod transfer;
 mod wan_filesystems;
 
+use crate::arguments::parse_time;
 use crate::events::{StudyNumbers, StudySummary};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::parse_time;
 use crate::output::Output;
 use longhaul_bench::Stop;
 use longhaul_results::record::{Cell, Code, Question, Run, Validity};

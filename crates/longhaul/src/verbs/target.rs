@@ -1,9 +1,10 @@
 //! `longhaul target`.
 
 use crate::addresses::{self, Listen, check_congestion, reachable};
+use crate::arguments::{EngineArgs, parse_bytes};
 use crate::events::{ExportFields, ExportResized, ServiceSummary, Stopping, TargetReady};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::{EngineArgs, Export, parse_bytes};
+use crate::export::Export;
 use crate::output::Output;
 use crate::served::{self, ExportMedium};
 use longhaul_device::{Device, Opener};

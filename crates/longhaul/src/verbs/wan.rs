@@ -4,9 +4,9 @@ mod arguments;
 mod command;
 mod show;
 
+use crate::arguments::parse_bytes;
 use crate::events::{WanPaths, WanReady, WanSummary};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::parse_bytes;
 use crate::output::Output;
 use arguments::{ConditionArgs, SetArgs, StatusArgs};
 use clap::Subcommand;

@@ -2,9 +2,9 @@
 //! runs the array for the request.
 
 use super::{AddSpare, ArrayArgs, Replace, Scrub, Stop, show};
+use crate::arguments::InitiatorArgs;
 use crate::events::{ArrayList, ArrayProgress, ArrayStopped, ListedArray, ScrubSummary};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::names::InitiatorArgs;
 use crate::output::Output;
 use crate::screen::Line;
 use comfy_table::Table;

@@ -1,7 +1,7 @@
 //! The device that is to be attached: one, or several joined.
 
+use crate::arguments::{InitiatorArgs, parse_bytes};
 use crate::exit::Failure;
-use crate::names::{InitiatorArgs, parse_bytes};
 use crate::words::joins;
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_attach::filesystem::{Content, Shape};

@@ -4,8 +4,8 @@
 use super::DiagnoseArgs;
 use super::child::{self, ChildOutcome};
 use super::hosts::{self, HostCounters, HostUse, Segments, children, device_busy};
-use crate::again::{self, at, program, reason, seconds, summary};
 use crate::exit::{Exit, Failure};
+use crate::self_exec::{self, at, program, reason, seconds, summary};
 use longhaul_bench::Stop;
 use longhaul_bench::watch::{Expect, Watch, Watched};
 use longhaul_lab::cause::Sockets;
@@ -414,7 +414,7 @@ impl Ladder {
             round_trip,
             congestion: summary["congestion"].as_str().map(str::to_owned),
             hosts,
-            run: again::run(&result, &judge(watched, seconds, round_trip))?,
+            run: self_exec::run(&result, &judge(watched, seconds, round_trip))?,
         })
     }
 

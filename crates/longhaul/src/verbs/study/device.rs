@@ -5,8 +5,8 @@
 
 use super::links::{Links, Server};
 use super::{Results, Settings};
-use crate::again::program;
 use crate::exit::{Failure, Outcome};
+use crate::self_exec::program;
 use longhaul_lab::filesystems::{DeviceFormat, Load};
 use longhaul_results::record::Validity;
 use rustix::fs::{FallocateFlags, fallocate, syncfs};

@@ -7,8 +7,8 @@
 //! - the emulator's counters cover one load only.
 
 use super::Results;
-use crate::again::{program, reason};
 use crate::exit::Failure;
+use crate::self_exec::{program, reason};
 use crate::verbs::emulated::between;
 use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
 use longhaul_results::record::{Cpu, Run, Validity};

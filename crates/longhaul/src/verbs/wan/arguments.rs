@@ -1,7 +1,7 @@
 //! Command-line arguments for the conditions of a link.
 
+use crate::arguments::{parse_bytes, parse_time};
 use crate::exit::Failure;
-use crate::names::{parse_bytes, parse_time};
 use longhaul_block::units::{parse_rate, parse_share};
 use longhaul_wan::{Change, Direction, Queue};
 use std::time::Duration;

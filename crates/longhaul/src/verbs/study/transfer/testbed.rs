@@ -4,8 +4,8 @@
 use super::planted::SlowLayer;
 use super::sets::{Stage, without_tool};
 use super::{BYTES_OF_SMALL, Concurrency, CopyStages, RATE, RTT, SET, SET_QUICK, bytes};
-use crate::again::{self, at, seconds, summary};
 use crate::exit::{Failure, Outcome};
+use crate::self_exec::{self, at, seconds, summary};
 use crate::verbs::study::links::{Links, Route, Scratch, Server};
 use crate::verbs::study::{Results, Settings};
 use longhaul_transfer::Endpoint;
@@ -316,7 +316,7 @@ impl TransferTestbed {
             false => Route::Within,
         };
         let validity = seen.judge((length == MinLength::Enough).then(|| time(seconds)), way);
-        found.runs.push(again::run(&result, &validity)?);
+        found.runs.push(self_exec::run(&result, &validity)?);
         let processors = seen.processors().unwrap_or(f64::NAN);
         for (cell, value) in found.cells.iter_mut().zip([number(seconds), processors]) {
             cell.push(value, &validity);

@@ -1,124 +1,12 @@
-//! Exports and options of devices, as given on the command line.
+//! Arguments that verbs share: of devices and of the engine, and parsers of values.
 
 use crate::exit::Failure;
 use crate::words::engines;
-use longhaul_block::BackendSpec;
 use longhaul_block::units::parse_duration;
-use longhaul_device::{Device, Opener, arrays};
-use longhaul_initiator::{Options, PathOptions, RemoteDevice, SCHEME};
-use std::path::Path;
-use std::str::FromStr;
+use longhaul_device::{Device, Opener};
+use longhaul_initiator::{Options, PathOptions, RemoteDevice};
 use std::sync::Arc;
 use std::time::Duration;
-use uuid::Uuid;
-
-/// The device of an export.
-#[derive(Clone, Debug)]
-pub(crate) enum Source {
-    /// A local back end: a file, a block device, memory.
-    Backend(BackendSpec),
-    /// An array (`array:NAME`), or a namespace of another target, by URI.
-    Named(String),
-}
-
-/// `NAME=BACKEND[,option…]`: a namespace to export.
-#[derive(Clone, Debug)]
-pub(crate) struct Export {
-    /// Name of the subsystem.
-    pub(crate) name: String,
-    pub(crate) source: Source,
-    /// NQN of the subsystem, where it is not derived from the name.
-    nqn: Option<String>,
-    /// UUID of the namespace, where the user sets it.
-    pub(crate) uuid: Option<Uuid>,
-    /// Serve the medium as a new disk, even if another namespace was served from it before.
-    pub(crate) create: bool,
-    /// NQNs of the hosts that may connect to the subsystem; empty: the allow-list of the
-    /// target applies.
-    pub(crate) allow_hosts: Vec<String>,
-}
-
-impl FromStr for Export {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Export, String> {
-        let (name, rest) =
-            s.split_once('=').ok_or("the form is NAME=BACKEND, such as scratch=file:/srv/scratch")?;
-        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_empty() || !name.chars().all(good) {
-            return Err(format!("'{name}' is not a name: use letters, digits, '-', '_' and '.'"));
-        }
-        // Options of the export itself; all others belong to the back end.
-        let (mut nqn, mut uuid, mut create) = (None, None, false);
-        let mut allow_hosts = Vec::new();
-        let mut backend = Vec::new();
-        for part in rest.split(',') {
-            if let Some(value) = part.strip_prefix("nqn=") {
-                nqn = Some(value.to_owned());
-            } else if let Some(value) = part.strip_prefix("uuid=") {
-                uuid = Some(value.parse().map_err(|_| format!("uuid={value} is not a UUID"))?);
-            } else if let Some(value) = part.strip_prefix("allow-host=") {
-                allow_hosts.push(value.to_owned());
-            } else if part == "create" {
-                create = true;
-            } else {
-                backend.push(part);
-            }
-        }
-        let backend = backend.join(",");
-        let named = [arrays::SCHEME, SCHEME].iter().any(|scheme| backend.starts_with(scheme));
-        let source = match named {
-            true if backend.contains(',') => {
-                let taken = "uuid=, nqn=, allow-host= and create";
-                return Err(format!("an array or a remote namespace takes no options here but {taken}"));
-            }
-            true => Source::Named(backend),
-            false => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
-        };
-        Ok(Export { name: name.to_owned(), source, nqn, uuid, create, allow_hosts })
-    }
-}
-
-impl Export {
-    /// Opens the device of the export.
-    pub(crate) fn open(&self, opener: &Opener) -> Result<Device, Failure> {
-        let named = |e: &dyn std::fmt::Display| format!("{}: {e}", self.name);
-        match &self.source {
-            Source::Backend(spec) => spec.open().map(Device::Local).map_err(|e| Failure::failed(named(&e))),
-            Source::Named(device) => opener.open_blocking(device).map_err(|e| {
-                let message = named(&e);
-                Failure { message, ..e.into() }
-            }),
-        }
-    }
-
-    /// The subsystem's NQN. A derived one contains the identity of this installation, so that
-    /// it is globally unique.
-    pub(crate) fn nqn(&self) -> String {
-        let made = || {
-            let installation = crate::state::installation().simple();
-            format!("nqn.2026-11.io.longhaul:{installation}:{}", self.name)
-        };
-        self.nqn.clone().unwrap_or_else(made)
-    }
-
-    /// Path of the medium, if it is a local file or block device.
-    pub(crate) fn path(&self) -> Option<&Path> {
-        use longhaul_block::Backend;
-        match &self.source {
-            Source::Backend(spec) => match &spec.backend {
-                Backend::File { path, .. } | Backend::Block { path } => Some(path),
-                Backend::Mem { .. } | Backend::Null { .. } => None,
-            },
-            Source::Named(_) => None,
-        }
-    }
-
-    /// Whether the export is read-only.
-    pub(crate) fn is_read_only(&self) -> bool {
-        matches!(&self.source, Source::Backend(spec) if spec.read_only)
-    }
-}
 
 /// Options of all verbs that connect to remote devices.
 #[derive(Clone, Debug, clap::Args)]
