@@ -154,7 +154,8 @@ pub(crate) fn check_range(command: io::IoCommand, ns: &NamespaceView, limits: &i
         }
         C::Verify { offset, len } | C::WriteZeroes { offset, len, .. } => within(offset, len, ns),
         C::Deallocate { ranges } | C::Hint { ranges } => assert!((1..=256).contains(&ranges)),
-        C::Flush | C::FlushAll => {}
+        C::Report { len } => assert!(len > 0 && len.is_multiple_of(4) && len <= limits.max_transfer),
+        C::Flush | C::FlushAll | C::Register(_) | C::Acquire(_) | C::Release(_) => {}
     }
     let changes = matches!(command, C::Write { .. } | C::WriteZeroes { .. } | C::Deallocate { .. });
     assert!(!(changes && ns.read_only), "nothing changes a read-only namespace");

@@ -12,5 +12,6 @@ pub mod controller;
 pub mod host;
 #[cfg(any(test, feature = "pair"))]
 pub mod pair;
+pub mod reservation;
 pub mod target;
 pub mod transport;

@@ -12,14 +12,17 @@ use crate::durable::Written;
 use crate::ledger::Charge;
 use crate::long::Long;
 use crate::pieces::in_pieces;
-use crate::subsystem::{Link, Presence, Subsystem, lock};
+use crate::reserved::Reserved;
+use crate::subsystem::{Link, Namespace, Presence, Subsystem, lock};
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_proto::controller::io::{IoCommand, Limits, deallocate_ranges, parse};
 use longhaul_proto::controller::{Action, ErrorRecord, NamespaceView, Reply, SubsystemView};
+use longhaul_proto::reservation::{Access, HostId};
 use longhaul_proto::target::CommandData;
 use longhaul_wire::command::{Sqe, is_fabrics};
 use longhaul_wire::completion::Status;
+use longhaul_wire::reservation::{PersistChange, RegisterFields, decode_keys};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -39,6 +42,7 @@ struct Opened {
     io: Rc<dyn BlockIo>,
     /// What the controller has written to it, on any queue.
     written: Arc<Written>,
+    reserved: Arc<Reserved>,
 }
 
 impl Opened {
@@ -55,6 +59,7 @@ pub(crate) struct IoQueue {
     /// None once the queue has ended.
     presence: RefCell<Option<Rc<Presence>>>,
     subsystem: Arc<Subsystem>,
+    host: HostId,
     limits: Limits,
     generation: Cell<u64>,
     view: RefCell<Arc<SubsystemView>>,
@@ -117,9 +122,11 @@ impl IoQueue {
         subsystem: Arc<Subsystem>,
         view: &Arc<SubsystemView>,
     ) -> IoQueue {
+        let host = lock(&link.controller).hostid().into_bytes();
         IoQueue {
             qid,
             link,
+            host,
             presence: RefCell::new(Some(presence)),
             limits: Limits::of(view),
             // Looked at anew with the first command.
@@ -190,6 +197,10 @@ impl IoQueue {
             Err(status) => return self.refuse(connection, slot, sqe, status),
         };
         if command == IoCommand::FlushAll {
+            let denied = |ns: &Namespace| !ns.reserved.allows(&self.host, Access::Write);
+            if self.subsystem.namespaces().values().any(denied) {
+                return self.refuse(connection, slot, sqe, Status::RESERVATION_CONFLICT.dnr());
+            }
             return self.flush_all(connection, slot);
         }
         let Some(ns) = ns else {
@@ -215,7 +226,8 @@ impl IoQueue {
             let opened = match this.subsystem.namespace(nsid) {
                 Some(namespace) => namespace.device.open().await.map(|io| {
                     let io = in_pieces(io, &namespace.device.info(), this.limits.max_transfer);
-                    Rc::new(Opened { nsid, io, written: this.link.written(nsid, &namespace) })
+                    let written = this.link.written(nsid, &namespace);
+                    Rc::new(Opened { nsid, io, written, reserved: Arc::clone(&namespace.reserved) })
                 }),
                 None => Err(IoError::Refused("the namespace has gone".into())),
             };
@@ -301,6 +313,9 @@ impl IoQueue {
         ns: &NamespaceView,
         at: Rc<Opened>,
     ) {
+        if self.is_denied(&command, &at) {
+            return self.refuse(connection, slot, sqe, Status::RESERVATION_CONFLICT.dnr());
+        }
         match command {
             IoCommand::Read { offset, len, fua } => {
                 add(&self.counts.reads, 1);
@@ -314,7 +329,12 @@ impl IoQueue {
                 let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), at });
                 connection.fetch(slot, data, work, mapped);
             }
-            IoCommand::Compare { .. } | IoCommand::Deallocate { .. } | IoCommand::Hint { .. } => {
+            IoCommand::Compare { .. }
+            | IoCommand::Deallocate { .. }
+            | IoCommand::Hint { .. }
+            | IoCommand::Register(_)
+            | IoCommand::Acquire(_)
+            | IoCommand::Release(_) => {
                 let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), at });
                 connection.fetch(slot, data, work, None);
             }
@@ -333,6 +353,11 @@ impl IoQueue {
             IoCommand::Verify { offset, len } => {
                 let long = self.long(connection, sqe.nsid(), ns, &at.io);
                 self.run(connection, slot, sqe, long.verify(offset, len));
+            }
+            IoCommand::Report { len } => {
+                let mut report = at.reserved.report(&self.subsystem).encode();
+                report.resize(len as usize, 0);
+                connection.send_read(slot, Memory::Shared(Buf::copy_of(&report)), None);
             }
             // Handled before a namespace is looked for.
             IoCommand::FlushAll => connection.complete(slot, Reply::error(Status::INTERNAL_ERROR)),
@@ -456,6 +481,10 @@ impl IoQueue {
         charge: Option<Charge>,
     ) {
         let WithData { sqe, command, ns, at } = work;
+        // It may have been reserved while the data was on its way.
+        if self.is_denied(&command, &at) {
+            return self.refuse(connection, slot, &sqe, Status::RESERVATION_CONFLICT.dnr());
+        }
         match command {
             IoCommand::Write { offset, len, fua } => {
                 add(&self.counts.writes, 1);
@@ -501,8 +530,57 @@ impl IoQueue {
                     result
                 });
             }
+            IoCommand::Register(_) | IoCommand::Acquire(_) | IoCommand::Release(_) => {
+                self.reserve(connection, slot, &sqe, command, memory.bytes().unwrap_or_default(), &at);
+            }
             _ => connection.complete(slot, Reply::ok(0)),
         }
+    }
+
+    /// Whether a reservation keeps the host from the command.
+    #[inline]
+    fn is_denied(&self, command: &IoCommand, at: &Opened) -> bool {
+        command.access().is_some_and(|access| !at.reserved.allows(&self.host, access))
+    }
+
+    /// Carries out a command of reservations with these keys.
+    fn reserve(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        command: IoCommand,
+        keys: &[u8],
+        at: &Opened,
+    ) {
+        let mut both = [0; RegisterFields::DATA];
+        both[..keys.len().min(RegisterFields::DATA)]
+            .copy_from_slice(&keys[..keys.len().min(RegisterFields::DATA)]);
+        let (current, other) = decode_keys(&both);
+        let host = self.host;
+        let done = at.reserved.change(|state| match command {
+            //= NVMe Base 2.1, Reservation Register command: CPTPL set to 11b where RESCAP has no persistence is an invalid field
+            IoCommand::Register(fields) if fields.persist == PersistChange::Set => {
+                Err(Status::INVALID_FIELD.dnr())
+            }
+            IoCommand::Register(fields) => state.register(host, fields, current, other),
+            IoCommand::Acquire(fields) => state.acquire(host, fields, current, other),
+            IoCommand::Release(fields) => state.release(host, fields, current),
+            _ => Err(Status::INVALID_OPCODE.dnr()),
+        });
+        let effects = match done {
+            Ok(effects) => effects,
+            Err(status) => return self.refuse(connection, slot, sqe, status),
+        };
+        self.subsystem.notify_reservation(at.nsid, &effects.notices);
+        if effects.abort.is_empty() {
+            return connection.complete(slot, Reply::ok(0));
+        }
+        let (subsystem, use_) = (Arc::clone(&self.subsystem), connection.use_of(slot));
+        connection.spawn(async move |connection| {
+            subsystem.end_io_of(&effects.abort).await;
+            connection.finish(slot, use_, Status::SUCCESS);
+        });
     }
 
     fn compare(

@@ -23,6 +23,7 @@ mod patience;
 mod pieces;
 mod quiet;
 mod refusals;
+mod reserved;
 mod share;
 mod subsystem;
 mod target;

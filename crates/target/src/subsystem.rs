@@ -12,6 +12,7 @@
 
 use crate::config::Config;
 use crate::durable::{Failures, Written};
+use crate::reserved::Reserved;
 use futures_channel::{mpsc, oneshot};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{now, since};
@@ -19,6 +20,7 @@ use longhaul_proto::controller::{
     Content, Controller, HealthCounters, Instance, NamespaceView, NvmContent, OtherReset, SubsystemView,
     Traffic,
 };
+use longhaul_proto::reservation::{HostId, Notice};
 use longhaul_wire::command::CrossControllerReset;
 use longhaul_wire::fabrics::CNTLID_MAX;
 use longhaul_wire::log::AnaState;
@@ -40,6 +42,8 @@ pub struct Namespace {
     pub uuid: Uuid,
     /// Flushes of it that have failed.
     pub(crate) failures: Arc<Failures>,
+    /// The hosts that have reserved it.
+    pub(crate) reserved: Arc<Reserved>,
 }
 
 impl std::fmt::Debug for Namespace {
@@ -215,6 +219,38 @@ impl Subsystem {
         match longhaul_engine::timeout(RESET_WAIT, link.absence()).await {
             Ok(()) => OtherReset::Done,
             Err(_) => OtherReset::InProgress,
+        }
+    }
+
+    /// Notifies hosts of what has happened to a reservation.
+    pub(crate) fn notify_reservation(&self, nsid: u32, notices: &[(HostId, Notice)]) {
+        if notices.is_empty() {
+            return;
+        }
+        for link in self.links() {
+            let mut controller = lock(&link.controller);
+            let host = controller.hostid().into_bytes();
+            let mut notified = false;
+            for (_, notice) in notices.iter().filter(|(to, _)| *to == host) {
+                controller.reservation_notice(nsid, *notice);
+                notified = true;
+            }
+            drop(controller);
+            if notified {
+                link.send(0, Message::Events);
+            }
+        }
+    }
+
+    /// Ends the I/O queues of these hosts; returns once nothing of them can change a namespace any
+    /// more. The hosts reconnect.
+    pub(crate) async fn end_io_of(&self, hosts: &[HostId]) {
+        let mut all = self.links();
+        all.extend(self.departing().values().cloned());
+        let of_them = |link: &Arc<Link>| hosts.contains(&lock(&link.controller).hostid().into_bytes());
+        let ending: Vec<_> = all.iter().filter(|link| of_them(link)).map(|link| link.close_io()).collect();
+        for ended in ending {
+            ended.await;
         }
     }
 
@@ -415,7 +451,9 @@ mod tests {
     fn hosts_are_told_of_units_and_stripes() {
         let memory = || MemDevice::new(8 << 20, 4096).expect("mapped");
         let view = |device: Arc<dyn BlockDevice>| {
-            let view = Namespace { device, uuid: Uuid::nil(), failures: Arc::default() }.view(1);
+            let view =
+                Namespace { device, uuid: Uuid::nil(), failures: Arc::default(), reserved: Arc::default() }
+                    .view(1);
             (view.granularity, view.optimal_io)
         };
         assert_eq!(view(Arc::new(Coarse(memory()))), (256 << 10, 768 << 10));

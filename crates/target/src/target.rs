@@ -247,7 +247,8 @@ impl Target {
             let nsid = (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid));
             let nsid =
                 nsid.ok_or_else(|| Error::Export(format!("{nqn} has {NSID_MAX} namespaces already")))?;
-            namespaces.insert(nsid, Namespace { device, uuid, failures: Arc::default() });
+            namespaces
+                .insert(nsid, Namespace { device, uuid, failures: Arc::default(), reserved: Arc::default() });
             nsid
         };
         subsystem.changed(&[nsid]);

@@ -19,6 +19,8 @@ pub mod fid {
     pub const HOST_BEHAVIOR: u8 = 0x16;
     pub const COMMAND_SET_PROFILE: u8 = 0x19;
     pub const HOST_IDENTIFIER: u8 = 0x81;
+    pub const RESERVATION_NOTICE_MASK: u8 = 0x82;
+    pub const RESERVATION_PERSISTENCE: u8 = 0x83;
     pub const NAMESPACE_WRITE_PROTECTION: u8 = 0x84;
 }
 

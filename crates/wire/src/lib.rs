@@ -16,6 +16,7 @@ mod layout;
 pub mod log;
 pub mod nqn;
 pub mod pdu;
+pub mod reservation;
 mod status;
 mod text;
 

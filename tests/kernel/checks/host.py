@@ -195,6 +195,34 @@ def grows(bench):
     """)
 
 
+@check("host: reserves a namespace against other hosts, and gives it back")
+def reserves(bench):
+    target = bench.target("disk=mem:64MiB")
+    nqn = target.export("disk")["nqn"]
+    out = bench.guest.run(f"""
+        attach {nqn} {target.port} > /dev/null
+        nvme resv-register $DEV --nrkey=17 --rrega=0 > /dev/null
+        nvme resv-acquire $DEV --crkey=17 --rtype=1 --racqa=0 > /dev/null
+        dd if=/dev/urandom of=$DEV bs=1M count=8 oflag=direct status=none
+        nvme resv-report $DEV --eds -o json
+    """)
+    report = json.loads(out)
+    require(report["rtype"] == 1 and report["regctl"] == 1, f"resv-report: {report}")
+    # Another host: ours, which may read and not write.
+    uri = f"nvme+tcp://127.0.0.1:{target.port}/{nqn}"
+    load = ("--bs", "4KiB", "--size", "64KiB")
+    bench.longhaul.run("bench", uri, "--rw", "read", *load)
+    refused = bench.longhaul.run("bench", uri, "--rw", "write", *load, status=1)
+    require("Reservation Conflict" in refused, f"a write beside a reservation: {refused}")
+    bench.guest.run(f"""
+        DEV=$(block_device {nqn})
+        nvme resv-release $DEV --crkey=17 --rtype=1 --rrela=0 > /dev/null
+        nvme resv-register $DEV --crkey=17 --rrega=1 > /dev/null
+        detach {nqn}
+    """)
+    bench.longhaul.run("bench", uri, "--rw", "write", *load)
+
+
 @check("host: two subsystems, many deep queues, at once")
 def many_queues(bench):
     target = bench.target("one=mem:64MiB", "two=mem:64MiB")

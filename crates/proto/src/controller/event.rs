@@ -4,8 +4,8 @@ use super::action::Reply;
 use longhaul_wire::completion::Status;
 use longhaul_wire::feature::{AEC_SMART_MASK, AsyncEvent, AsyncEventType, notice};
 use longhaul_wire::identify::oaes;
-use longhaul_wire::log::{CHANGED_NAMESPACES_MAX, lid};
-use std::collections::{BTreeSet, VecDeque};
+use longhaul_wire::log::{CHANGED_NAMESPACES_MAX, ReservationNotice, ReservationNoticeKind, lid};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Asynchronous Event Requests held open at a time; AERL says one less. Hosts
 /// keep one to four of them.
@@ -22,23 +22,31 @@ pub(super) enum Event {
     AnaChange,
     DiscoveryLog,
     Temperature,
+    Reservation,
 }
 
 impl Event {
-    const ALL: [Event; 4] =
-        [Event::NamespaceAttribute, Event::AnaChange, Event::DiscoveryLog, Event::Temperature];
+    const ALL: [Event; 5] = [
+        Event::NamespaceAttribute,
+        Event::AnaChange,
+        Event::DiscoveryLog,
+        Event::Temperature,
+        Event::Reservation,
+    ];
 
     fn bit(self) -> u8 {
         1 << self as u8
     }
 
-    /// Its bit in Asynchronous Event Configuration.
-    fn config(self) -> u32 {
+    /// Its bit in Asynchronous Event Configuration; none if that does not enable it.
+    fn config(self) -> Option<u32> {
         match self {
-            Event::NamespaceAttribute => oaes::NAMESPACE_ATTRIBUTE,
-            Event::AnaChange => oaes::ANA_CHANGE,
-            Event::DiscoveryLog => oaes::DISCOVERY_LOG_CHANGE,
-            Event::Temperature => WARN_TEMPERATURE.into(),
+            Event::NamespaceAttribute => Some(oaes::NAMESPACE_ATTRIBUTE),
+            Event::AnaChange => Some(oaes::ANA_CHANGE),
+            Event::DiscoveryLog => Some(oaes::DISCOVERY_LOG_CHANGE),
+            Event::Temperature => Some(WARN_TEMPERATURE.into()),
+            // Reservation Notification Mask has a bit for each kind instead.
+            Event::Reservation => None,
         }
     }
 
@@ -50,6 +58,10 @@ impl Event {
             Event::DiscoveryLog => notice(notice::DISCOVERY_LOG_CHANGE, lid::DISCOVERY),
             // SMART / health status 01h: temperature threshold.
             Event::Temperature => AsyncEvent { kind: AsyncEventType::Health, info: 1, lid: lid::HEALTH },
+            // Reservation Log Page Available.
+            Event::Reservation => {
+                AsyncEvent { kind: AsyncEventType::IoCommand, info: 0, lid: lid::RESERVATION_NOTICE }
+            }
         }
     }
 }
@@ -69,7 +81,17 @@ pub(super) struct Events {
     changed: BTreeSet<u32>,
     /// More namespaces changed than the list has room for.
     overflow: bool,
+    /// Notices of reservations that the host has not read, oldest first; at most [`NOTICES_MAX`].
+    notices: VecDeque<(u32, ReservationNoticeKind)>,
+    /// Notices that were read or dropped.
+    notices_read: u64,
+    /// Reservation Notification Mask, by namespace.
+    masks: BTreeMap<u32, u32>,
 }
+
+/// Notices of reservations that are kept for the host. Of more the oldest are dropped, which
+/// the log page's count tells.
+const NOTICES_MAX: usize = 256;
 
 impl Events {
     /// Which bits of Asynchronous Event Configuration may be set.
@@ -120,7 +142,8 @@ impl Events {
     pub(super) fn raise(&mut self, event: Event) {
         //= NVMe Base 2.1, Asynchronous Event Configuration feature: only enabled events are reported
         //= NVMe Base 2.1, Asynchronous Event Request command: an event is masked once it was reported, until its log page is read
-        if self.config & event.config() == 0 || self.reported & event.bit() != 0 {
+        let enabled = event.config().is_none_or(|bit| self.config & bit != 0);
+        if !enabled || self.reported & event.bit() != 0 {
             return;
         }
         self.pending |= event.bit();
@@ -134,6 +157,44 @@ impl Events {
             self.overflow = true;
         }
         self.raise(Event::NamespaceAttribute);
+    }
+
+    /// Something has happened to a reservation of the namespace.
+    pub(super) fn reservation(&mut self, nsid: u32, kind: ReservationNoticeKind) {
+        //= NVMe Base 2.1, Reservation Notification Mask feature: a kind that is masked is neither logged nor reported
+        if self.masks.get(&nsid).is_some_and(|mask| mask & kind.mask_bit() != 0) {
+            return;
+        }
+        if self.notices.len() == NOTICES_MAX {
+            self.notices.pop_front();
+            self.notices_read += 1;
+        }
+        self.notices.push_back((nsid, kind));
+        self.raise(Event::Reservation);
+    }
+
+    pub(super) fn reservation_mask(&self, nsid: u32) -> u32 {
+        self.masks.get(&nsid).copied().unwrap_or(0)
+    }
+
+    pub(super) fn set_reservation_mask(&mut self, nsid: u32, mask: u32) {
+        if mask == 0 {
+            self.masks.remove(&nsid);
+        } else {
+            self.masks.insert(nsid, mask);
+        }
+    }
+
+    /// The Reservation Notification page: the oldest notice.
+    pub(super) fn reservation_log(&self) -> Vec<u8> {
+        let more = self.notices.len().saturating_sub(1).min(255) as u8;
+        let notice = self.notices.front().map(|&(nsid, kind)| ReservationNotice {
+            count: self.notices_read + 1,
+            kind,
+            more,
+            nsid,
+        });
+        ReservationNotice::page(notice).to_vec()
     }
 
     /// The Changed Attached Namespace List.
@@ -151,6 +212,13 @@ impl Events {
             if event.info().lid == lid {
                 self.pending &= !event.bit();
                 self.reported &= !event.bit();
+            }
+        }
+        //= NVMe Base 2.1, Reservation Notification log page: reading it removes the notice, and a further one is reported
+        if lid == longhaul_wire::log::lid::RESERVATION_NOTICE {
+            self.notices_read += u64::from(self.notices.pop_front().is_some());
+            if !self.notices.is_empty() {
+                self.raise(Event::Reservation);
             }
         }
         //= NVMe Base 2.1, Changed Attached Namespace List log page: reading it clears it
@@ -231,6 +299,39 @@ mod tests {
         events.set_config(u32::MAX);
         assert_eq!(events.poll(), None);
         assert_eq!(events.changed_log()[0], 7);
+    }
+
+    //= test: NVMe Base 2.1, Reservation Notification log page
+    //= test: NVMe Base 2.1, Reservation Notification Mask feature
+    #[test]
+    fn notices_of_reservations_are_read_one_by_one() {
+        use ReservationNoticeKind::*;
+        let mut events = Events::default();
+        (1..=3).for_each(|cid| assert!(events.hold(cid)));
+        events.set_reservation_mask(2, ReservationReleased.mask_bit());
+        events.reservation(2, ReservationReleased);
+        assert_eq!((events.poll(), events.reservation_mask(2)), (None, 1 << 2), "masked");
+        events.reservation(1, RegistrationPreempted);
+        events.reservation(2, ReservationPreempted);
+        // Type 6, information 0, log page 80h.
+        assert_eq!(events.poll(), Some((1, Reply::ok(0x0080_0006))));
+        assert_eq!(events.poll(), None, "one until the page is read");
+        let read = |events: &mut Events| {
+            let page = events.reservation_log();
+            events.log_read(lid::RESERVATION_NOTICE);
+            ReservationNotice::decode(&page.try_into().expect("64 bytes"))
+        };
+        let first = ReservationNotice { count: 1, kind: RegistrationPreempted, more: 1, nsid: 1 };
+        assert_eq!(read(&mut events), Some(first));
+        assert_eq!(events.poll(), Some((2, Reply::ok(0x0080_0006))), "a further one waits");
+        let second = ReservationNotice { count: 2, kind: ReservationPreempted, more: 0, nsid: 2 };
+        assert_eq!(read(&mut events), Some(second));
+        assert_eq!((read(&mut events), events.poll()), (None, None));
+        for _ in 0..NOTICES_MAX + 5 {
+            events.reservation(1, ReservationReleased);
+        }
+        assert_eq!(events.notices.len(), NOTICES_MAX);
+        assert_eq!(read(&mut events).map(|notice| (notice.count, notice.more)), Some((8, 255)));
     }
 
     #[test]

@@ -14,8 +14,11 @@ use std::collections::BTreeMap;
 /// Error Recovery: the Deallocated or Unwritten Logical Block error.
 const DULBE: u32 = 1 << 16;
 
+/// Bits of Reservation Notification Mask that mean something.
+const RESERVATION_NOTICES: u32 = 0b1110;
+
 /// The features of an I/O controller. None can be saved.
-pub(super) const IO_FEATURES: [u8; 11] = [
+pub(super) const IO_FEATURES: [u8; 12] = [
     fid::ARBITRATION,
     fid::POWER_MANAGEMENT,
     fid::TEMPERATURE_THRESHOLD,
@@ -27,6 +30,7 @@ pub(super) const IO_FEATURES: [u8; 11] = [
     fid::KEEP_ALIVE,
     fid::COMMAND_SET_PROFILE,
     fid::HOST_IDENTIFIER,
+    fid::RESERVATION_NOTICE_MASK,
 ];
 
 /// The features of a discovery controller.
@@ -106,7 +110,9 @@ impl Controller {
             return None;
         }
         Some(match id {
-            fid::ERROR_RECOVERY => capability::CHANGEABLE | capability::NAMESPACE,
+            fid::ERROR_RECOVERY | fid::RESERVATION_NOTICE_MASK => {
+                capability::CHANGEABLE | capability::NAMESPACE
+            }
             fid::HOST_IDENTIFIER => 0,
             _ => capability::CHANGEABLE,
         })
@@ -156,6 +162,13 @@ impl Controller {
                 }
                 values.error_recovery.get(&sqe.nsid()).copied().unwrap_or(0)
             }
+            fid::RESERVATION_NOTICE_MASK
+                if subsystem.nvm().and_then(|nvm| nvm.namespace(sqe.nsid())).is_none() =>
+            {
+                return Err(Status::INVALID_NAMESPACE.dnr());
+            }
+            fid::RESERVATION_NOTICE_MASK if default => 0,
+            fid::RESERVATION_NOTICE_MASK => self.events.reservation_mask(sqe.nsid()),
             fid::VOLATILE_WRITE_CACHE => values.write_cache.into(),
             fid::NUMBER_OF_QUEUES => {
                 let count = values.queues.into();
@@ -221,6 +234,7 @@ impl Controller {
                 }
             }
             fid::ERROR_RECOVERY => self.set_error_recovery(sqe, env.subsystem)?,
+            fid::RESERVATION_NOTICE_MASK => self.set_reservation_mask(sqe, env.subsystem)?,
             fid::VOLATILE_WRITE_CACHE => {
                 self.features.write_cache = value & 1 != 0;
                 return Ok(Action::WriteCache { enabled: self.features.write_cache });
@@ -252,6 +266,19 @@ impl Controller {
         self.features.error_recovery.retain(|&nsid, _| nvm.namespace(nsid).is_some());
         for ns in nvm.namespaces.iter().filter(|ns| one.is_none_or(|one| one.nsid == ns.nsid)) {
             self.features.error_recovery.insert(ns.nsid, value & 0xFFFF);
+        }
+        Ok(())
+    }
+
+    fn set_reservation_mask(&mut self, sqe: &Sqe, subsystem: &SubsystemView) -> Result<(), Status> {
+        let nvm = subsystem.nvm().ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let one = nvm.namespace(sqe.nsid());
+        //= NVMe Base 2.1, Set Features command: a feature with namespace scope needs an active namespace, or all
+        if one.is_none() && sqe.nsid() != NSID_ALL {
+            return Err(Status::INVALID_NAMESPACE.dnr());
+        }
+        for ns in nvm.namespaces.iter().filter(|ns| one.is_none_or(|one| one.nsid == ns.nsid)) {
+            self.events.set_reservation_mask(ns.nsid, sqe.cdw11() & RESERVATION_NOTICES);
         }
         Ok(())
     }

@@ -122,6 +122,10 @@ fn nvm_controller() -> NvmController {
     }
 }
 
+/// RESCAP: all six types, and IEKEY as revision 1.3 has it; nothing persists through a loss of
+/// power.
+const RESERVATIONS: u8 = 0b1111_1110;
+
 /// What only an I/O controller has.
 fn io_controller(id: &mut IdentifyController, subsystem: &SubsystemView, nvm: &NvmContent) {
     id.cntrltype = cntrltype::IO;
@@ -138,8 +142,12 @@ fn io_controller(id: &mut IdentifyController, subsystem: &SubsystemView, nvm: &N
     id.cqes = 0x44;
     id.nn = nvm.max_nsid;
     id.mnan = nvm.max_nsid;
-    id.oncs =
-        oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES | oncs::SAVE_SELECT | oncs::VERIFY;
+    id.oncs = oncs::COMPARE
+        | oncs::DATASET_MANAGEMENT
+        | oncs::WRITE_ZEROES
+        | oncs::SAVE_SELECT
+        | oncs::VERIFY
+        | oncs::RESERVATIONS;
     // A host looks at this once, when it connects, so it says what any
     // namespace may need later; CNS 08h tells which have no cache.
     id.vwc = vwc::PRESENT | vwc::FLUSH_ALL;
@@ -212,6 +220,7 @@ fn identify_namespace(ns: &NamespaceView) -> IdentifyNamespace {
         nuse: ns.blocks,
         nsfeat: nsfeat::OPTPERF,
         nmic: nmic::SHARED,
+        rescap: RESERVATIONS,
         npwg: granularity,
         npwa: granularity,
         npdg: granularity,
@@ -237,6 +246,7 @@ fn independent(ns: &NamespaceView) -> IndependentNamespace {
     IndependentNamespace {
         nsfeat: if ns.volatile_cache { 0 } else { nsfeat::NO_WRITE_CACHE },
         nmic: nmic::SHARED,
+        rescap: RESERVATIONS,
         anagrpid: ns.ana_group,
         nsattr: if ns.read_only { nsattr::WRITE_PROTECTED } else { 0 },
         nstat: nstat::READY,

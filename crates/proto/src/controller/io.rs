@@ -7,9 +7,11 @@
 //! that the SGL is as long as the data of the command is checked here.
 
 use super::subsystem::{NamespaceView, SubsystemView};
+use crate::reservation::Access;
 use longhaul_wire::command::{DatasetManagement, DsmRange, NSID_ALL, ReadWrite, Sqe, io};
 use longhaul_wire::completion::Status;
 use longhaul_wire::log::AnaState;
+use longhaul_wire::reservation::{AcquireFields, RegisterFields, ReleaseFields, ReservedValue};
 use zerocopy::FromBytes;
 
 /// Bytes that one Write Zeroes covers at most, 2^n memory pages (WZSL): what a
@@ -96,16 +98,65 @@ pub enum IoCommand {
         /// Ranges, 1 to 256.
         ranges: u16,
     },
+    /// Take the current key and a new one ([`decode_keys`](longhaul_wire::reservation::decode_keys)),
+    /// and register the host.
+    Register(RegisterFields),
+    /// Take the current key and that of the host to preempt, and reserve the namespace.
+    Acquire(AcquireFields),
+    /// Take the current key, and release the reservation.
+    Release(ReleaseFields),
+    /// Send the host what is reserved by whom.
+    Report {
+        /// Bytes: of a longer report the first ones are sent.
+        len: u32,
+    },
 }
+
+impl IoCommand {
+    /// What a reservation has to let the host do; nothing for commands of reservations
+    /// themselves.
+    #[inline]
+    pub fn access(&self) -> Option<Access> {
+        //= NVMe Base 2.1, Command Behavior in the Presence of a Reservation: Flush is a command that writes
+        match self {
+            IoCommand::Read { .. } | IoCommand::Compare { .. } | IoCommand::Verify { .. } => {
+                Some(Access::Read)
+            }
+            IoCommand::Write { .. }
+            | IoCommand::WriteZeroes { .. }
+            | IoCommand::Flush
+            | IoCommand::FlushAll
+            | IoCommand::Deallocate { .. }
+            | IoCommand::Hint { .. } => Some(Access::Write),
+            IoCommand::Register(_)
+            | IoCommand::Acquire(_)
+            | IoCommand::Release(_)
+            | IoCommand::Report { .. } => None,
+        }
+    }
+}
+
+/// The I/O commands, without those of Fabrics.
+const IO_COMMANDS: [u8; 11] = [
+    io::READ,
+    io::WRITE,
+    io::FLUSH,
+    io::COMPARE,
+    io::WRITE_ZEROES,
+    io::DATASET_MANAGEMENT,
+    io::VERIFY,
+    io::RESERVATION_REGISTER,
+    io::RESERVATION_ACQUIRE,
+    io::RESERVATION_RELEASE,
+    io::RESERVATION_REPORT,
+];
 
 /// Parses an I/O command other than a Fabrics command. `ns` is the namespace
 /// that its NSID names, if there is one.
 #[inline]
 pub fn parse(sqe: &Sqe, ns: Option<&NamespaceView>, limits: &Limits) -> Result<IoCommand, Status> {
-    let known =
-        [io::READ, io::WRITE, io::FLUSH, io::COMPARE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT, io::VERIFY];
     //= NVMe Base 2.1, Status Code: an opcode that is not supported gets Invalid Command Opcode
-    if !known.contains(&sqe.opcode) {
+    if !IO_COMMANDS.contains(&sqe.opcode) {
         return Err(Status::INVALID_OPCODE.dnr());
     }
     //= NVMe Base 2.1, Fused operations: FUSES is 0, so fused commands are refused
@@ -152,6 +203,16 @@ pub fn parse(sqe: &Sqe, ns: Option<&NamespaceView>, limits: &Limits) -> Result<I
             Ok(IoCommand::WriteZeroes { offset, len, fua: fields.fua, deallocate: fields.deallocate })
         }
         io::DATASET_MANAGEMENT => dataset(sqe),
+        io::RESERVATION_REGISTER => {
+            with_keys(sqe, RegisterFields::DATA, RegisterFields::of).map(IoCommand::Register)
+        }
+        io::RESERVATION_ACQUIRE => {
+            with_keys(sqe, AcquireFields::DATA, AcquireFields::of).map(IoCommand::Acquire)
+        }
+        io::RESERVATION_RELEASE => {
+            with_keys(sqe, ReleaseFields::DATA, ReleaseFields::of).map(IoCommand::Release)
+        }
+        io::RESERVATION_REPORT => report(sqe, limits),
         _ => Ok(IoCommand::Flush),
     }
 }
@@ -227,6 +288,32 @@ fn dataset(sqe: &Sqe) -> Result<IoCommand, Status> {
         return Err(Status::DATA_SGL_LENGTH.dnr());
     }
     Ok(if deallocate { IoCommand::Deallocate { ranges } } else { IoCommand::Hint { ranges } })
+}
+
+/// A reservation command that takes so many bytes of keys.
+fn with_keys<T>(sqe: &Sqe, data: usize, of: fn(&Sqe) -> Result<T, ReservedValue>) -> Result<T, Status> {
+    //= NVMe Base 2.1, Reservation Register command: a reserved value of a field is an invalid field
+    let fields = of(sqe).map_err(|ReservedValue| Status::INVALID_FIELD.dnr())?;
+    if sqe.sgl.length() as usize != data {
+        return Err(Status::DATA_SGL_LENGTH.dnr());
+    }
+    Ok(fields)
+}
+
+fn report(sqe: &Sqe, limits: &Limits) -> Result<IoCommand, Status> {
+    //= NVMe Base 2.1, Reservation Report command: hosts with 128-bit identifiers ask for the extended structure
+    if sqe.cdw11() & 1 == 0 {
+        return Err(Status::HOST_ID_FORMAT.dnr());
+    }
+    //= NVMe Base 2.1, Reservation Report command: NUMD counts dwords from 0
+    let len = (u64::from(sqe.cdw10()) + 1) * 4;
+    if len > limits.max_transfer.into() {
+        return Err(Status::INVALID_FIELD.dnr());
+    }
+    if u64::from(sqe.sgl.length()) != len {
+        return Err(Status::DATA_SGL_LENGTH.dnr());
+    }
+    Ok(IoCommand::Report { len: len as u32 })
 }
 
 /// The first `ranges` of a Dataset Management list as (offset, length) in

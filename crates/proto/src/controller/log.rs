@@ -47,7 +47,16 @@ const ADMIN_COMMANDS: [u8; 8] = [
     admin::CROSS_CONTROLLER_RESET,
 ];
 
-const READING_COMMANDS: [u8; 4] = [io::FLUSH, io::READ, io::COMPARE, io::VERIFY];
+const READING_COMMANDS: [u8; 8] = [
+    io::FLUSH,
+    io::READ,
+    io::COMPARE,
+    io::VERIFY,
+    io::RESERVATION_REGISTER,
+    io::RESERVATION_REPORT,
+    io::RESERVATION_ACQUIRE,
+    io::RESERVATION_RELEASE,
+];
 const CHANGING_COMMANDS: [u8; 3] = [io::WRITE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT];
 
 /// Data for the host: exactly as long as the SGL says.
@@ -193,6 +202,7 @@ impl Controller {
                 Ok(FirmwareSlots { active: 1, slot1: Ascii::new(&env.subsystem.firmware) }.encode())
             }
             lid::CHANGED_NAMESPACES => Ok(self.events.changed_log()),
+            lid::RESERVATION_NOTICE => Ok(self.events.reservation_log()),
             //= NVMe Base 2.1, Commands Supported and Effects log page: CSI selects the I/O command set where CC.CSS is 110b
             lid::COMMAND_EFFECTS if self.cc.css() == Cc::CSS_ALL => {
                 Ok(command_effects(request.csi == CSI_NVM))
@@ -242,6 +252,7 @@ fn supported_pages(nvm: &NvmContent) -> Vec<u8> {
         lid::COMMAND_EFFECTS,
         lid::FEATURE_EFFECTS,
         lid::MI_COMMAND_EFFECTS,
+        lid::RESERVATION_NOTICE,
     ];
     always.into_iter().for_each(|lid| pages.add(lid, 0));
     if nvm.ana.is_some() {
@@ -268,8 +279,8 @@ fn command_effects(nvm: bool) -> Vec<u8> {
 fn feature_effects() -> Vec<u8> {
     let mut log = FeatureEffects::new();
     for id in IO_FEATURES {
-        let scope =
-            if id == fid::ERROR_RECOVERY { effect::SCOPE_NAMESPACE } else { effect::SCOPE_CONTROLLER };
+        let of_namespace = [fid::ERROR_RECOVERY, fid::RESERVATION_NOTICE_MASK].contains(&id);
+        let scope = if of_namespace { effect::SCOPE_NAMESPACE } else { effect::SCOPE_CONTROLLER };
         log.set(id, effect::SUPPORTED | scope);
     }
     log.into_bytes()

@@ -63,6 +63,7 @@ use longhaul_wire::command::{Abort, Sqe, admin, fctype};
 use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::{CNTLID_MAX, Cc, Csts, RECFMT, disconnect_recfmt};
 pub use longhaul_wire::log::CHANGED_NAMESPACES_MAX;
+use longhaul_wire::log::ReservationNoticeKind;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -293,6 +294,12 @@ impl Controller {
     /// Says that the state of an ANA group changed.
     pub fn ana_changed(&mut self) {
         self.events.raise(Event::AnaChange);
+    }
+
+    /// Says that something has happened to a reservation of the namespace: see
+    /// [`crate::reservation::Effects::notices`].
+    pub fn reservation_notice(&mut self, nsid: u32, notice: ReservationNoticeKind) {
+        self.events.reservation(nsid, notice);
     }
 
     /// Says that the discovery log changed, to a discovery controller.

@@ -13,6 +13,7 @@ mod faults;
 mod floods;
 mod headers;
 mod neighbours;
+mod reservations;
 mod resources;
 mod rig;
 
@@ -67,6 +68,8 @@ on_each_engine! {
     neighbours::zeroes_for_ever,
     neighbours::verify_for_ever,
     neighbours::more_connections_than_there_may_be,
+    reservations::a_preempted_writer_changes_nothing_any_more,
+    reservations::registrants_are_reported_and_notified,
     floods::identify_without_end,
     floods::aborts_without_end,
     floods::event_requests_without_end,

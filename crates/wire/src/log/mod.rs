@@ -4,6 +4,7 @@ mod ana;
 mod discovery;
 mod effects;
 mod health;
+mod reservation;
 
 pub use ana::{AnaGroup, AnaLog, AnaState, decode_ana, encode_ana};
 pub use discovery::{
@@ -12,6 +13,7 @@ pub use discovery::{
 };
 pub use effects::{CommandEffects, FeatureEffects, SupportedPages, effect};
 pub use health::{ErrorEntry, FirmwareSlots, SmartHealth};
+pub use reservation::{ReservationNotice, ReservationNoticeKind};
 
 /// Log page identifiers.
 #[allow(missing_docs)]
@@ -26,6 +28,7 @@ pub mod lid {
     pub const FEATURE_EFFECTS: u8 = 0x12;
     pub const MI_COMMAND_EFFECTS: u8 = 0x13;
     pub const DISCOVERY: u8 = 0x70;
+    pub const RESERVATION_NOTICE: u8 = 0x80;
 }
 
 /// Namespaces that the Changed Attached Namespace List has room for.

@@ -35,6 +35,20 @@ fn each_feature_is_set_and_read() {
 //= test: NVMe Base 2.1, Temperature Threshold feature
 //= test: NVMe Base 2.1, I/O Command Set Profile feature
 //= test: NVMe Base 2.1, Asynchronous Event Configuration feature
+#[test]
+fn the_reservation_mask_has_a_value_for_each_namespace() {
+    let mut rig = Rig::ready();
+    let (id, all) = (fid::RESERVATION_NOTICE_MASK, u32::MAX);
+    assert_eq!(rig.result(Sqe::get_features(id, 1, 3)), 0b110);
+    assert_eq!(rig.result(Sqe::set_features(id, 1, all, false)), 0);
+    let get = |nsid| Sqe::get_features(id, nsid, 0);
+    assert_eq!((rig.result(get(1)), rig.result(get(3))), (0b1110, 0));
+    assert_eq!(rig.result(Sqe::set_features(id, NSID_ALL, 1 << 2, false)), 0);
+    assert_eq!((rig.result(get(1)), rig.result(get(3))), (1 << 2, 1 << 2));
+    assert_eq!(rig.failure(get(77)), Status::INVALID_NAMESPACE.dnr());
+    assert_eq!(rig.failure(Sqe::set_features(id, 77, 0, false)), Status::INVALID_NAMESPACE.dnr());
+}
+
 //= test: NVMe Base 2.1, Host Identifier feature
 //= test: NVM Command Set 1.1, Error Recovery feature
 #[test]
@@ -67,7 +81,7 @@ fn refused_values() {
 //= test: NVMe Base 2.1, Set Features command
 #[test]
 fn unknown_features_are_invalid_fields() {
-    let io = [1, 2, 4, 5, 6, 7, 0x0A, 0x0B, 0x0F, 0x19, 0x81];
+    let io = [1, 2, 4, 5, 6, 7, 0x0A, 0x0B, 0x0F, 0x19, 0x81, 0x82];
     let discovery = [0x0B, 0x0F, 0x81];
     for (mut rig, known) in [(Rig::ready(), &io[..]), (Rig::discovery(), &discovery[..])] {
         for id in 0..=255 {

@@ -25,7 +25,7 @@ fn an_io_controller_suits_a_linux_host() {
     assert_eq!(id.ctratt, 1 | 1 << 6);
     assert!(id.kas > 0, "needed for keep alive");
     assert_eq!((id.nn, id.mnan), (8, 8));
-    assert_eq!(id.oncs, 0b1001_1101);
+    assert_eq!(id.oncs, 0b1011_1101);
     assert_eq!((id.vwc, id.oacs, id.fuses), (0b111, 0, 0));
     assert_eq!(id.oaes, 1 << 8 | 1 << 11);
     assert_eq!(id.lpa, 0b10_0110);

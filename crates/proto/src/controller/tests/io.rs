@@ -58,6 +58,45 @@ fn every_command_in_bytes() {
     }
 }
 
+//= test: NVMe Base 2.1, Reservation Register command
+//= test: NVMe Base 2.1, Reservation Report command
+#[test]
+fn reservation_commands_are_parsed() {
+    use longhaul_wire::reservation::*;
+    let sqe = |opcode, cdw10, len| {
+        Sqe::new(opcode).with_nsid(1).with_cdw(10, cdw10).with_cdw(11, 1).with_sgl(Sgl::transport(len))
+    };
+    let register =
+        RegisterFields { action: RegisterAction::Replace, ignore_key: true, persist: PersistChange::Clear };
+    let acquire = AcquireFields {
+        action: AcquireAction::Preempt,
+        ignore_key: false,
+        kind: ReservationType::ExclusiveAccess,
+    };
+    let release = ReleaseFields { action: ReleaseAction::Clear, ignore_key: false, kind: None };
+    let good = [
+        (sqe(io::RESERVATION_REGISTER, register.cdw10(), 16), IoCommand::Register(register)),
+        (sqe(io::RESERVATION_ACQUIRE, acquire.cdw10(), 16), IoCommand::Acquire(acquire)),
+        (sqe(io::RESERVATION_RELEASE, release.cdw10(), 8), IoCommand::Release(release)),
+        (sqe(io::RESERVATION_REPORT, 1023, 4096), IoCommand::Report { len: 4096 }),
+    ];
+    for (sqe, expected) in good {
+        assert_eq!((run(sqe), expected.access()), (Ok(expected), None), "{sqe:?}");
+    }
+    let bad = [
+        (sqe(io::RESERVATION_REGISTER, 3, 16), Status::INVALID_FIELD),
+        (sqe(io::RESERVATION_REGISTER, 0, 8), Status::DATA_SGL_LENGTH),
+        (sqe(io::RESERVATION_ACQUIRE, 0, 16), Status::INVALID_FIELD),
+        (sqe(io::RESERVATION_RELEASE, 1 << 8, 16), Status::DATA_SGL_LENGTH),
+        (sqe(io::RESERVATION_REPORT, 1023, 2048), Status::DATA_SGL_LENGTH),
+        (sqe(io::RESERVATION_REPORT, u32::MAX, 0), Status::INVALID_FIELD),
+        (sqe(io::RESERVATION_REPORT, 1023, 4096).with_cdw(11, 0), Status::HOST_ID_FORMAT),
+    ];
+    for (sqe, status) in bad {
+        assert_eq!(run(sqe), Err(status.dnr()), "{sqe:?}");
+    }
+}
+
 //= test: NVMe Base 2.1, Fused operations
 //= test: NVMe Base 2.1, Flush command
 //= test: NVMe Base 2.1, Namespaces
@@ -116,7 +155,7 @@ fn every_refusal_has_its_status() {
 //= test: NVMe Base 2.1, Status Code
 #[test]
 fn every_other_opcode_is_unknown() {
-    let known = [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0C];
+    let known = [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0C, 0x0D, 0x0E, 0x11, 0x15];
     for opcode in (0..=255).filter(|opcode| !known.contains(opcode)) {
         for nsid in [0, 1, NSID_ALL] {
             assert_eq!(

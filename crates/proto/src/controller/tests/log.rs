@@ -5,7 +5,7 @@ use longhaul_wire::log::{
     FeatureEffects, SmartHealth, SubsystemType, SupportedPages, decode_ana, lid,
 };
 
-const SUPPORTED: [u8; 9] = [
+const SUPPORTED: [u8; 10] = [
     lid::SUPPORTED_PAGES,
     lid::ERROR,
     lid::HEALTH,
@@ -15,6 +15,7 @@ const SUPPORTED: [u8; 9] = [
     lid::ANA,
     lid::FEATURE_EFFECTS,
     lid::MI_COMMAND_EFFECTS,
+    lid::RESERVATION_NOTICE,
 ];
 
 //= test: NVMe Base 2.1, Get Log Page command
@@ -141,13 +142,13 @@ fn firmware_and_effects() {
     assert_eq!((firmware[0], &firmware[8..16]), (1, &b"0.1.0   "[..]));
     let effects = CommandEffects::from_bytes(&rig.log(lid::COMMAND_EFFECTS, 4096));
     let io: Vec<u8> = (0..=255).filter(|&opcode| effects.io(opcode) != 0).collect();
-    assert_eq!(io, [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0C]);
+    assert_eq!(io, [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0C, 0x0D, 0x0E, 0x11, 0x15]);
     assert_eq!((effects.io(0x01), effects.io(0x02)), (0b11, 0b01));
     let admin: Vec<u8> = (0..=255).filter(|&opcode| effects.admin(opcode) != 0).collect();
     assert_eq!(admin, [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x38]);
     let features = FeatureEffects::from_bytes(&rig.log(lid::FEATURE_EFFECTS, 1024));
     let known: Vec<u8> = (0..=255).filter(|&id| features.get(id) != 0).collect();
-    assert_eq!(known, [1, 2, 4, 5, 6, 7, 0x0A, 0x0B, 0x0F, 0x19, 0x81]);
+    assert_eq!(known, [1, 2, 4, 5, 6, 7, 0x0A, 0x0B, 0x0F, 0x19, 0x81, 0x82]);
 }
 
 //= test: NVMe Base 2.1, Commands Supported and Effects log page
@@ -162,13 +163,13 @@ fn effects_are_told_for_each_command_set_that_cap_promises() {
     };
     // CC.CSS is 000b: there is only the NVM command set, whatever CSI says.
     let mut rig = Rig::ready();
-    assert_eq!((of(&mut rig, 0), of(&mut rig, CSI_ZONED)), ((8, 7), (8, 7)));
+    assert_eq!((of(&mut rig, 0), of(&mut rig, CSI_ZONED)), ((8, 11), (8, 11)));
     // 110b, as Linux sets it where CAP.CSS has bit 6.
     let mut rig = Rig::connected(subsystem());
     let cap = rig.result(Sqe::property_get(longhaul_wire::fabrics::offset::CAP, true));
     assert_ne!(longhaul_wire::fabrics::Cap(cap).css() & longhaul_wire::fabrics::Cap::CSS_IO_SETS, 0);
     assert_eq!(rig.set_cc(CC_ENABLE | 0b110 << 4), Action::Change(Change::Enabled));
-    assert_eq!((of(&mut rig, 0), of(&mut rig, CSI_ZONED)), ((8, 7), (8, 0)));
+    assert_eq!((of(&mut rig, 0), of(&mut rig, CSI_ZONED)), ((8, 11), (8, 0)));
 }
 
 #[test]

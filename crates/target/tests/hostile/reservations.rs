@@ -1,0 +1,173 @@
+//! Hosts that another one has preempted.
+
+use crate::client::{BLOCK, Host, Name, pattern, read, write};
+use crate::rig::Rig;
+use longhaul_block::MemDevice;
+use longhaul_engine::Kind;
+use longhaul_wire::command::{Sgl, Sqe, admin, io};
+use longhaul_wire::completion::Status;
+use longhaul_wire::log::{ReservationNotice, ReservationNoticeKind, lid};
+use longhaul_wire::pdu::flags;
+use longhaul_wire::reservation::{
+    AcquireAction, AcquireFields, PersistChange, RegisterAction, RegisterFields, ReleaseAction,
+    ReleaseFields, ReservationReport, ReservationType, encode_keys,
+};
+use std::sync::Arc;
+
+const CONFLICT: Status = Status::RESERVATION_CONFLICT;
+
+fn with_keys(opcode: u8, nsid: u32, cdw10: u32, keys: &[u8]) -> Sqe {
+    let sgl = Sgl::in_capsule(0, keys.len() as u32);
+    Sqe::new(opcode).with_nsid(nsid).with_cdw(10, cdw10).with_sgl(sgl)
+}
+
+fn register(host: &mut Host, nsid: u32, key: u64) -> Status {
+    let fields =
+        RegisterFields { action: RegisterAction::Register, ignore_key: false, persist: PersistChange::None };
+    let keys = encode_keys(0, key);
+    host.io.call(&with_keys(io::RESERVATION_REGISTER, nsid, fields.cdw10(), &keys), &keys).status
+}
+
+fn acquire(
+    host: &mut Host,
+    nsid: u32,
+    action: AcquireAction,
+    kind: ReservationType,
+    keys: [u64; 2],
+) -> Status {
+    let fields = AcquireFields { action, ignore_key: false, kind };
+    let keys = encode_keys(keys[0], keys[1]);
+    host.io.call(&with_keys(io::RESERVATION_ACQUIRE, nsid, fields.cdw10(), &keys), &keys).status
+}
+
+fn release(host: &mut Host, nsid: u32, kind: ReservationType, key: u64) -> Status {
+    let fields = ReleaseFields { action: ReleaseAction::Release, ignore_key: false, kind: Some(kind) };
+    let keys = key.to_le_bytes();
+    host.io.call(&with_keys(io::RESERVATION_RELEASE, nsid, fields.cdw10(), &keys), &keys).status
+}
+
+fn report(host: &mut Host, nsid: u32) -> ReservationReport {
+    const LEN: u32 = 1024;
+    let sqe = Sqe::new(io::RESERVATION_REPORT).with_nsid(nsid).with_cdw(10, LEN / 4 - 1).with_cdw(11, 1);
+    let done = host.io.call(&sqe.with_sgl(Sgl::transport(LEN)), &[]);
+    assert_eq!((done.status, done.data.len()), (Status::SUCCESS, LEN as usize));
+    ReservationReport::decode(&done.data).expect("a header")
+}
+
+/// The oldest notice that waits for the host.
+fn notice(host: &mut Host) -> Option<ReservationNotice> {
+    let sqe = Sqe::get_log_page(lid::RESERVATION_NOTICE, 0, 0, 64, false);
+    let done = host.admin.call(&sqe.with_sgl(Sgl::transport(64)), &[]);
+    assert_eq!(done.status, Status::SUCCESS);
+    ReservationNotice::decode(&done.data.try_into().expect("64 bytes"))
+}
+
+/// A writer whose data is still to come when another host takes over: none of it lands, however
+/// late it comes, and whatever it sends over new connections is refused.
+//= test: NVMe Base 2.1, Command Behavior in the Presence of a Reservation
+//= test: NVMe Base 2.1, Reservation Acquire
+pub fn a_preempted_writer_changes_nothing_any_more(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let nsid = rig.export(Arc::new(MemDevice::new(1 << 20, BLOCK as u32).expect("mapped")));
+    let [new, old] = [1, 2].map(Name::other);
+    let mut new = Host::named(rig.addr, 32, 0, new);
+    let mut stale = Host::named(rig.addr, 32, 0, old.clone());
+    let reserved = ReservationType::WriteExclusive;
+    assert_eq!(
+        acquire(&mut stale, nsid, AcquireAction::Acquire, reserved, [2, 0]).code(),
+        CONFLICT,
+        "not registered"
+    );
+    assert!(register(&mut stale, nsid, 2).is_success());
+    assert!(acquire(&mut stale, nsid, AcquireAction::Acquire, reserved, [2, 0]).is_success());
+    assert_eq!(new.io.call(&write(nsid, 0, BLOCK), &pattern(BLOCK, 9)).status.code(), CONFLICT);
+    assert!(new.io.call(&read(nsid, 0, BLOCK), &[]).status.is_success(), "every host reads");
+    assert_eq!(new.io.call(&Sqe::flush(nsid), &[]).status.code(), CONFLICT);
+    assert_eq!(new.io.call(&Sqe::flush(u32::MAX), &[]).status.code(), CONFLICT);
+
+    // A write that has been asked for its data.
+    let data = pattern(2 * BLOCK, 5);
+    let sqe =
+        write(nsid, 4, data.len()).with_cid(stale.io.next_cid()).with_sgl(Sgl::transport(data.len() as u32));
+    let capsule = stale.io.capsule(&sqe, &[]);
+    stale.io.send(&capsule);
+    let r2t = stale.io.r2t();
+
+    assert!(register(&mut new, nsid, 1).is_success());
+    let exclusive = ReservationType::ExclusiveAccess;
+    assert!(acquire(&mut new, nsid, AcquireAction::PreemptAndAbort, exclusive, [1, 2]).is_success());
+    let late = stale.io.h2c(flags::LAST_PDU, sqe.cid(), r2t.ttag.get(), 0, &data);
+    stale.io.send(&late);
+    stale.io.expect_end("a queue of a host that was preempted with abort");
+    let there = new.io.call(&read(nsid, 4, data.len()), &[]);
+    assert!(there.data.iter().all(|byte| *byte == 0), "data of the stale writer has landed");
+
+    let mut again = Host::named(rig.addr, 32, 0, old);
+    assert_eq!(again.io.call(&write(nsid, 4, BLOCK), &pattern(BLOCK, 5)).status.code(), CONFLICT);
+    assert_eq!(again.io.call_r2t(&write(nsid, 4, 2 * BLOCK), &data).status.code(), CONFLICT);
+    assert_eq!(again.io.call(&read(nsid, 4, BLOCK), &[]).status.code(), CONFLICT);
+    assert_eq!(
+        again.io.call(&Sqe::deallocate(nsid, 1).with_sgl(Sgl::in_capsule(0, 16)), &[0; 16]).status.code(),
+        CONFLICT
+    );
+    assert_eq!(release(&mut again, nsid, exclusive, 2).code(), CONFLICT);
+    new.verify(nsid, 4, 7);
+    drop((new, again, stale));
+    rig.remove(nsid);
+    rig.finish();
+}
+
+//= test: NVMe Base 2.1, Reservation Report command
+//= test: NVMe Base 2.1, Reservation Notification log page
+pub fn registrants_are_reported_and_notified(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let nsid = rig.export(Arc::new(MemDevice::new(1 << 20, BLOCK as u32).expect("mapped")));
+    let [a, b] = [3, 4].map(Name::other);
+    let (id_a, id_b) = (a.hostid.into_bytes(), b.hostid.into_bytes());
+    let mut a = Host::named(rig.addr, 32, 0, a);
+    let mut b = Host::named(rig.addr, 32, 0, b);
+    assert!(register(&mut a, nsid, 1).is_success() && register(&mut b, nsid, 2).is_success());
+    let kind = ReservationType::WriteExclusiveRegistrants;
+    assert!(acquire(&mut a, nsid, AcquireAction::Acquire, kind, [1, 0]).is_success());
+    a.verify(nsid, 0, 1);
+    b.verify(nsid, 0, 2);
+    let said = report(&mut b, nsid);
+    assert_eq!((said.kind, said.generation, said.persists), (Some(kind), 2, false));
+    let seen: Vec<_> =
+        said.registrants.iter().map(|one| (one.cntlid, one.holds, one.hostid, one.key)).collect();
+    assert_eq!(seen, [(a.cntlid, true, id_a, 1), (b.cntlid, false, id_b, 2)]);
+    // Without EDS, which hosts with 128-bit identifiers need.
+    let short =
+        Sqe::new(io::RESERVATION_REPORT).with_nsid(nsid).with_cdw(10, 15).with_sgl(Sgl::transport(64));
+    assert_eq!(b.io.call(&short, &[]).status.code(), Status::HOST_ID_FORMAT);
+    // Nothing persists through a loss of power, and RESCAP says so.
+    let persist =
+        RegisterFields { action: RegisterAction::Replace, ignore_key: true, persist: PersistChange::Set };
+    let keys = encode_keys(0, 5);
+    let sqe = with_keys(io::RESERVATION_REGISTER, nsid, persist.cdw10(), &keys);
+    assert_eq!(b.io.call(&sqe, &keys).status.code(), Status::INVALID_FIELD);
+
+    let event = Sqe::new(admin::ASYNC_EVENT_REQUEST).with_cid(b.admin.next_cid());
+    let capsule = b.admin.capsule(&event, &[]);
+    b.admin.send(&capsule);
+    assert_eq!(notice(&mut a), None);
+    assert!(release(&mut a, nsid, kind, 1).is_success());
+    let happened = b.admin.finish(event.cid(), &[]);
+    assert_eq!(happened.result, 0x0080_0006, "reservation log page available");
+    let first =
+        ReservationNotice { count: 1, kind: ReservationNoticeKind::ReservationReleased, more: 0, nsid };
+    assert_eq!((notice(&mut b), notice(&mut b)), (Some(first), None));
+    assert!(a.io.call(&write(nsid, 0, BLOCK), &pattern(BLOCK, 3)).status.is_success());
+    // The registration of a host outlives its controllers.
+    drop(a);
+    let left = loop {
+        let said = report(&mut b, nsid);
+        if said.registrants.iter().any(|one| one.hostid == id_a && one.cntlid == 0xFFFF) {
+            break said;
+        }
+    };
+    assert_eq!((left.kind, left.registrants.len()), (None, 2));
+    drop(b);
+    rig.remove(nsid);
+    rig.finish();
+}
