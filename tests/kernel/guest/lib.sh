@@ -22,6 +22,14 @@ block_device() {
     return 1
 }
 
+# no_schedulers: remote disks get their I/O as it comes.
+no_schedulers() {
+    local s
+    for s in /sys/block/nvme*/queue/scheduler /sys/block/sd*/queue/scheduler; do
+        [ ! -e "$s" ] || [ "$(cat "$s")" = none ] || echo none > "$s"
+    done
+}
+
 # controller NQN: prints the controller's character device.
 controller() {
     local c
@@ -67,21 +75,26 @@ repair() {
     esac
 }
 
-# is_idle: whether no longhaul runs; zombies of background jobs do not count.
-is_idle() {
+# running NAME: whether such a process runs; zombies of background jobs do not count.
+running() {
     local pid
-    for pid in $(pgrep -x longhaul); do
-        grep -q '^State:.*zombie' "/proc/$pid/status" || return 1
+    for pid in $(pgrep -x "$1"); do
+        grep -q '^State:.*zombie' "/proc/$pid/status" || return 0
     done
+    return 1
 }
+
+# is_idle: whether no longhaul runs.
+is_idle() { ! running longhaul; }
 
 # clean_up: what one check leaves is not there for the next.
 clean_up() {
     local m
-    pkill -KILL -x longhaul
+    pkill -KILL -x 'longhaul|iperf3'
     for m in $(grep -o ' /mnt[^ ]*' /proc/mounts); do umount -l "$m"; done
     nvme disconnect-all > /dev/null 2>&1
     nvmet clear
+    if running 'tgtd|iscsid'; then iscsi clear > /dev/null 2>&1; fi
     rm -rf /tmp/* /root/*
     dmesg --clear
 }

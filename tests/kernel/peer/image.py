@@ -27,6 +27,7 @@ from .packages import Apt, Missing
 USERLAND = """
     busybox-static bash coreutils util-linux mount grep sed mawk findutils procps iproute2
     nvme-cli fio xfsprogs e2fsprogs diffutils gzip python3-minimal libpython3-stdlib
+    tgt open-iscsi iperf3
 """.split()
 
 # Modules that are loaded at boot, with all that these depend on; those built
@@ -35,12 +36,13 @@ MODULES = """
     virtio_pci virtio_blk virtio_net virtio_console virtio_rng
     crc32c_generic crc32c_intel crc32c-x86_64 ext4 xfs loop fuse nbd ublk_drv null_blk
     nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp configfs
-    tun veth bridge sch_netem
+    tun veth bridge sch_netem sd_mod iscsi_tcp
 """.split()
 
 # Modules that some kernels do not have because another took over their work.
 OPTIONAL = {
     "crc32c_generic", "crc32c_intel", "crc32c-x86_64", "configfs", "virtio_pci", "virtio_rng", "ublk_drv",
+    "iscsi_tcp",
 }  # fmt: skip
 
 # What a module is loaded with: no disks but those that a test asks for.
@@ -222,6 +224,7 @@ def furnish(root):
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n10.0.2.2 host\n")
     identity = "5f4c0d3e-6c1a-4d55-9a0e-1f2b3c4d5e6f"
     (root / "etc/nvme/hostid").write_text(identity + "\n")
+    (root / "etc/iscsi/initiatorname.iscsi").write_text("InitiatorName=iqn.2014-08.org.example:guest\n")
     (root / "etc/nvme/hostnqn").write_text(f"nqn.2014-08.org.nvmexpress:uuid:{identity}\n")
     for name, to in (("awk", "mawk"), ("sh", "bash")):
         if not (root / "usr/bin" / name).exists():

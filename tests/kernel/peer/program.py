@@ -8,6 +8,9 @@ import signal
 import subprocess
 import tempfile
 import threading
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 # How long the program may take for anything short, in seconds. Generous: the
 # guest's emulation takes both CPUs of a small machine.
@@ -24,6 +27,23 @@ def end_with_parent():
 
 class ProgramError(Exception):
     """The program did not do what it was asked."""
+
+
+def built(package, given):
+    """A program of this workspace: what the environment names, or what cargo builds."""
+    if os.environ.get(given):
+        return Path(os.environ[given])
+    built = subprocess.run(
+        ["cargo", "build", "--quiet", "-p", package, "--message-format=json"],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if built.returncode:
+        return None
+    artifacts = (json.loads(line) for line in built.stdout.splitlines())
+    return next(
+        (Path(a["executable"]) for a in artifacts if a.get("target", {}).get("name") == package and a.get("executable")),
+        None,
+    )
 
 
 class Longhaul:
