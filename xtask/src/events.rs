@@ -1,88 +1,138 @@
-//! `docs/events.md`: the events that the program prints with `--json`.
+//! `docs/events.md` and the pages below `docs/events/`: the events that the program prints with `--json`.
 //!
 //! They are declared as structures, in the modules of [`EVENTS`]: the declaration is the code that
 //! prints. A doc comment says what an event or a field means, an alias such as `Bytes` its unit.
+//! Each module is a page, and the index lists the pages.
 
 use crate::repo::{File, Finding, Repo};
 use anyhow::{Context, Result, bail, ensure};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use syn::{Attribute, Expr, Field, GenericArgument, Item, ItemStruct, Lit, Meta, PathArguments, Type};
 
-const PAGE: &str = "docs/events.md";
+const INDEX: &str = "docs/events.md";
+/// The directory of the pages.
+const PAGES: &str = "docs/events/";
+/// A page of this many lines is too long to read.
+const LINES: usize = 250;
 
-/// The declarations; a section of the page for each module.
+/// The declarations: a page for each module.
 const EVENTS: &str = "crates/longhaul/src/events/";
 /// Declarations that events include.
 const INCLUDED: [&str; 2] = ["crates/longhaul/src/events.rs", "crates/device/src/arrays/report.rs"];
+/// The module of events that any verb may print: first in the index.
+const FIRST: &str = "general";
 
-const HEAD: &str = "\
-<!-- Made by `cargo xtask events` from crates/longhaul/src/events. -->
+const MADE: &str = "<!-- Made by `cargo xtask events` from crates/longhaul/src/events. -->\n";
 
+const HEAD: &str = "
 # Events
 
-With `--json` each line of standard output is one JSON object, an event. Its kind is in `event`. The last
-event is `summary`, or `error`. What is for people goes to standard error then.
+What `--json` prints: each line of standard output is one JSON object, an event, with its kind in `event`. The
+last one is `summary`, or `error`. Text for people goes to standard error.
 
-In the tables, `a.b` is field `b` of the object in `a`, `a[].b` that of each object in the list `a`, and `a.*`
-each value of an object, by its name. *Or null*, *or left out*: where there is no such value. Later versions
-may add fields: ignore those that you do not know. Each round trip is in µs, in a field whose name has
-`round_trip` in it; only results (`--output`) keep `rtt_us` of their version 1.
+<!-- given: target dtn1 scratch=mem:256MiB -->
+```sh
+longhaul info nvme+tcp://dtn1/scratch --json
+longhaul list --json
+```
+
+| page | events |
+|---|---|
 ";
 
-/// Writes the page.
-pub(crate) fn write(repo: &Repo) -> Result<()> {
-    let path = repo.root.join(PAGE);
-    std::fs::write(&path, page(repo)?).with_context(|| format!("cannot write {}", path.display()))
-}
+const FIELDS: &str = "
+## How to read the tables
 
-/// Fails if the page is not what would be written.
-pub(crate) fn check(repo: &Repo) -> Result<()> {
-    if let Some(finding) = differs(repo)? {
-        bail!("{finding}");
+- `a.b` is field `b` of the object in `a`, `a[].b` that of each object in the list `a`, and `a.*` each value of
+  an object, by its name.
+- *Or null*, *or left out*: where there is no such value.
+- Each round trip is in µs, in a field whose name has `round_trip` in it; only results (`--output`) keep `rtt_us`
+  of their version 1.
+- Later versions may add fields: ignore those that you do not know.
+";
+
+/// Writes the pages.
+pub(crate) fn write(repo: &Repo) -> Result<()> {
+    std::fs::create_dir_all(repo.root.join(PAGES)).with_context(|| format!("cannot make {PAGES}"))?;
+    for (path, text) in pages(repo)? {
+        std::fs::write(repo.root.join(&path), text).with_context(|| format!("cannot write {path}"))?;
     }
-    println!("{PAGE} is current");
     Ok(())
 }
 
-/// That the page is not what would be written.
-pub(crate) fn differs(repo: &Repo) -> Result<Option<Finding>> {
-    let written = repo.file(PAGE).map_or("", |f| f.text.as_str());
-    let message = "out of date: run `cargo xtask events`".to_owned();
-    Ok((written != page(repo)?).then(|| Finding { path: PAGE.to_owned(), line: 0, message }))
+/// Fails if a page is not what would be written.
+pub(crate) fn check(repo: &Repo) -> Result<()> {
+    if let Some(finding) = differences(repo)?.first() {
+        bail!("{finding}");
+    }
+    println!("{INDEX} and {PAGES} are current");
+    Ok(())
 }
 
-fn page(repo: &Repo) -> Result<String> {
-    let mut sections = Vec::new();
+/// The pages that are not what would be written.
+pub(crate) fn differences(repo: &Repo) -> Result<Vec<Finding>> {
+    let pages = pages(repo)?;
+    let finding =
+        |path: &str, message: &str| Finding { path: path.to_owned(), line: 0, message: message.to_owned() };
+    let mut findings = Vec::new();
+    for (path, text) in &pages {
+        if repo.file(path).is_none_or(|file| file.text != *text) {
+            findings.push(finding(path, "out of date: run `cargo xtask events`"));
+        }
+    }
+    for file in repo.files.iter().filter(|file| file.path.starts_with(PAGES)) {
+        if !pages.contains_key(&file.path) {
+            findings.push(finding(&file.path, "no module declares these events: remove the page"));
+        }
+    }
+    Ok(findings)
+}
+
+/// A module that declares events.
+struct Module {
+    /// The name of its file, without `.rs`.
+    stem: String,
+    /// Its documentation: the verbs in the first line, then paragraphs.
+    header: String,
+    /// The structures of its events, in order.
+    events: Vec<String>,
+}
+
+/// All pages, by path.
+fn pages(repo: &Repo) -> Result<BTreeMap<String, String>> {
+    let mut modules = Vec::new();
     let mut declared = Declared::default();
     for file in &repo.files {
-        let is_section = file.path.starts_with(EVENTS);
-        if is_section || INCLUDED.contains(&file.path.as_str()) {
+        let stem = file.path.strip_prefix(EVENTS).and_then(|name| name.strip_suffix(".rs"));
+        if stem.is_some() || INCLUDED.contains(&file.path.as_str()) {
             let (header, events) = declared.read(file).with_context(|| file.path.clone())?;
-            if is_section {
-                sections.push((header, events));
+            modules.extend(stem.map(|stem| Module { stem: stem.to_owned(), header, events }));
+        }
+    }
+    ensure!(!modules.is_empty(), "no events below {EVENTS}");
+    modules.sort_by_key(|module| (module.stem != FIRST, module.stem.clone()));
+    declared.share(&modules)?;
+    let mut pages = BTreeMap::new();
+    let mut index = format!("{MADE}{HEAD}");
+    for module in &modules {
+        let verbs = module.header.lines().next().unwrap_or_default();
+        let mut names: Vec<String> = Vec::new();
+        for event in &module.events {
+            let name = format!("`{}`", declared.event(event)?);
+            if !names.contains(&name) {
+                names.push(name);
             }
         }
+        writeln!(index, "| [{verbs}](events/{}.md) | {} |", module.stem, names.join(", "))?;
+        pages.insert(format!("{PAGES}{}.md", module.stem), declared.page(module)?);
     }
-    ensure!(!sections.is_empty(), "no events below {EVENTS}");
-    sections.sort_by(|a, b| a.0.cmp(&b.0));
-    declared.count(sections.iter().flat_map(|(_, events)| events))?;
-    let mut out = HEAD.to_owned();
-    for (header, events) in sections {
-        write!(out, "\n## {header}\n")?;
-        for event in events {
-            let item = &declared.structs[&event];
-            let name = serde_value(&item.attrs, "rename").context("an event without a name")?;
-            write!(out, "\n**`{name}`**: {}\n", doc(&item.attrs))?;
-            out.push_str(&table(&declared.rows(item, "")?));
-        }
+    index.push_str(FIELDS);
+    pages.insert(INDEX.to_owned(), index);
+    for (path, text) in &pages {
+        ensure!(text.lines().count() < LINES, "{path} has {LINES} lines or more: split its module");
     }
-    write!(out, "\n## Objects in several events\n")?;
-    for name in &declared.shared {
-        let item = &declared.structs[name];
-        write!(out, "\n### {}\n\n{}\n{}", title(name), doc(&item.attrs), table(&declared.rows(item, "")?))?;
-    }
-    Ok(out)
+    Ok(pages)
 }
 
 fn table(rows: &[String]) -> String {
@@ -104,19 +154,14 @@ fn title(name: &str) -> String {
     words
 }
 
-/// A reference to the section of a structure.
-fn link(words: &str, name: &str) -> String {
-    format!("[{words}](#{})", title(name).to_lowercase().replace(' ', "-"))
-}
-
 /// What the modules declare.
 #[derive(Default)]
 struct Declared {
     structs: BTreeMap<String, ItemStruct>,
     /// Units by the names of their aliases.
     units: BTreeMap<String, String>,
-    /// Structures that more than one field holds: each has a section of its own.
-    shared: BTreeSet<String>,
+    /// Structures that more than one field holds, with the page (its stem) where each has a section.
+    shared: BTreeMap<String, String>,
 }
 
 impl Declared {
@@ -145,19 +190,23 @@ impl Declared {
         Ok((header, events))
     }
 
-    /// Finds the structures that more than one field of these events holds.
-    fn count<'a>(&mut self, events: impl Iterator<Item = &'a String>) -> Result<()> {
-        let mut seen = BTreeSet::new();
-        let mut shared = BTreeSet::new();
-        let mut left: Vec<String> = events.cloned().collect();
-        while let Some(name) = left.pop() {
-            for field in &self.structs[&name].fields {
-                let Some(inner) = self.shape(&field.ty)?.inner else { continue };
-                let inner = inner.ident.to_string();
-                if seen.insert(inner.clone()) {
-                    left.push(inner);
-                } else {
-                    shared.insert(inner);
+    /// Finds the structures that more than one field of these events holds. A section of such a
+    /// structure is on the first page that needs it.
+    fn share(&mut self, modules: &[Module]) -> Result<()> {
+        let mut pages: BTreeMap<String, &str> = BTreeMap::new();
+        let mut shared = BTreeMap::new();
+        for module in modules {
+            let mut left = module.events.clone();
+            while let Some(name) = left.pop() {
+                for field in &self.structs[&name].fields {
+                    let Some(inner) = self.shape(&field.ty)?.inner else { continue };
+                    let inner = inner.ident.to_string();
+                    if let Some(page) = pages.get(&inner) {
+                        shared.insert(inner, (*page).to_owned());
+                    } else {
+                        left.push(inner.clone());
+                        pages.insert(inner, &module.stem);
+                    }
                 }
             }
         }
@@ -165,19 +214,56 @@ impl Declared {
         Ok(())
     }
 
-    /// Rows of the fields of a structure, whose names begin with `prefix`.
-    fn rows(&self, item: &ItemStruct, prefix: &str) -> Result<Vec<String>> {
+    /// The name of an event in JSON.
+    fn event(&self, name: &str) -> Result<String> {
+        let item = &self.structs[name];
+        serde_value(&item.attrs, "rename").with_context(|| format!("{name} is an event without a name"))
+    }
+
+    /// The page of a module.
+    fn page(&self, module: &Module) -> Result<String> {
+        let (verbs, more) = module.header.split_once('\n').unwrap_or((&module.header, ""));
+        let mut out = format!(
+            "{MADE}\n# Events of {verbs}\n\nWhat `--json` prints, by event. [How to read the tables]\
+             (../events.md#how-to-read-the-tables).\n{more}"
+        );
+        if !more.is_empty() {
+            out.push('\n');
+        }
+        for event in &module.events {
+            let item = &self.structs[event];
+            write!(out, "\n**`{}`**: {}\n", self.event(event)?, doc(&item.attrs))?;
+            out.push_str(&table(&self.rows(item, "", &module.stem)?));
+        }
+        let mut heading = "\n## Objects in several fields\n";
+        for (name, _) in self.shared.iter().filter(|(_, page)| **page == module.stem) {
+            let item = &self.structs[name];
+            let rows = table(&self.rows(item, "", &module.stem)?);
+            write!(out, "{heading}\n### {}\n\n{}\n{rows}", title(name), doc(&item.attrs))?;
+            heading = "";
+        }
+        Ok(out)
+    }
+
+    /// A link from page `from` to the section of a structure, which page `to` has.
+    fn link(words: &str, name: &str, from: &str, to: &str) -> String {
+        let page = if from == to { String::new() } else { format!("{to}.md") };
+        format!("[{words}]({page}#{})", title(name).to_lowercase().replace(' ', "-"))
+    }
+
+    /// Rows of the fields of a structure for a page; their names begin with `prefix`.
+    fn rows(&self, item: &ItemStruct, prefix: &str, page: &str) -> Result<Vec<String>> {
         let mut rows = Vec::new();
         for field in &item.fields {
             let shape = self.shape(&field.ty)?;
             let meaning = doc(&field.attrs);
-            let shared =
-                shape.inner.map(|inner| inner.ident.to_string()).filter(|at| self.shared.contains(at));
+            let shared = shape.inner.and_then(|inner| self.shared.get_key_value(&inner.ident.to_string()));
+            let link = |words: &str| shared.map(|(name, to)| Self::link(words, name, page, to));
             if has_serde(&field.attrs, "flatten") {
                 let inner = shape.inner.context("a flattened field that is no structure")?;
-                match shared {
-                    Some(at) => rows.push(format!("| {} | | {meaning} |\n", link("these fields", &at))),
-                    None => rows.extend(self.rows(inner, prefix)?),
+                match link("these fields") {
+                    Some(link) => rows.push(format!("| {link} | | {meaning} |\n")),
+                    None => rows.extend(self.rows(inner, prefix, page)?),
                 }
                 continue;
             }
@@ -188,13 +274,13 @@ impl Declared {
                 (true, false) => " or null",
                 _ => "",
             };
-            let words = match &shared {
-                Some(at) => shape.words.replace("object", &link("object", at)),
+            let words = match link("object") {
+                Some(link) => shape.words.replace("object", &link),
                 None => shape.words,
             };
             rows.push(format!("| `{prefix}{name}` | {words}{missing} | {meaning} |\n"));
             if let (Some(inner), None) = (shape.inner, shared) {
-                rows.extend(self.rows(inner, &format!("{prefix}{name}{}.", shape.suffix))?);
+                rows.extend(self.rows(inner, &format!("{prefix}{name}{}.", shape.suffix), page)?);
             }
         }
         Ok(rows)
@@ -313,7 +399,7 @@ mod tests {
     fn read(text: &str) -> Result<Vec<String>> {
         let mut declared = Declared::default();
         let (_, events) = declared.read(&File { path: "x.rs".into(), text: text.to_owned() })?;
-        declared.rows(&declared.structs[&events[0]], "")
+        declared.rows(&declared.structs[&events[0]], "", "x")
     }
 
     #[test]
@@ -340,5 +426,24 @@ mod tests {
         let event = "#[serde(tag = \"event\", rename = \"x\")] struct X";
         assert!(read(&format!("{event} {{ a: u64 }}")).is_err_and(|e| e.to_string().contains("X.a")));
         assert!(read(&format!("{event} {{ /// A.\na: Odd }}")).is_err_and(|e| e.to_string().contains("Odd")));
+    }
+
+    #[test]
+    fn an_object_of_several_fields_has_one_section() {
+        let mut declared = Declared::default();
+        let event = "#[serde(tag = \"event\", rename = \"x\")]";
+        let one = format!(
+            "//! `a`\n/// P.\nstruct P {{ /// N.\nn: u64 }}\n/// E.\n{event} struct A {{ /// P.\np: P }}"
+        );
+        let other = format!("//! `b`\n/// F.\n{event} struct B {{ /// P.\np: Vec<P> }}");
+        let mut modules = Vec::new();
+        for (stem, text) in [("a", one), ("b", other)] {
+            let (header, events) = declared.read(&File { path: stem.into(), text }).expect("a module");
+            modules.push(Module { stem: stem.into(), header, events });
+        }
+        declared.share(&modules).expect("fields of known types");
+        let [a, b] = [&modules[0], &modules[1]].map(|module| declared.page(module).expect("a page"));
+        assert!(a.contains("| `p` | [object](#p) | P. |") && a.contains("### P\n"), "{a}");
+        assert!(b.contains("| `p` | list of [object](a.md#p) | P. |") && !b.contains("###"), "{b}");
     }
 }

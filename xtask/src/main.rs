@@ -21,7 +21,7 @@ usage: cargo xtask CHORE
 chores:
   tidy                    hold what a machine can hold: layers, unwraps, citations, links, commands
   conformance [--check]   write docs/conformance.md, or fail if it is not what would be written
-  events [--check]        write docs/events.md, or fail if it is not what would be written
+  events [--check]        write docs/events.md and docs/events/, or fail if they would differ
   mutate [--list] [--only NAME...] [--output FILE]
                           plant known bugs in a copy of the tree, and see that a test catches each
   fuzz                    replay the fuzzing corpus, then fuzz each target for a short while

@@ -2,7 +2,8 @@
 //!
 //! Each event is declared here once, as the structure that is printed: its name in `rename`, its
 //! fields with their meaning, and their units as type names below. `cargo xtask events` makes
-//! docs/events.md of these declarations; the header of each module is a section of it.
+//! the pages below docs/events/ of these declarations: a page for each module, whose header says
+//! the verbs.
 
 mod array;
 mod attach;

@@ -31,7 +31,7 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
         ("machine", machine::check(repo)),
         ("merges", merges::check(repo)),
         ("words", words::check(repo)?),
-        ("events", events::differs(repo)?.into_iter().collect()),
+        ("events", events::differences(repo)?),
     ];
     let mut found = 0;
     for (name, findings) in &checks {

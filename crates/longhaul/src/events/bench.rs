@@ -1,7 +1,7 @@
 //! `bench`, `netbench`
 //!
 //! `bench --json` and `netbench --json` print one document in fio's layout, a
-//! [result](measuring.md#results), in place of events.
+//! [result](../measuring.md#results), in place of events.
 
 use serde::Serialize;
 

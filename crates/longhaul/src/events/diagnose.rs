@@ -21,7 +21,7 @@ pub(crate) struct DiagnoseSummary {
     pub(crate) tried: Option<TriedRemedy>,
     /// What is to be known beside the numbers, a sentence each.
     pub(crate) notes: Vec<String>,
-    /// Whether the numbers count, and why not: as in [results](measuring.md#results).
+    /// Whether the numbers count, and why not: as in [results](../measuring.md#results).
     pub(crate) validity: Validity,
 }
 

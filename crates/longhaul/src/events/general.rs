@@ -1,4 +1,4 @@
-//! General
+//! any verb, `completions`, `man`, `dataset`, `report`, services
 
 use serde::Serialize;
 use serde_json::Value;
