@@ -1,11 +1,11 @@
 //! What front ends are served, as a device again: for those that take one.
 
-use crate::disk::ErrorCursor;
 use crate::served::{Request, Requests};
 use futures_channel::oneshot;
 use longhaul_block::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
+use longhaul_cache::ErrorCursor;
 use longhaul_engine::{Buf, BufMut};
 use std::rc::Rc;
 use std::sync::Arc;

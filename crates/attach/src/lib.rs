@@ -3,24 +3,22 @@
 //!
 //! A front end turns what its protocol asks into [`Request`]s and knows
 //! nothing of devices; [`Served`] does them on an engine thread, all at the
-//! same time, with read-ahead and write-behind that fit the path below.
+//! same time, through a [`Cache`](longhaul_cache::Cache) that reads ahead and
+//! writes behind as fits the path below.
 
 #![deny(unsafe_code)]
 
-mod ahead;
 mod device;
-mod disk;
 mod error;
 pub mod filesystem;
 pub mod fuse;
 pub mod kernel;
 mod loopdev;
 pub mod nbd;
-mod order;
 mod served;
 pub mod users;
 
-pub use disk::ErrorCursor;
 pub use error::AttachError;
+pub use longhaul_cache::ErrorCursor;
 pub use loopdev::{LoopDevice, Shared, keep_out_of_reclaim};
 pub use served::{Done, Request, Requests, Served};

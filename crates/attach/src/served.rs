@@ -6,10 +6,10 @@
 //! - requests of one thread take their places in the order in which it made
 //!   them.
 
-use crate::disk::{Disk, ErrorCursor, Losses};
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::StreamExt;
 use longhaul_block::{BlockDevice, DeviceInfo, IoError, IoResult, ZeroFlags};
+use longhaul_cache::{Cache, ErrorCursor, Losses};
 use longhaul_engine::{Buf, Config, Thread, spawn};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -132,10 +132,10 @@ impl Served {
         let counts = lost.clone();
         // The result comes by `opened`: the task itself goes on.
         drop(thread.handle().spawn(move || async move {
-            match Disk::open(shared, memory, counts).await {
-                Ok(disk) => {
+            match Cache::open(shared, memory, counts).await {
+                Ok(cache) => {
                     let _ = opened.send(Ok(()));
-                    serve(Rc::new(disk), requests).await;
+                    serve(Rc::new(cache), requests).await;
                 }
                 Err(e) => drop(opened.send(Err(e))),
             }
@@ -166,31 +166,31 @@ impl std::fmt::Debug for Served {
     }
 }
 
-async fn serve(disk: Rc<Disk>, mut requests: UnboundedReceiver<(Request, Answer)>) {
+async fn serve(cache: Rc<Cache>, mut requests: UnboundedReceiver<(Request, Answer)>) {
     let nothing = || Buf::copy_of(&[]);
     while let Some((request, answer)) = requests.next().await {
-        let disk = Rc::clone(&disk);
+        let cache = Rc::clone(&cache);
         match request {
             Request::Read { offset, len } => {
-                spawn(async move { answer.give(disk.read(offset, len).await) }).detach();
+                spawn(async move { answer.give(cache.read(offset, len).await) }).detach();
             }
             Request::Flush(cursor) => {
-                spawn(async move { answer.give(disk.flush(&cursor).await.map(|()| nothing())) }).detach();
+                spawn(async move { answer.give(cache.flush(&cursor).await.map(|()| nothing())) }).detach();
             }
             Request::Drain(cursor) => {
-                spawn(async move { answer.give(disk.drain(&cursor).await.map(|()| nothing())) }).detach();
+                spawn(async move { answer.give(cache.drain(&cursor).await.map(|()| nothing())) }).detach();
             }
             // A change takes its place here, before anything that comes later.
             Request::Write { offset, data, fua } => {
-                let change = disk.write(offset, data, fua);
+                let change = cache.write(offset, data, fua);
                 spawn(async move { answer.give(change.await.map(|()| nothing())) }).detach();
             }
             Request::Zero { offset, len, flags } => {
-                let change = disk.write_zeroes(offset, len, flags);
+                let change = cache.write_zeroes(offset, len, flags);
                 spawn(async move { answer.give(change.await.map(|()| nothing())) }).detach();
             }
             Request::Discard { offset, len } => {
-                let change = disk.discard(offset, len);
+                let change = cache.discard(offset, len);
                 spawn(async move { answer.give(change.await.map(|()| nothing())) }).detach();
             }
         }

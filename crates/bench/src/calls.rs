@@ -3,7 +3,7 @@
 //!
 //! An I/O is one call of `bs` bytes: a read is complete when its bytes are in the
 //! buffer, a write when the stream has accepted its bytes
-//! ([`longhaul_block::stream`]). The stream decides what is in flight below. With
+//! ([`longhaul_cache::stream`]). The stream decides what is in flight below. With
 //! `verify`, a read must return the content that was accepted last, and after the
 //! final flush all of it is read back.
 
@@ -14,7 +14,7 @@ use crate::stats::{SAMPLE, Times};
 use crate::verify::{self, ExpectedContent, GenerationTable, VerifyReport};
 use crate::worker::{JobOutcome, Measurement, Region, SCRAMBLE, Usage};
 use longhaul_block::IoError;
-use longhaul_block::stream::Stream;
+use longhaul_cache::stream::Stream;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

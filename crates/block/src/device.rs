@@ -251,8 +251,8 @@ pub trait BlockIo {
     }
 
     /// Whether [`generation`](Self::generation) may ever change: if not, its
-    /// users need not keep unflushed writes. Those that do keep them in
-    /// [`Unflushed`](crate::Unflushed).
+    /// users need not keep unflushed writes. `longhaul_cache::Unflushed` keeps
+    /// them.
     fn may_forget(&self) -> bool {
         true
     }

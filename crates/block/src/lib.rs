@@ -17,9 +17,7 @@ mod mem;
 mod null;
 pub mod signature;
 mod spec;
-pub mod stream;
 pub mod testing;
-mod unflushed;
 pub mod units;
 
 pub use advice::Advice;
@@ -32,4 +30,3 @@ pub use losses::TellsLosses;
 pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use spec::{Backend, BackendSpec, FilterSpec, SpecError};
-pub use unflushed::{Change, Unflushed};

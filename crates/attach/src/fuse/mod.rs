@@ -6,9 +6,9 @@ mod session;
 pub(crate) use mount::unescape;
 pub use mount::{unmount, unmount_served};
 
-use crate::disk::ErrorCursor;
 use crate::error::AttachError;
 use crate::served::{Request, Requests};
+use longhaul_cache::ErrorCursor;
 use mount::{Mounted, Plan, State};
 use std::fs::OpenOptions;
 use std::io;

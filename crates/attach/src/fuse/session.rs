@@ -7,6 +7,7 @@ use fuser::{
     WriteFlags,
 };
 use longhaul_block::{IoError, ZeroFlags};
+use longhaul_cache::ErrorCursor;
 use longhaul_engine::Buf;
 use std::collections::HashMap;
 use std::io;
@@ -14,8 +15,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
-
-use crate::disk::ErrorCursor;
 
 /// Bytes of one request: what a kernel with its usual limits (256 pages) sends.
 const REQUEST: u32 = 1 << 20;

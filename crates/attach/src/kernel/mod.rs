@@ -10,11 +10,11 @@ mod nbd;
 mod nvme;
 mod ublk;
 
-use crate::disk::ErrorCursor;
 use crate::error::AttachError;
 use crate::fuse::{kind, place};
 use crate::served::{Request, Requests};
 use crate::users;
+use longhaul_cache::ErrorCursor;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, symlink};

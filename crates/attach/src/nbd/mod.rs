@@ -10,10 +10,10 @@ mod handshake;
 mod transmission;
 mod wire;
 
-use crate::disk::ErrorCursor;
 use crate::error::AttachError;
 use crate::served::{Request, Requests};
 use longhaul_block::{DeviceInfo, IoResult};
+use longhaul_cache::ErrorCursor;
 use rustix::net::Shutdown;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use std::collections::HashMap;

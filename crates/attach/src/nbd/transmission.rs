@@ -8,9 +8,9 @@
 use super::REQUEST_MAX;
 use super::handshake::Agreed;
 use super::wire::{self, NbdRequest, REQUEST_LEN, allocation, chunk, cmd, error, error_of, flag};
-use crate::disk::ErrorCursor;
 use crate::served;
 use longhaul_block::{IoError, IoResult, ZeroFlags};
+use longhaul_cache::ErrorCursor;
 use longhaul_engine::{Buf, BufMut};
 use std::fs::File;
 use std::io::{self, Read, Write};

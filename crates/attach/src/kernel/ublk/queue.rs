@@ -8,10 +8,10 @@
 #![allow(unsafe_code)]
 
 use super::wire::{self, Descriptor, SECTOR_SHIFT, io_command, op};
-use crate::disk::ErrorCursor;
 use crate::served::{Request, Requests};
 use io_uring::{IoUring, opcode, squeue, types};
 use longhaul_block::{IoError, IoResult, ZeroFlags};
+use longhaul_cache::ErrorCursor;
 use longhaul_engine::Buf;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;

@@ -7,9 +7,9 @@
 //! - the far side answers requests in order, one at a time.
 
 use super::AsyncStream;
-use crate::{BlockDevice, IoError, IoResult};
 use futures_channel::mpsc::{UnboundedSender, unbounded};
 use futures_util::StreamExt;
+use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::{Buf, Config, Handle, Thread};
 use std::io::{self, BufRead, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 //!   in any order makes the content that was acknowledged;
 //! - memory is counted for as long as any part of it is kept.
 
-use crate::ZeroFlags;
+use longhaul_block::ZeroFlags;
 use longhaul_engine::Buf;
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! Streams over devices that are slow, that fail, and that count.
 
 use super::*;
-use crate::filter::{Delay, ErrorKind, Errors, Filtered, OpKind, OpSet, Stats};
-use crate::{Advice, IoError, IoFuture, MemDevice, WriteFlags, ZeroFlags};
+use longhaul_block::filter::{Delay, ErrorKind, Errors, Filtered, OpKind, OpSet, Stats};
+use longhaul_block::{Advice, IoError, IoFuture, MemDevice, WriteFlags, ZeroFlags};
 use longhaul_engine::{BufMut, Config, Engine};
 use std::cell::Cell;
 use std::future::Future;

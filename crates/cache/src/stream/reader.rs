@@ -9,7 +9,7 @@
 //!   again by the next one.
 
 use super::window::Window;
-use crate::{Advice, BlockIo, DeviceInfo, IoFuture, IoResult};
+use longhaul_block::{Advice, BlockIo, DeviceInfo, IoFuture, IoResult};
 use longhaul_engine::{BUF_MAX, Buf, BufMut};
 use std::collections::VecDeque;
 use std::rc::Rc;

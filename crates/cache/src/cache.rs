@@ -12,13 +12,13 @@
 //! - a flush ends when all that was acknowledged before it is durable, or with
 //!   the error of what is not: each handle gets the error of each loss once.
 
-use crate::ahead::{Ahead, read};
+use crate::blocks::read;
 use crate::order::{Order, Turn};
+use crate::read_ahead::{self, Ahead};
+use crate::{Change, Unflushed};
 use futures_channel::oneshot;
 use futures_util::future::join_all;
-use longhaul_block::{
-    Advice, BlockDevice, BlockIo, Change, DeviceInfo, IoError, IoResult, Unflushed, WriteFlags, ZeroFlags,
-};
+use longhaul_block::{Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, spawn};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ const AGAIN_MAX: usize = 256;
 const ALL: Range<u64> = 0..u64::MAX;
 
 /// A device open on one engine thread.
-pub(crate) struct Disk {
+pub struct Cache {
     device: Arc<dyn BlockDevice>,
     io: Rc<dyn BlockIo>,
     order: Rc<Order>,
@@ -82,13 +82,13 @@ struct Behind {
     error: RefCell<Option<IoError>>,
 }
 
-/// Counts writes that were acknowledged and failed.
+/// Number of acknowledged writes of a device that failed.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Losses(Arc<AtomicU64>);
+pub struct Losses(Arc<AtomicU64>);
 
 impl Losses {
     /// A new handle: it gets the errors of later losses.
-    pub(crate) fn handle(&self) -> ErrorCursor {
+    pub fn handle(&self) -> ErrorCursor {
         ErrorCursor(AtomicU64::new(self.0.load(Relaxed)))
     }
 }
@@ -97,9 +97,13 @@ impl Losses {
 #[derive(Debug)]
 pub struct ErrorCursor(AtomicU64);
 
-impl Disk {
-    /// Opens `device` on the calling thread, with so much memory.
-    pub(crate) async fn open(device: Arc<dyn BlockDevice>, memory: u64, lost: Losses) -> IoResult<Disk> {
+impl Cache {
+    /// Opens `device` on the calling engine thread. What is read ahead and written
+    /// behind takes at most `memory` bytes; losses are counted in `lost`.
+    ///
+    /// # Errors
+    /// The device cannot be opened.
+    pub async fn open(device: Arc<dyn BlockDevice>, memory: u64, lost: Losses) -> IoResult<Cache> {
         let io = device.open().await?;
         let limit = memory / 2;
         let behind = Behind {
@@ -113,7 +117,7 @@ impl Disk {
             lost,
             error: RefCell::new(None),
         };
-        Ok(Disk {
+        Ok(Cache {
             device,
             io,
             order: Rc::default(),
@@ -133,7 +137,7 @@ impl Disk {
     }
 
     /// Reads any bytes of the device.
-    pub(crate) async fn read(&self, offset: u64, len: u64) -> IoResult<Buf> {
+    pub async fn read(&self, offset: u64, len: u64) -> IoResult<Buf> {
         let info = self.device.info();
         let blocks = self.blocks(&info, offset, len)?;
         if len == 0 {
@@ -189,7 +193,7 @@ impl Disk {
         let mut at = bytes.start;
         let mut missing = at;
         while at < bytes.end {
-            let cell_end = (at / crate::ahead::CELL + 1) * crate::ahead::CELL;
+            let cell_end = (at / read_ahead::CELL + 1) * read_ahead::CELL;
             let end = bytes.end.min(cell_end);
             if let Some((begin, fill)) = ahead.take(at, end) {
                 if missing < at {
@@ -216,7 +220,7 @@ impl Disk {
 
     /// Takes bytes to write anywhere; with `fua` they are durable when this
     /// ends. The place among other changes is that of the call.
-    pub(crate) fn write(
+    pub fn write(
         self: &Rc<Self>,
         offset: u64,
         bytes: Buf,
@@ -225,13 +229,13 @@ impl Disk {
         let this = Rc::clone(self);
         let turn = this.change(offset, bytes.len() as u64);
         let (wanted, flags) = (bytes.len() as u64, WriteFlags { fua });
-        let what = move |disk: Rc<Disk>, turn| async move { disk.put(turn, offset, bytes, flags).await };
+        let what = move |cache: Rc<Cache>, turn| async move { cache.put(turn, offset, bytes, flags).await };
         async move { this.do_behind(turn?, wanted, fua, what).await }
     }
 
     /// Makes bytes read as zeroes; `may_deallocate` gives them back if that is
     /// possible.
-    pub(crate) fn write_zeroes(
+    pub fn write_zeroes(
         self: &Rc<Self>,
         offset: u64,
         len: u64,
@@ -239,28 +243,25 @@ impl Disk {
     ) -> impl Future<Output = IoResult<()>> + use<> {
         let this = Rc::clone(self);
         let turn = this.change(offset, len);
-        let what = move |disk: Rc<Disk>, turn| async move { disk.put_zeroes(turn, offset, len, flags).await };
+        let what =
+            move |cache: Rc<Cache>, turn| async move { cache.put_zeroes(turn, offset, len, flags).await };
         async move { this.do_behind(turn?, 0, flags.fua, what).await }
     }
 
     /// Tells the device that whole blocks within a range are not needed.
-    pub(crate) fn discard(
-        self: &Rc<Self>,
-        offset: u64,
-        len: u64,
-    ) -> impl Future<Output = IoResult<()>> + use<> {
+    pub fn discard(self: &Rc<Self>, offset: u64, len: u64) -> impl Future<Output = IoResult<()>> + use<> {
         let this = Rc::clone(self);
         let turn = this.change(offset, len);
-        let what = move |disk: Rc<Disk>, turn: Turn| async move {
+        let what = move |cache: Rc<Cache>, turn: Turn| async move {
             turn.begin().await;
-            let block = u64::from(disk.device.info().block_size);
+            let block = u64::from(cache.device.info().block_size);
             let (begin, end) = (offset.div_ceil(block) * block, (offset + len) / block * block);
             if begin >= end {
                 return Ok(());
             }
-            let generation = disk.io.generation();
-            disk.io.discard(begin, end - begin).await?;
-            disk.keep(begin..end, Change::Discard, false, generation);
+            let generation = cache.io.generation();
+            cache.io.discard(begin, end - begin).await?;
+            cache.keep(begin..end, Change::Discard, false, generation);
             Ok(())
         };
         async move { this.do_behind(turn?, 0, false, what).await }
@@ -284,7 +285,7 @@ impl Disk {
         turn: Turn,
         bytes: u64,
         wait: bool,
-        what: impl FnOnce(Rc<Disk>, Turn) -> F + 'static,
+        what: impl FnOnce(Rc<Cache>, Turn) -> F + 'static,
     ) -> IoResult<()> {
         let admitted = self.behind.admit(bytes, self.io.advice());
         self.make_room();
@@ -419,7 +420,7 @@ impl Disk {
     }
 
     /// Waits until all that was acknowledged before is with the device.
-    pub(crate) async fn drain(&self, cursor: &ErrorCursor) -> IoResult<()> {
+    pub async fn drain(&self, cursor: &ErrorCursor) -> IoResult<()> {
         self.order.settled(ALL).await;
         self.new_loss(cursor)
     }
@@ -434,7 +435,7 @@ impl Disk {
     }
 
     /// Waits until all that was acknowledged before is durable.
-    pub(crate) async fn flush(&self, cursor: &ErrorCursor) -> IoResult<()> {
+    pub async fn flush(&self, cursor: &ErrorCursor) -> IoResult<()> {
         self.order.settled(ALL).await;
         let owes = self.device.info().volatile_cache || self.behind.kept.borrow().bytes() > 0;
         let result = if owes { self.make_durable().await } else { Ok(()) };
@@ -606,12 +607,12 @@ struct Part {
 }
 
 enum Source {
-    Ahead(crate::ahead::Fill),
+    Ahead(read_ahead::Fill),
     Device(std::pin::Pin<Box<dyn Future<Output = IoResult<Buf>>>>),
 }
 
 impl Part {
-    async fn get(self, disk: &Disk, info: &DeviceInfo) -> IoResult<Buf> {
+    async fn get(self, cache: &Cache, info: &DeviceInfo) -> IoResult<Buf> {
         let range = (self.bytes.start - self.begin) as usize..(self.bytes.end - self.begin) as usize;
         let buf = match self.source {
             Source::Device(read) => read.await?,
@@ -619,9 +620,9 @@ impl Part {
                 Ok(buf) => buf,
                 // What was read for another is tried again for this one.
                 Err(_) => {
-                    disk.ahead.borrow_mut().forget(&self.bytes);
-                    let again = disk.begin_read(info, self.bytes.clone());
-                    return Box::pin(again.get(disk, info)).await;
+                    cache.ahead.borrow_mut().forget(&self.bytes);
+                    let again = cache.begin_read(info, self.bytes.clone());
+                    return Box::pin(again.get(cache, info)).await;
                 }
             },
         };

@@ -25,10 +25,10 @@ pub(crate) struct Order(RefCell<Inner>);
 #[derive(Default)]
 struct Inner {
     next: u64,
-    changes: BTreeMap<u64, Change>,
+    changes: BTreeMap<u64, PendingChange>,
 }
 
-struct Change {
+struct PendingChange {
     bytes: Range<u64>,
     /// Who waits for its end.
     waiters: Vec<Waker>,
@@ -40,7 +40,7 @@ impl Order {
         let mut inner = self.0.borrow_mut();
         let id = inner.next;
         inner.next += 1;
-        inner.changes.insert(id, Change { bytes: bytes.clone(), waiters: Vec::new() });
+        inner.changes.insert(id, PendingChange { bytes: bytes.clone(), waiters: Vec::new() });
         Turn { order: Rc::clone(self), id, bytes }
     }
 

@@ -9,7 +9,7 @@
 //! # Reading
 //!
 //! Sequential reads are detected as the kernel does it, and read ahead in a
-//! window that doubles up to [`Advice::read_ahead`](crate::Advice). Reads at
+//! window that doubles up to [`Advice::read_ahead`](longhaul_block::Advice). Reads at
 //! random places bring the blocks that they ask for and nothing else.
 //!
 //! # Writing
@@ -45,7 +45,7 @@ mod writer;
 
 pub use blocking::{Stream, StreamReader, StreamWriter};
 
-use crate::{BlockDevice, BlockIo, DeviceInfo, IoResult};
+use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoResult};
 use longhaul_engine::{Buf, spawn};
 use reader::ReadSide;
 use std::rc::Rc;

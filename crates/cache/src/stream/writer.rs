@@ -9,7 +9,8 @@
 //!   again when its generation has changed. It is at most [`KEPT`], and a chunk:
 //!   it is flushed on the way.
 
-use crate::{Advice, BlockIo, Change, DeviceInfo, IoError, IoFuture, IoResult, Unflushed, WriteFlags};
+use crate::{Change, Unflushed};
+use longhaul_block::{Advice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags};
 use longhaul_engine::{BUF_MAX, Buf, BufMut};
 use std::collections::VecDeque;
 use std::rc::Rc;
