@@ -17,7 +17,6 @@ pub(crate) mod plan;
 pub(crate) mod read;
 pub(crate) mod read_cache;
 pub(crate) mod rows;
-pub(crate) mod sequential;
 pub(crate) mod sums;
 pub(crate) mod units;
 pub(crate) mod window;

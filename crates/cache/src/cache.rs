@@ -14,7 +14,7 @@
 
 use crate::blocks::read;
 use crate::order::{Order, Turn};
-use crate::read_ahead::{self, Ahead};
+use crate::read_ahead::{self, ReadAhead};
 use crate::{Change, Unflushed};
 use futures_channel::oneshot;
 use futures_util::future::join_all;
@@ -40,7 +40,7 @@ pub struct Cache {
     device: Arc<dyn BlockDevice>,
     io: Rc<dyn BlockIo>,
     order: Rc<Order>,
-    ahead: RefCell<Ahead>,
+    ahead: RefCell<ReadAhead>,
     behind: Behind,
     /// Bytes that may be read ahead.
     ahead_limit: u64,
@@ -121,7 +121,7 @@ impl Cache {
             device,
             io,
             order: Rc::default(),
-            ahead: RefCell::new(Ahead::new(limit)),
+            ahead: RefCell::new(ReadAhead::new(limit)),
             behind,
             ahead_limit: limit,
             asked: Cell::new(0),

@@ -10,8 +10,10 @@ mod blocks;
 mod cache;
 mod order;
 mod read_ahead;
+mod sequential;
 pub mod stream;
 mod unflushed;
 
 pub use cache::{Cache, ErrorCursor, Losses};
+pub use sequential::{Continued, SequentialDetector};
 pub use unflushed::{Change, Unflushed};

@@ -2,9 +2,10 @@
 //!
 //! A file has one reader, an attached device has as many as its file system:
 //! reads of several files arrive interleaved, and those of one a little out of
-//! order, since the kernel has several under way. So there are several
-//! *streams*, and what is read ahead is kept in *cells*, pieces of the device
-//! on a fixed grid, whichever stream they were read for.
+//! order, since the kernel has several under way. So a
+//! [`SequentialDetector`] tells the readers apart, and what is read ahead is kept
+//! in *cells*, pieces of the device on a fixed grid, whichever reader they were
+//! read for.
 //!
 //! Invariants:
 //! - a cell holds what the device holds: it is begun only while no change of
@@ -12,11 +13,12 @@
 //! - cells take at most the bytes that they were given, finished or not;
 //! - random reads bring what they ask for and no more: nothing is read ahead
 //!   before a second read has followed the first;
-//! - all streams together have no more ahead of them than one alone would have:
+//! - all readers together have no more ahead of them than one alone would have:
 //!   what fills the path for one fills it for many.
 
 use crate::blocks::read;
 use crate::order::Order;
+use crate::sequential::SequentialDetector;
 use futures_util::FutureExt;
 use futures_util::future::{LocalBoxFuture, Shared};
 use longhaul_block::{BlockIo, DeviceInfo, IoResult};
@@ -27,22 +29,21 @@ use std::ops::Range;
 /// Bytes of a cell: enough for the costs of a command not to matter, and a
 /// small part of what fills a long path.
 pub(crate) const CELL: u64 = 256 << 10;
-/// Streams that are distinguished; a file system that reads more files at once
+/// Readers that are distinguished; a file system that reads more files at once
 /// fills the path without read-ahead.
-const STREAMS: usize = 32;
-/// How far reads of one stream may be out of order, in bytes: what a kernel
-/// keeps under way for one reader.
+const READERS: usize = 32;
+/// How far reads of one reader may be out of order, in bytes: what a kernel
+/// keeps under way for one.
 const DISORDER: u64 = 4 << 20;
-/// Bytes that a stream may have skipped, as a multiple of a read, while it is
-/// read ahead of: a sequential reader's other reads cover them soon, and a stream
-/// whose gaps stay is not sequential.
+/// Bytes that a reader may have skipped, as a multiple of a read, while it is
+/// read ahead of: its other reads cover them soon, and a reader whose gaps stay is
+/// not sequential.
 const SKIPPED: u64 = 32;
-/// A stream has no more ahead of it than this many times what it has read: two of
+/// A reader has no more ahead of it than this many times what it has read: two of
 /// many random reads follow each other by chance now and then, and files end.
 const READ_TIMES: u64 = 2;
-
-/// A stream counts as one that is read while it is among so many reads.
-const RECENT: u64 = 8 * STREAMS as u64;
+/// A reader counts as active if one of so many reads was its own.
+const RECENT: u64 = 8 * READERS as u64;
 
 /// A cell's content, here or on its way.
 pub(crate) type Fill = Shared<LocalBoxFuture<'static, IoResult<Buf>>>;
@@ -52,83 +53,45 @@ struct Cell {
     len: u64,
     /// Bytes of it that were asked for so far.
     used: u64,
+    /// Number of the read that used it last.
     touched: u64,
 }
 
-/// One sequential reader, as far as it can be told.
-struct Stream {
-    /// Where it goes on.
-    next: u64,
-    /// Bytes that it has read, once it has read twice; none before.
-    read: u64,
-    /// Bytes before `next` that it did not read.
-    skipped: u64,
-    touched: u64,
-}
-
-/// Streams and cells of a device, on one thread.
-pub(crate) struct Ahead {
-    streams: Vec<Stream>,
+/// Readers and cells of a device, on one thread.
+pub(crate) struct ReadAhead {
+    readers: SequentialDetector,
     cells: BTreeMap<u64, Cell>,
     bytes: u64,
     /// The most that cells may take.
     limit: u64,
-    clock: u64,
+    /// Number of reads so far.
+    reads: u64,
 }
 
-impl Ahead {
+impl ReadAhead {
     /// Takes at most `limit` bytes of memory.
-    pub(crate) fn new(limit: u64) -> Ahead {
-        Ahead { streams: Vec::new(), cells: BTreeMap::new(), bytes: 0, limit, clock: 0 }
+    pub(crate) fn new(limit: u64) -> ReadAhead {
+        let readers = SequentialDetector::new(READERS, DISORDER);
+        ReadAhead { readers, cells: BTreeMap::new(), bytes: 0, limit, reads: 0 }
     }
 
     /// A read of `bytes` is about to be done: how many bytes from its
     /// beginning on should be here or on their way, if it is sequential. All
-    /// streams together have `most` ahead of them.
+    /// readers together have `most` ahead of them.
     pub(crate) fn handle_read(&mut self, bytes: &Range<u64>, most: u64) -> Option<u64> {
-        self.clock += 1;
-        let (len, clock) = (bytes.end - bytes.start, self.clock);
-        let follows = |stream: &Stream| {
-            // Before the next byte there is only what was skipped.
-            let late =
-                bytes.start < stream.next && bytes.start + DISORDER > stream.next && stream.skipped >= len;
-            let early = bytes.start > stream.next && bytes.start < stream.next + DISORDER;
-            bytes.start == stream.next || stream.read > 0 && (late || early)
-        };
-        let is_read = |stream: &&Stream| stream.read > 0 && clock - stream.touched < RECENT;
-        let share = most / self.streams.iter().filter(is_read).count().max(1) as u64;
-        let Some(stream) = self.streams.iter_mut().find(|stream| follows(stream)) else {
-            self.begin(bytes.end);
-            return None;
-        };
-        stream.touched = clock;
-        let on = bytes.end.saturating_sub(stream.next);
-        stream.next += on;
-        stream.skipped = (stream.skipped + on).saturating_sub(len);
-        if stream.skipped > DISORDER {
-            (stream.read, stream.skipped) = (0, 0);
-            return None;
-        }
-        stream.read = if stream.read == 0 { 2 * len } else { stream.read + len };
+        self.reads += 1;
+        let len = bytes.end - bytes.start;
+        let share = most / self.readers.active(RECENT).max(1) as u64;
+        let reader = self.readers.record(bytes)?;
         // What is late is behind what was read ahead.
-        if on == 0 || stream.skipped > len.saturating_mul(SKIPPED) {
+        if reader.advanced == 0 || reader.skipped > len.saturating_mul(SKIPPED) {
             return None;
         }
-        let window = stream.read.saturating_mul(READ_TIMES).min(share);
+        let window = reader.bytes.saturating_mul(READ_TIMES).min(share);
         if window == 0 {
             return None;
         }
-        Some(stream.next - bytes.start.min(stream.next) + window)
-    }
-
-    /// A stream that may come of the read that ended at `next`.
-    fn begin(&mut self, next: u64) {
-        if self.streams.len() >= STREAMS
-            && let Some(oldest) = (0..self.streams.len()).min_by_key(|&at| self.streams[at].touched)
-        {
-            self.streams.swap_remove(oldest);
-        }
-        self.streams.push(Stream { next, read: 0, skipped: 0, touched: self.clock });
+        Some(reader.next - bytes.start.min(reader.next) + window)
     }
 
     /// Begins to fill the cells from `offset` on, `ahead` bytes far, that are
@@ -160,7 +123,7 @@ impl Ahead {
             }
             let fill = read(io, info, at, len as usize).boxed_local().shared();
             self.bytes += len;
-            self.cells.insert(index, Cell { fill, len, used: 0, touched: self.clock });
+            self.cells.insert(index, Cell { fill, len, used: 0, touched: self.reads });
         }
     }
 
@@ -191,7 +154,7 @@ impl Ahead {
         let index = offset / CELL;
         let begin = index * CELL;
         let cell = self.cells.get_mut(&index)?;
-        cell.touched = self.clock;
+        cell.touched = self.reads;
         cell.used += end.min(begin + cell.len) - offset;
         let (fill, all) = (cell.fill.clone(), cell.used >= cell.len);
         if all {
@@ -224,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn a_second_read_that_follows_makes_a_stream_and_its_window_grows() {
-        let mut ahead = Ahead::new(64 << 20);
+    fn a_second_read_that_follows_makes_a_reader_sequential_and_its_window_grows() {
+        let mut ahead = ReadAhead::new(64 << 20);
         let most = 8 << 20;
         assert_eq!(ahead.handle_read(&at(1000, 128), most), None);
         assert_eq!(ahead.handle_read(&at(1128, 128), most), Some(128 * K + (512 << 10)));
@@ -240,12 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn many_streams_share_what_one_has_ahead() {
-        let mut ahead = Ahead::new(64 << 20);
-        let (most, streams, mut last) = (8 << 20, 16, 0);
+    fn many_readers_share_what_one_has_ahead() {
+        let mut ahead = ReadAhead::new(64 << 20);
+        let (most, readers, mut last) = (8 << 20, 16, 0);
         for n in 0..32 {
-            last = (0..streams)
-                .filter_map(|stream| ahead.handle_read(&at((stream << 20) + n * 64, 64), most))
+            last = (0..readers)
+                .filter_map(|reader| ahead.handle_read(&at((reader << 20) + n * 64, 64), most))
                 .map(|bytes| bytes - 64 * K)
                 .sum();
         }
@@ -258,20 +221,21 @@ mod tests {
     }
 
     #[test]
-    fn reads_a_little_out_of_order_stay_in_their_stream() {
-        let mut ahead = Ahead::new(64 << 20);
+    fn reads_a_little_out_of_order_are_those_of_one_reader() {
+        let mut ahead = ReadAhead::new(64 << 20);
         let most = 8 << 20;
         ahead.handle_read(&at(0, 128), most);
         ahead.handle_read(&at(128, 128), most);
         assert!(ahead.handle_read(&at(384, 128), most).is_some());
         assert_eq!(ahead.handle_read(&at(256, 128), most), None, "nothing more");
-        assert_eq!(ahead.streams.len(), 1);
-        assert_eq!(ahead.streams[0].next, 512 * K);
+        // One reader, which goes on where its farthest read ended.
+        assert_eq!(ahead.readers.active(RECENT), 1);
+        assert!(ahead.handle_read(&at(512, 128), most).is_some());
     }
 
     #[test]
-    fn random_reads_near_a_stream_are_not_taken_for_it() {
-        let mut ahead = Ahead::new(64 << 20);
+    fn random_reads_near_a_reader_are_not_taken_for_it() {
+        let mut ahead = ReadAhead::new(64 << 20);
         let most = 8 << 20;
         ahead.handle_read(&at(0, 128), most);
         ahead.handle_read(&at(128, 128), most);
@@ -284,7 +248,7 @@ mod tests {
     fn random_reads_of_a_small_place_bring_little_more_than_they_ask_for() {
         let (most, mut random) = (8 << 20, 1u64);
         for (len, blocks) in [(4, 16384), (16, 4096), (64, 4096)] {
-            let (mut ahead, mut asked, mut more) = (Ahead::new(64 << 20), 0, 0);
+            let (mut ahead, mut asked, mut more) = (ReadAhead::new(64 << 20), 0, 0);
             for _ in 0..100_000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let bytes = at((random >> 33) % blocks * len, len);
@@ -296,8 +260,8 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_told_apart_and_random_reads_make_none() {
-        let mut ahead = Ahead::new(64 << 20);
+    fn readers_are_told_apart_and_random_reads_make_none() {
+        let mut ahead = ReadAhead::new(64 << 20);
         let most = 8 << 20;
         for base in [0, 1 << 20, 2 << 20] {
             assert_eq!(ahead.handle_read(&at(base, 64), most), None);
@@ -308,6 +272,6 @@ mod tests {
         for n in 0..1000 {
             assert_eq!(ahead.handle_read(&at((n * 7919 % 1000 + 5000) * 1024, 4), most), None);
         }
-        assert_eq!(ahead.streams.len(), STREAMS);
+        assert_eq!(ahead.readers.active(RECENT), 0);
     }
 }

@@ -11,7 +11,7 @@
 //! - `stripes` holds at most `limit` stripes: about [`MEMORY`] bytes.
 
 use crate::event::Event;
-use crate::io::sequential::SequentialDetector;
+use longhaul_cache::SequentialDetector;
 use longhaul_engine::Buf;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ pub(crate) struct ReadCache {
     limit: usize,
     /// Oldest first.
     stripes: RefCell<VecDeque<(u64, Rc<CachedStripe>)>>,
-    ends: SequentialDetector,
+    ends: RefCell<SequentialDetector>,
 }
 
 /// The data of a stripe, or a read of it under way.
@@ -41,7 +41,7 @@ pub(crate) struct CachedStripe {
 impl ReadCache {
     pub(crate) fn new(stripe: u64) -> ReadCache {
         let limit = if stripe <= STRIPE_MAX { (MEMORY / stripe.max(1)).max(2) as usize } else { 0 };
-        ReadCache { limit, stripes: RefCell::default(), ends: SequentialDetector::default() }
+        ReadCache { limit, stripes: RefCell::default(), ends: RefCell::default() }
     }
 
     /// Whether the cache is in use.
@@ -51,7 +51,7 @@ impl ReadCache {
 
     /// Records a read; returns whether it begins where another one ended.
     pub(crate) fn is_sequential(&self, offset: u64, len: u64) -> bool {
-        self.ends.is_sequential(offset, len)
+        self.ends.borrow_mut().record(&(offset..offset + len)).is_some()
     }
 
     /// The cached stripe and false, or a new one and true, which the caller must read.

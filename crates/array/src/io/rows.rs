@@ -13,9 +13,9 @@ use crate::format::geometry::Role;
 use crate::format::record::Piece;
 use crate::io::journal::DurableRecord;
 use crate::io::locks::Permit;
-use crate::io::sequential::SequentialDetector;
 use futures_channel::oneshot;
 use longhaul_block::{IoError, IoResult};
+use longhaul_cache::SequentialDetector;
 use longhaul_engine::{Buf, now};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -62,7 +62,7 @@ pub(crate) struct StripeQueues {
     queues: RefCell<HashMap<u64, Rc<WriteQueue>>>,
     /// Stripes that were being written when the array halted.
     torn: RefCell<BTreeSet<u64>>,
-    ends: SequentialDetector,
+    ends: RefCell<SequentialDetector>,
     /// Consecutive waits that did not complete a stripe; too many of them stop the waiting.
     vain: Cell<u32>,
     /// Full-stripe writes under way, and an upper estimate of their duration.
@@ -248,7 +248,7 @@ impl StripeQueues {
     /// Whether a write begins where another one ended, and waiting for the rest of a stripe has
     /// paid lately.
     pub(crate) fn continues(&self, offset: u64, len: u64) -> bool {
-        let known = self.ends.is_sequential(offset, len);
+        let known = self.ends.borrow_mut().record(&(offset..offset + len)).is_some();
         let vain = self.vain.get();
         if known && vain >= VAIN_MAX {
             self.vain.set(if vain >= VAIN_MAX + VAIN_RETRY { VAIN_MAX - 1 } else { vain + 1 });

@@ -7,6 +7,8 @@
 //! - the window only grows while its bytes are used, and never above what the
 //!   device advises.
 
+use crate::sequential::SequentialDetector;
+
 /// The window begins at this many times the read, as with the kernel's, or at
 /// this part of the advice if that is more: bytes read in vain cost the path a
 /// part of a round trip, and bytes not read ahead cost a whole one.
@@ -14,11 +16,16 @@ const FIRST: u64 = 4;
 const FIRST_PART: u64 = 4;
 
 /// The read-ahead of one reader. Offsets and lengths are in bytes.
-#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Window {
-    /// Where the next sequential read would be.
-    next: Option<u64>,
+    reads: SequentialDetector,
+    /// 0 while reads are at random places.
     size: u64,
+}
+
+impl Default for Window {
+    fn default() -> Window {
+        Window { reads: SequentialDetector::new(1, 0), size: 0 }
+    }
 }
 
 impl Window {
@@ -26,9 +33,9 @@ impl Window {
     /// may be read ahead. How many bytes should be on their way or here, from
     /// `offset` on.
     pub(super) fn handle_read(&mut self, offset: u64, len: u64, most: u64) -> u64 {
-        // Who begins at the beginning means to go on.
-        let sequential = offset == 0 || self.next == Some(offset);
-        self.next = Some(offset + len);
+        let continues = self.reads.record(&(offset..offset + len)).is_some();
+        // A reader that begins at the beginning means to go on.
+        let sequential = offset == 0 || continues;
         self.size = match (sequential, self.size) {
             (false, _) => 0,
             (true, 0) => FIRST.saturating_mul(len).max(most / FIRST_PART),
@@ -40,7 +47,7 @@ impl Window {
 
     /// The read gave the bytes up to here.
     pub(super) fn handle_end(&mut self, end: u64) {
-        self.next = Some(end);
+        self.reads.end_last(end);
     }
 
     /// Whether reads are sequential at the moment.
