@@ -1,7 +1,26 @@
-//! Whole blocks of a device, in pieces that it takes.
+//! Any bytes of a device, as whole blocks in pieces that the device takes.
 
-use longhaul_block::{BlockIo, DeviceInfo, IoResult};
+use futures_util::future::join_all;
+use longhaul_block::{BlockIo, DeviceInfo, IoError, IoResult, WriteFlags};
 use longhaul_engine::{Buf, BufMut};
+use std::ops::Range;
+
+/// The whole blocks around `len` bytes at `offset`.
+///
+/// # Errors
+/// The bytes are not within the device.
+pub(crate) fn around(info: &DeviceInfo, offset: u64, len: u64) -> IoResult<Range<u64>> {
+    let end = offset.checked_add(len).filter(|&end| end <= info.size);
+    let end = end.ok_or(IoError::OutOfRange { offset, len, size: info.size })?;
+    let block = u64::from(info.block_size);
+    Ok(offset / block * block..end.div_ceil(block) * block)
+}
+
+/// The whole blocks within `len` bytes at `offset`; empty if there is none.
+pub(crate) fn within(info: &DeviceInfo, offset: u64, len: u64) -> Range<u64> {
+    let block = u64::from(info.block_size);
+    offset.div_ceil(block) * block..(offset + len) / block * block
+}
 
 /// Reads whole blocks, in pieces that the device takes. The pieces are begun
 /// at once.
@@ -33,4 +52,27 @@ pub(crate) fn read(
         }
         Ok(whole.unwrap_or_else(|| BufMut::zeroed(0)).freeze())
     }
+}
+
+/// Writes whole blocks.
+///
+/// # Errors
+/// The first one of the pieces; all have ended then, so that a later change of the same
+/// blocks cannot meet what is left of this one.
+pub(crate) async fn write(
+    io: &dyn BlockIo,
+    info: &DeviceInfo,
+    offset: u64,
+    whole: &Buf,
+    flags: WriteFlags,
+) -> IoResult<()> {
+    let mut pieces = Vec::new();
+    let mut done = 0;
+    while done < whole.len() {
+        let size = (whole.len() - done).min(info.max_io as usize);
+        let piece = whole.slice(done..done + size);
+        pieces.push(io.write(offset + done as u64, piece, flags));
+        done += size;
+    }
+    join_all(pieces).await.into_iter().collect()
 }

@@ -1,4 +1,4 @@
-//! Who waits for whom.
+//! The order of changes: which one waits for which.
 //!
 //! A write that was acknowledged before the device has it must look as if it
 //! were done: what comes later and touches the same bytes waits for it.
@@ -18,6 +18,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
+/// All of a device.
+pub(crate) const ALL: Range<u64> = 0..u64::MAX;
+
 /// Changes under way, on one thread.
 #[derive(Default)]
 pub(crate) struct Order(RefCell<Inner>);
@@ -30,7 +33,7 @@ struct Inner {
 
 struct PendingChange {
     bytes: Range<u64>,
-    /// Who waits for its end.
+    /// Tasks that wait for its end.
     waiters: Vec<Waker>,
 }
 

@@ -45,11 +45,15 @@ mod writer;
 
 pub use blocking::{Stream, StreamReader, StreamWriter};
 
-use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoResult};
+use crate::order::ALL;
+use crate::write_behind::WriteUser;
+use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoResult};
 use longhaul_engine::{Buf, spawn};
 use reader::ReadSide;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
-use writer::WriteSide;
+use writer::{KEPT, WriteSide};
 
 /// A device as a file, on an engine thread. See the [module](self) for what
 /// reading and writing mean.
@@ -62,18 +66,47 @@ pub struct AsyncStream {
 }
 
 struct StreamInner {
-    io: Rc<dyn BlockIo>,
-    info: DeviceInfo,
+    user: Rc<StreamUser>,
     reads: ReadSide,
     writes: WriteSide,
 }
 
+/// What the stream's reads learn from its writes.
+struct StreamUser {
+    info: DeviceInfo,
+    /// What was read ahead may be from before a change.
+    changed: Cell<bool>,
+    /// The first error that no call has returned yet.
+    error: RefCell<Option<IoError>>,
+}
+
+impl StreamUser {
+    /// The error that no call has returned yet.
+    fn take_error(&self) -> Option<IoError> {
+        self.error.borrow_mut().take()
+    }
+}
+
+impl WriteUser for StreamUser {
+    fn info(&self) -> DeviceInfo {
+        self.info.clone()
+    }
+
+    fn handle_change(&self, _blocks: &Range<u64>) {
+        self.changed.set(true);
+    }
+
+    fn handle_loss(&self, error: IoError) {
+        self.error.borrow_mut().get_or_insert(error);
+    }
+}
+
 impl StreamInner {
-    /// Hands over what is pending and tells the log what went wrong.
+    /// Hands over what is pending and logs the error that no call has returned.
     async fn finish(mut self) {
-        let drained = self.writes.drain(&self.io, &self.info).await;
-        if let Some(e) = drained.err().or_else(|| self.writes.take_error()) {
-            tracing::error!("{}: what was written to a stream is lost: {e}", self.info.name);
+        let drained = self.writes.drain().await;
+        if let Some(e) = drained.err().or_else(|| self.user.take_error()) {
+            tracing::error!("{}: what was written to a stream is lost: {e}", self.user.info.name);
         }
     }
 }
@@ -89,8 +122,14 @@ impl AsyncStream {
 
     /// A stream over an open device.
     pub fn new(io: Rc<dyn BlockIo>, info: DeviceInfo) -> AsyncStream {
-        let (reads, writes) = (ReadSide::new(), WriteSide::new());
-        AsyncStream { inner: Some(StreamInner { io, info, reads, writes }), position: 0, here: None }
+        AsyncStream::keeping(io, info, KEPT)
+    }
+
+    /// A stream that keeps at most `kept` bytes until they are durable.
+    fn keeping(io: Rc<dyn BlockIo>, info: DeviceInfo, kept: u64) -> AsyncStream {
+        let user = Rc::new(StreamUser { info, changed: Cell::new(false), error: RefCell::default() });
+        let (reads, writes) = (ReadSide::new(), WriteSide::new(Rc::clone(&user), io, kept));
+        AsyncStream { inner: Some(StreamInner { user, reads, writes }), position: 0, here: None }
     }
 
     fn inner(&mut self) -> &mut StreamInner {
@@ -104,7 +143,7 @@ impl AsyncStream {
 
     /// Size of the device in bytes.
     pub fn size(&self) -> u64 {
-        self.inner.as_ref().map_or(0, |inner| inner.info.size)
+        self.inner.as_ref().map_or(0, |inner| inner.user.info.size)
     }
 
     /// Goes to `position`, which may be past the end: nothing is read there,
@@ -127,27 +166,25 @@ impl AsyncStream {
             return Ok(here.clone());
         }
         let position = self.position;
-        let StreamInner { io, info, reads, writes } = self.inner();
+        let StreamInner { user, reads, writes } = self.inner();
         if writes.is_pending() {
-            writes.drain(io, info).await?;
+            writes.drain().await?;
         }
-        if let Some(e) = writes.take_error() {
+        if let Some(e) = user.take_error() {
             return Err(e);
         }
-        let bytes = loop {
-            if writes.has_forgotten(io) {
+        let read = async || {
+            if user.changed.take() {
                 reads.forget();
-                writes.send_again(io, info).await;
-                if let Some(e) = writes.take_error() {
-                    return Err(e);
-                }
             }
-            let generation = io.generation();
-            let bytes = reads.read(io, info, position, len as u64).await?;
-            if io.generation() == generation || !writes.owes() {
-                break bytes;
-            }
+            reads.read(&writes.behind.io, &user.info, position, len as u64).await
         };
+        let bytes = writes.behind.read_settled(ALL, read).await;
+        // What was resent may be lost as well.
+        if let Some(e) = user.take_error() {
+            return Err(e);
+        }
+        let bytes = bytes?;
         if !bytes.is_empty() {
             self.here = Some(bytes.clone());
         }
@@ -183,10 +220,10 @@ impl AsyncStream {
     pub async fn write(&mut self, bytes: &[u8]) -> IoResult<usize> {
         let position = self.position;
         self.here = None;
-        let StreamInner { io, info, reads, writes } = self.inner();
+        let StreamInner { reads, writes, .. } = self.inner();
         // What was read ahead may be what is written now.
         reads.forget();
-        let n = writes.write(io, info, position, bytes).await?;
+        let n = writes.write(position, bytes).await?;
         self.position += n as u64;
         Ok(n)
     }
@@ -208,8 +245,7 @@ impl AsyncStream {
     /// # Errors
     /// Earlier writes failed, or the flush did.
     pub async fn flush(&mut self) -> IoResult<()> {
-        let StreamInner { io, info, writes, .. } = self.inner();
-        writes.flush(io, info).await
+        self.inner().writes.flush().await
     }
 
     /// Hands everything over to the device and waits until it has it; an
@@ -223,11 +259,11 @@ impl AsyncStream {
 
 impl Drop for AsyncStream {
     fn drop(&mut self) {
-        if let Some(mut inner) = self.inner.take() {
+        if let Some(inner) = self.inner.take() {
             if inner.writes.is_pending() {
                 spawn(inner.finish()).detach();
-            } else if let Some(e) = inner.writes.take_error() {
-                tracing::error!("{}: what was written to a stream is lost: {e}", inner.info.name);
+            } else if let Some(e) = inner.user.take_error() {
+                tracing::error!("{}: what was written to a stream is lost: {e}", inner.user.info.name);
             }
         }
     }

@@ -95,7 +95,7 @@ impl Unflushed {
 
     /// Of this range nothing need be kept: something durable is there.
     pub fn forget(&mut self, range: &Range<u64>) {
-        for at in self.within(range) {
+        for at in self.within(range).collect::<Vec<_>>() {
             let Some(kept) = self.changes.remove(&at) else { continue };
             for left in [at..range.start, range.end..kept.end] {
                 if left.start < left.end {
@@ -107,17 +107,16 @@ impl Unflushed {
     }
 
     /// Where the changes begin that touch a range.
-    fn within(&self, range: &Range<u64>) -> Vec<u64> {
-        let touches = |(_, kept): &(&u64, &Kept)| kept.end > range.start;
+    fn within(&self, range: &Range<u64>) -> impl Iterator<Item = u64> {
+        let (start, end) = (range.start, range.end.max(range.start));
         // Those behind the first one begin within the range.
-        let first = self.changes.range(..range.start).next_back().filter(touches);
-        let rest = self.changes.range(range.start..range.end.max(range.start));
-        first.into_iter().chain(rest).map(|(&at, _)| at).collect()
+        let first = self.changes.range(..start).next_back().filter(move |(_, kept)| kept.end > start);
+        first.into_iter().chain(self.changes.range(start..end)).map(|(&at, _)| at)
     }
 
     /// Whether any of a range is kept.
     pub fn touches(&self, range: &Range<u64>) -> bool {
-        !self.within(range).is_empty()
+        self.within(range).next().is_some()
     }
 
     /// What of a range was sent to another generation of the device than this
@@ -132,7 +131,6 @@ impl Unflushed {
     ) -> Vec<(Range<u64>, Change)> {
         let mut bytes = 0;
         self.within(range)
-            .into_iter()
             .filter_map(|at| self.changes.get(&at).map(|kept| (at, kept)))
             .filter(|(_, kept)| kept.generation != Some(generation))
             .map(|(at, kept)| kept.part(at, range))

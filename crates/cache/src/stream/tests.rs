@@ -1,7 +1,9 @@
 //! Streams over devices that are slow, that fail, and that count.
 
 use super::*;
+use fastrand::Rng;
 use longhaul_block::filter::{Delay, ErrorKind, Errors, Filtered, OpKind, OpSet, Stats};
+use longhaul_block::testing::FaultDisk;
 use longhaul_block::{Advice, IoError, IoFuture, MemDevice, WriteFlags, ZeroFlags};
 use longhaul_engine::{BufMut, Config, Engine};
 use std::cell::Cell;
@@ -372,4 +374,53 @@ fn what_a_device_forgot_is_written_again() {
         }
         assert!((3..20).contains(&io.flushes.get()), "{} flushes", io.flushes.get());
     });
+}
+
+#[test]
+fn nothing_is_lost_when_the_power_goes_at_any_moment() {
+    const SIZE: usize = 256 << 10;
+    // With little memory, what is kept is flushed again and again.
+    for (seed, kept) in [(1, KEPT), (2, KEPT), (3, 64 * K), (4, 64 * K), (5, 8 * K), (6, 8 * K)] {
+        let disk = FaultDisk::with(SIZE as u64, |info| info.max_io = 64 << 10);
+        let mut random = Rng::with_seed(seed);
+        let mut delays = random.fork();
+        disk.delay(move || Duration::from_micros(delays.u64(0..100)));
+        disk.advise(Advice { io_size: 16 << 10, ..advice(64 * K) });
+        let mut model = vec![0; SIZE];
+        on_engine(async {
+            let io = disk.open().await.expect("opened");
+            let mut stream = AsyncStream::keeping(io, disk.info(), kept);
+            for round in 0..8 {
+                let mut cuts = random.fork();
+                disk.cut_power_when(move || cuts.u64(0..40) == 0);
+                for step in 0..60 {
+                    let at = stream.position() as usize;
+                    let n = random.usize(1..20_000).min(SIZE - at);
+                    match random.u8(0..8) {
+                        0 | 1 => stream.seek(random.u64(0..SIZE as u64)),
+                        2..5 => {
+                            let bytes = pattern(n, round * 60 + step);
+                            stream.write_all(&bytes).await.expect("taken");
+                            model[at..at + n].copy_from_slice(&bytes);
+                        }
+                        _ => {
+                            let (mut bytes, mut got) = (vec![0; n], 0);
+                            while got < n {
+                                got += stream.read(&mut bytes[got..]).await.expect("read");
+                            }
+                            assert!(bytes == model[at..at + n], "seed {seed}, round {round}, {n} at {at}");
+                        }
+                    }
+                }
+                stream.flush().await.expect("durable");
+                disk.cut_power_when(|| false);
+                disk.cut_power();
+                let wrong = disk.content(0..SIZE as u64).iter().zip(&model).position(|(a, b)| a != b);
+                assert_eq!(wrong, None, "seed {seed}, round {round}");
+            }
+        });
+        let (cuts, flushes) = (disk.power_cuts(), disk.counts().flushes);
+        assert!(cuts > 30, "the power went {cuts} times");
+        assert!(kept >= 64 * K || flushes > 30, "{flushes} flushes: more was kept than there is memory");
+    }
 }

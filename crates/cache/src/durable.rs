@@ -1,0 +1,171 @@
+//! How acknowledged changes become durable on a device that may forget them.
+//!
+//! Invariants:
+//! - unflushed changes of such a device are kept, and resent when its generation has
+//!   changed: before a flush ends, and before a read of them;
+//! - a flush covers what it found kept only if the device has the same generation before
+//!   and after it;
+//! - a resend takes its turn among the other changes, and resends what is still kept when
+//!   its turn has come: it undoes no later change.
+
+use crate::Change;
+use crate::blocks::write;
+use crate::order::{ALL, Turn};
+use crate::write_behind::WriteBehind;
+use futures_util::future::join_all;
+use longhaul_block::{IoError, IoResult, WriteFlags};
+use longhaul_engine::spawn;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Changes that are resent at a time: each one has to be compared with all that wait.
+const RESEND_MAX: usize = 256;
+
+impl WriteBehind {
+    /// The device has a change, whose turn it still is: it is kept until it is
+    /// durable, where the device may forget it until then.
+    pub(crate) fn keep(&self, blocks: Range<u64>, change: Change, durable: bool, generation: u64) {
+        if !self.io.may_forget() || !self.user.info().volatile_cache {
+            return;
+        }
+        let mut kept = self.kept.borrow_mut();
+        if durable { kept.forget(&blocks) } else { kept.note(blocks, change, generation) }
+    }
+
+    /// Waits until the device has all changes that were called before.
+    pub(crate) fn drained(&self) -> impl Future<Output = ()> {
+        self.order.settled(ALL)
+    }
+
+    /// Reads what the device has of `blocks`, including all changes that were called before.
+    /// `read` is called again if the device may have forgotten something meanwhile.
+    pub(crate) async fn read_settled<T>(
+        &self,
+        blocks: Range<u64>,
+        mut read: impl AsyncFnMut() -> IoResult<T>,
+    ) -> IoResult<T> {
+        loop {
+            self.order.settled(blocks.clone()).await;
+            let generation = self.io.generation();
+            // Whether the device owes something here that it may forget.
+            let (owes, forgot) = {
+                let kept = self.kept.borrow();
+                (kept.touches(&blocks), kept.is_stale(&blocks, generation))
+            };
+            if forgot {
+                self.resend().await;
+                continue;
+            }
+            let result = read().await;
+            if !owes || self.io.generation() == generation {
+                return result;
+            }
+        }
+    }
+
+    /// Flushes the device: when it has forgotten what it had, after that was
+    /// resent.
+    ///
+    /// # Errors
+    /// Of the flush; what is kept has to be resent before the next one, or
+    /// [given up](Self::give_up).
+    pub(crate) async fn make_durable(&self) -> IoResult<()> {
+        loop {
+            let generation = self.resend().await;
+            let mark = self.kept.borrow().mark();
+            if let Err(e) = self.io.flush().await {
+                self.kept.borrow_mut().doubt(mark);
+                return Err(e);
+            }
+            if self.io.generation() == generation {
+                self.kept.borrow_mut().flushed(mark);
+                self.room.let_in(&self.load());
+                return Ok(());
+            }
+        }
+    }
+
+    /// What is kept is reported as lost: it is not resent any more.
+    pub(crate) fn give_up(&self) {
+        let mut kept = self.kept.borrow_mut();
+        let mark = kept.mark();
+        kept.flushed(mark);
+    }
+
+    /// Resends what the device may have forgotten; returns the generation of the device
+    /// that has everything.
+    async fn resend(&self) -> u64 {
+        loop {
+            let generation = self.io.generation();
+            let forgotten = self.kept.borrow().stale(&ALL, generation, self.load().advised, RESEND_MAX);
+            if forgotten.is_empty() {
+                return generation;
+            }
+            let changes: Vec<_> = forgotten
+                .into_iter()
+                .map(|(range, _)| {
+                    // What was read ahead may be from before.
+                    self.user.handle_change(&range);
+                    self.resend_range(self.order.change(range.clone()), range)
+                })
+                .collect();
+            self.resending.set(self.resending.get() + 1);
+            // Those that this waits for may wait for room.
+            self.room.let_in(&self.load());
+            let failed = join_all(changes).await.into_iter().flatten().next();
+            self.resending.set(self.resending.get() - 1);
+            if let Some(e) = failed {
+                self.user.handle_loss(e);
+            }
+        }
+    }
+
+    /// Resends what is kept of a range when its turn has come, and was not
+    /// resent meanwhile. Returns the error by which some of it is lost.
+    async fn resend_range(&self, turn: Turn, range: Range<u64>) -> Option<IoError> {
+        turn.begin().await;
+        let (info, generation) = (self.user.info(), self.io.generation());
+        let forgotten = self.kept.borrow().stale(&range, generation, u64::MAX, usize::MAX);
+        let mut failed = None;
+        for (range, change) in forgotten {
+            let len = range.end - range.start;
+            let result = match &change {
+                Change::Data(buf) => write(&*self.io, &info, range.start, buf, WriteFlags::default()).await,
+                Change::Zeroes(flags) => self.io.write_zeroes(range.start, len, *flags).await,
+                Change::Discard => self.io.discard(range.start, len).await,
+            };
+            match result {
+                Ok(()) => self.kept.borrow_mut().note(range, change, generation),
+                Err(e) => {
+                    self.kept.borrow_mut().forget(&range);
+                    failed.get_or_insert(e);
+                }
+            }
+        }
+        failed
+    }
+
+    fn needs_flush(&self) -> bool {
+        self.room.needs_flush(self.kept.borrow().bytes())
+    }
+
+    /// Flushes what is kept in a task of its own, if changes need the room.
+    pub(crate) fn make_room(self: &Rc<Self>) {
+        if !self.needs_flush() || self.flushing.replace(true) {
+            return;
+        }
+        let this = Rc::clone(self);
+        spawn(async move {
+            while this.needs_flush() {
+                if let Err(e) = this.make_durable().await {
+                    // No call asked for this flush, so its error is the user's.
+                    this.give_up();
+                    this.user.handle_loss(e);
+                    this.room.let_in(&this.load());
+                }
+            }
+            this.flushing.set(false);
+        })
+        .detach();
+    }
+}
