@@ -97,6 +97,13 @@ impl From<ArrayError> for Failure {
     }
 }
 
+impl From<longhaul_lab::Error> for Failure {
+    fn from(e: longhaul_lab::Error) -> Failure {
+        let exit = if matches!(e, longhaul_lab::Error::Usage(_)) { Exit::Usage } else { Exit::Failed };
+        Failure::new(exit, e)
+    }
+}
+
 impl From<longhaul_initiator::Error> for Failure {
     fn from(e: longhaul_initiator::Error) -> Failure {
         longhaul_device::Error::from(e).into()

@@ -6,13 +6,11 @@
 //! prints the table in `docs/diagnose.md`.
 
 mod common;
-#[path = "../src/slowfs.rs"]
-mod slowfs;
 
 use common::{Ran, command, follow, text};
+use longhaul_lab::slowfs::{Slow, SlowFs};
 use longhaul_wan::{Change, Conditions, Direction, Error, Plan, Queue, Wan};
 use serde_json::{Value, json};
-use slowfs::{Slow, SlowFs};
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -2,12 +2,10 @@
 //! need FUSE.
 
 mod common;
-#[path = "../src/slowfs.rs"]
-mod slowfs;
 
 use common::{agent, longhaul, text};
+use longhaul_lab::slowfs::{Slow, SlowFs};
 use serde_json::Value;
-use slowfs::{Slow, SlowFs};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;

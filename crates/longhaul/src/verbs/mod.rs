@@ -10,7 +10,6 @@ pub(crate) mod dataset;
 pub(crate) mod demo;
 pub(crate) mod diagnose;
 pub(crate) mod discover;
-pub(crate) mod emulated;
 pub(crate) mod info;
 pub(crate) mod meta;
 pub(crate) mod netbench;

@@ -6,7 +6,7 @@ use crate::events::{NetbenchReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::screen::Line;
-use crate::verbs::emulated::{self, Link};
+use longhaul_lab::emulated::{self, Link};
 use longhaul_bench::Stop;
 use longhaul_bench::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
 use longhaul_bench::watch::{Expect, Watch};

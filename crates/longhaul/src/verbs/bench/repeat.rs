@@ -4,7 +4,7 @@ use super::{BenchArgs, OVERTIME, live_line, overtime, share, waits};
 use crate::exit::Failure;
 use crate::output::{Output, say};
 use crate::screen::Line;
-use crate::verbs::emulated::{self, Link};
+use longhaul_lab::emulated::{self, Link};
 use longhaul_bench::watch::{Expect, Watch, tcp_sample};
 use longhaul_bench::{Live, Repeated, Stop, Threads, run as run_load};
 use longhaul_block::BlockDevice;

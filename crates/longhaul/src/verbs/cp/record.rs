@@ -1,6 +1,6 @@
 //! The result file of a copy, in the format of `bench` and `study`.
 
-use crate::verbs::emulated::{self, Link};
+use longhaul_lab::emulated::{self, Link};
 use longhaul_bench::watch::{Expect, Watch, Watched, tcp_sample};
 use longhaul_block::units::format_rate;
 use longhaul_results::record::{Better, Cell, Code, Record, Validity};

@@ -5,7 +5,7 @@ use super::DiagnoseArgs;
 use super::child::{self, ChildOutcome};
 use super::hosts::{self, HostCounters, HostUse, Segments, children, device_busy};
 use crate::exit::{Exit, Failure};
-use crate::self_exec::{self, at, program, reason, seconds, summary};
+use longhaul_lab::self_exec::{self, at, program, reason, seconds, summary};
 use longhaul_bench::Stop;
 use longhaul_bench::watch::{Expect, Watch, Watched};
 use longhaul_lab::cause::Sockets;

@@ -192,7 +192,7 @@ impl LocalAgent {
     fn start(key: Option<&Path>) -> Result<LocalAgent, Failure> {
         let root = EmptyDir(std::env::temp_dir().join(format!("longhaul-nowhere-{}", std::process::id())));
         std::fs::create_dir(&root.0).map_err(Failure::failed)?;
-        let mut command = Command::new(crate::self_exec::program()?);
+        let mut command = Command::new(longhaul_lab::self_exec::program()?);
         command.args(["agent", "--listen", "127.0.0.1:0", "--json", "--read-only", "--root"]).arg(&root.0);
         match key {
             Some(key) => command.arg("--key-file").arg(key),

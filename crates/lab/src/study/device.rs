@@ -5,9 +5,9 @@
 
 use super::links::{Links, Server};
 use super::{Results, Settings};
-use crate::exit::{Failure, Outcome};
+use crate::filesystems::{DeviceFormat, Load};
 use crate::self_exec::program;
-use longhaul_lab::filesystems::{DeviceFormat, Load};
+use crate::{Error, Outcome};
 use longhaul_results::record::Validity;
 use rustix::fs::{FallocateFlags, fallocate, syncfs};
 use std::fs;
@@ -57,8 +57,8 @@ impl AttachedDevice {
         kind: DeviceFormat,
         uris: &[String],
         more: &[&str],
-    ) -> Result<AttachedDevice, Failure> {
-        let command = |verb: &str, options: &[&str]| -> Result<Command, Failure> {
+    ) -> Result<AttachedDevice, Error> {
+        let command = |verb: &str, options: &[&str]| -> Result<Command, Error> {
             let mut command = links.command()?;
             command.arg(verb).args(["--ctrl-loss-timeout", LOSS_TIMEOUT]).args(options);
             command.args((uris.len() > 1).then_some(["--layout", "stripe"]).into_iter().flatten());
@@ -73,7 +73,7 @@ impl AttachedDevice {
             }
             DeviceFormat::Ext4 | DeviceFormat::Xfs => {
                 links.finish(&mut command("mkfs", &["--force", "--fs", kind.name()])?)?;
-                fs::create_dir(path).map_err(Failure::failed)?;
+                fs::create_dir(path).map_err(Error::failed)?;
                 let mut serve = command("mount", &[&["--foreground", "--via", "fuse"], more].concat())?;
                 serve.arg(path);
                 serve
@@ -89,25 +89,25 @@ impl AttachedDevice {
 
     /// Removes all files, and discards their blocks on the device.
     pub(super) fn trim(&self) -> Outcome {
-        let failed = |e: rustix::io::Errno| Failure::failed(std::io::Error::from(e));
+        let failed = |e: rustix::io::Errno| Error::failed(std::io::Error::from(e));
         if self.kind == DeviceFormat::Raw {
-            let file = fs::OpenOptions::new().write(true).open(&self.path).map_err(Failure::failed)?;
-            let size = file.metadata().map_err(Failure::failed)?.len();
+            let file = fs::OpenOptions::new().write(true).open(&self.path).map_err(Error::failed)?;
+            let size = file.metadata().map_err(Error::failed)?.len();
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             return fallocate(&file, how, 0, size).map_err(failed);
         }
-        for entry in fs::read_dir(&self.path).map_err(Failure::failed)? {
-            let path = entry.map_err(Failure::failed)?.path();
+        for entry in fs::read_dir(&self.path).map_err(Error::failed)? {
+            let path = entry.map_err(Error::failed)?.path();
             if path.is_file() {
-                fs::remove_file(path).map_err(Failure::failed)?;
+                fs::remove_file(path).map_err(Error::failed)?;
             }
         }
-        syncfs(fs::File::open(&self.path).map_err(Failure::failed)?).map_err(failed)?;
+        syncfs(fs::File::open(&self.path).map_err(Error::failed)?).map_err(failed)?;
         let trimmed = Command::new("fstrim").arg(&self.path).stdin(Stdio::null()).output();
-        let trimmed = trimmed.map_err(|e| Failure::failed(format!("cannot run fstrim: {e}")))?;
+        let trimmed = trimmed.map_err(|e| Error::failed(format!("cannot run fstrim: {e}")))?;
         match trimmed.status.success() {
             true => Ok(()),
-            false => Err(Failure::failed(String::from_utf8_lossy(&trimmed.stderr).trim())),
+            false => Err(Error::failed(String::from_utf8_lossy(&trimmed.stderr).trim())),
         }
     }
 }

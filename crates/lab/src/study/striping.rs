@@ -5,8 +5,8 @@
 
 use super::links::{Links, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings};
-use crate::exit::{Failure, Outcome};
-use longhaul_lab::striping::{GIGABIT_ETHERNET, SERVERS, TRANSPORTS, Transport, UNITS};
+use crate::striping::{GIGABIT_ETHERNET, SERVERS, TRANSPORTS, Transport, UNITS};
+use crate::{Error, Outcome};
 use longhaul_results::record::{Better, Cell, Code, LeftOut, Place, Question, Validity};
 use longhaul_wan::Conditions;
 use std::time::Duration;
@@ -77,7 +77,7 @@ struct StripingTestbed {
 }
 
 impl StripingTestbed {
-    fn start(key: (Option<u64>, Ports), settings: &Settings) -> Result<StripingTestbed, Failure> {
+    fn start(key: (Option<u64>, Ports), settings: &Settings) -> Result<StripingTestbed, Error> {
         let (Some(bits), ports) = key else {
             return Ok(StripingTestbed {
                 key,
@@ -176,7 +176,7 @@ impl Experiment for Striping {
             self.0 = None;
             self.0 = Some(StripingTestbed::start(key, settings)?);
         }
-        let Some(testbed) = &self.0 else { return Err(Failure::failed("there are no links")) };
+        let Some(testbed) = &self.0 else { return Err(Error::failed("there are no links")) };
         let (unit, runs) = (case.unit.to_string(), settings.runs.to_string());
         let runtime = format!("{}ms", settings.runtime.as_millis());
         let mut args = vec!["bench"];

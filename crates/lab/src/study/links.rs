@@ -7,9 +7,9 @@
 //! - the emulator's counters cover one load only.
 
 use super::Results;
-use crate::exit::Failure;
+use crate::Error;
+use crate::emulated::between;
 use crate::self_exec::{program, reason};
-use crate::verbs::emulated::between;
 use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
 use longhaul_results::record::{Cpu, Run, Validity};
 use longhaul_results::schema;
@@ -40,14 +40,14 @@ const QUEUE_LEAST: u64 = 1 << 20;
 impl Links {
     /// Servers that share the switch port of the client, which has a buffer of `buffer` bytes
     /// and drops packets that do not fit.
-    pub(super) fn behind_a_port(mut conditions: Conditions, buffer: u64) -> Result<Links, Failure> {
+    pub(super) fn behind_a_port(mut conditions: Conditions, buffer: u64) -> Result<Links, Error> {
         conditions.there.queue = Queue::Bytes(QUEUE_LEAST);
         conditions.back.queue = Queue::Bytes(buffer);
         Links::start(1, conditions)
     }
 
     /// `servers` servers, each behind a link with a queue large enough to drop nothing.
-    pub(super) fn emulated(servers: usize, mut conditions: Conditions) -> Result<Links, Failure> {
+    pub(super) fn emulated(servers: usize, mut conditions: Conditions) -> Result<Links, Error> {
         for way in [&mut conditions.there, &mut conditions.back] {
             way.queue = Queue::Products(QUEUE_PRODUCTS);
             way.queue = Queue::Bytes(way.queue_bytes().unwrap_or(0).max(QUEUE_LEAST));
@@ -55,7 +55,7 @@ impl Links {
         Links::start(servers, conditions)
     }
 
-    fn start(servers: usize, conditions: Conditions) -> Result<Links, Failure> {
+    fn start(servers: usize, conditions: Conditions) -> Result<Links, Error> {
         let (rtt, rate) = (conditions.rtt(), conditions.there.rate);
         let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("study"), conditions) };
         let wan = Arc::new(Wan::start(plan)?);
@@ -81,7 +81,7 @@ impl Links {
     }
 
     /// A command of this program in the namespace of the client.
-    pub(super) fn command(&self) -> Result<Command, Failure> {
+    pub(super) fn command(&self) -> Result<Command, Error> {
         Ok(match &self.wan {
             Some(wan) => wan.client().bound_command(program()?),
             None => Command::new(program()?),
@@ -89,8 +89,8 @@ impl Links {
     }
 
     /// A command of this program in the namespace of server `link` (from 1), and that server's address.
-    pub(super) fn behind(&self, link: usize) -> Result<(Command, String), Failure> {
-        let Some(wan) = &self.wan else { return Err(Failure::failed("there are no links")) };
+    pub(super) fn behind(&self, link: usize) -> Result<(Command, String), Error> {
+        let Some(wan) = &self.wan else { return Err(Error::failed("there are no links")) };
         Ok((wan.server(link).bound_command(program()?), wan.server_address(link).to_string()))
     }
 
@@ -112,7 +112,7 @@ impl Links {
         number: &str,
         runs: u16,
         into: &mut Results,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         if let Some(wan) = &self.wan {
             wan.take_statistics()?;
         }
@@ -120,16 +120,16 @@ impl Links {
             let start = |(link, args): &(usize, Vec<String>)| {
                 let (mut command, _) = self.behind(*link)?;
                 command.args(args).args(["--runs", "1", "--json"]).stdin(Stdio::null());
-                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Failure::failed)
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Error::failed)
             };
             let started: Vec<_> = loads.iter().map(start).collect();
             // All loads are waited for, also after one failed.
             let ended: Vec<_> =
-                started.into_iter().map(|child| child?.wait_with_output().map_err(Failure::failed)).collect();
+                started.into_iter().map(|child| child?.wait_with_output().map_err(Error::failed)).collect();
             let (mut sum, mut validity) = (0.0, Validity::default());
             for ran in ended {
                 let ran = ran?;
-                let wrong = || Failure::failed(format!("a load failed: {}", reason(&ran.stderr)));
+                let wrong = || Error::failed(format!("a load failed: {}", reason(&ran.stderr)));
                 let result: schema::Output = serde_json::from_slice(&ran.stdout).map_err(|_| wrong())?;
                 let record = result.longhaul.unwrap_or_default();
                 let cell = record.cells.iter().find(|cell| cell.name == number).ok_or_else(wrong)?;
@@ -146,16 +146,16 @@ impl Links {
     }
 
     /// Runs a load, and copies the cells called `numbers` and the runs of its result to `into`.
-    pub(super) fn load(&self, args: &[String], numbers: &[&str], into: &mut Results) -> Result<(), Failure> {
+    pub(super) fn load(&self, args: &[String], numbers: &[&str], into: &mut Results) -> Result<(), Error> {
         let ran = self.run(self.command()?.args(args).arg("--json"))?;
-        let wrong = |what: &str| Failure::failed(format!("{what}: {}", reason(&ran.stderr)));
+        let wrong = |what: &str| Error::failed(format!("{what}: {}", reason(&ran.stderr)));
         let result: schema::Output =
             serde_json::from_slice(&ran.stdout).map_err(|_| wrong("the load failed"))?;
         let record = result.longhaul.unwrap_or_default();
         let nothing = || {
             let reasons = record.runs.iter().flat_map(|run| &run.validity.reasons);
             let why = reasons.map(|reason| reason.detail.as_str()).next();
-            Failure::failed(why.unwrap_or("nothing that was begun ended within the window"))
+            Error::failed(why.unwrap_or("nothing that was begun ended within the window"))
         };
         for (number, into) in numbers.iter().zip(&mut into.cells) {
             let found = record.cells.iter().find(|cell| cell.name == *number);
@@ -171,8 +171,8 @@ impl Links {
     /// Runs `work`, and records the counters of this machine and of the links meanwhile.
     pub(super) fn watch<T>(
         &self,
-        work: impl FnOnce() -> Result<T, Failure>,
-    ) -> Result<(T, WatchedWork), Failure> {
+        work: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<(T, WatchedWork), Error> {
         let before = self.wan.as_deref().map(Wan::statistics).transpose()?;
         let watch = Watch::start();
         let done = work()?;
@@ -188,20 +188,20 @@ impl Links {
     }
 
     /// Runs a command of [`command`](Self::command) to its end, with any exit status.
-    pub(super) fn run(&self, command: &mut Command) -> Result<std::process::Output, Failure> {
+    pub(super) fn run(&self, command: &mut Command) -> Result<std::process::Output, Error> {
         if let Some(wan) = &self.wan {
             wan.take_statistics()?;
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.output().map_err(Failure::failed)
+        command.output().map_err(Error::failed)
     }
 
     /// Runs a command, and returns its standard output if it succeeds.
-    pub(super) fn finish(&self, command: &mut Command) -> Result<Vec<u8>, Failure> {
+    pub(super) fn finish(&self, command: &mut Command) -> Result<Vec<u8>, Error> {
         let ran = self.run(command)?;
         match ran.status.success() {
             true => Ok(ran.stdout),
-            false => Err(Failure::failed(reason(&ran.stderr))),
+            false => Err(Error::failed(reason(&ran.stderr))),
         }
     }
 }
@@ -255,10 +255,10 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts the process, and waits for its `ready` event.
-    pub(super) fn start(mut command: Command) -> Result<Server, Failure> {
+    pub(super) fn start(mut command: Command) -> Result<Server, Error> {
         command.arg("--json").process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(Failure::failed)?;
+        let mut child = command.spawn().map_err(Error::failed)?;
         let said = Arc::new(Mutex::new(Vec::new()));
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let mut server = Server { child, ready: Value::Null, said: Arc::clone(&said) };
@@ -266,7 +266,7 @@ impl Server {
         let mut line = String::new();
         if let Some(stdout) = stdout {
             let mut stdout = BufReader::new(stdout);
-            stdout.read_line(&mut line).map_err(Failure::failed)?;
+            stdout.read_line(&mut line).map_err(Error::failed)?;
             // Later events are discarded, so that the pipe does not fill up.
             std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
         }
@@ -280,7 +280,7 @@ impl Server {
             let _ = listening.join();
         }
         let said = server.said.lock().unwrap_or_else(PoisonError::into_inner);
-        Err(Failure::failed(reason(&said)))
+        Err(Error::failed(reason(&said)))
     }
 }
 
@@ -313,14 +313,14 @@ impl Drop for Server {
 pub(super) struct Scratch(std::path::PathBuf);
 
 impl Scratch {
-    pub(super) fn make(name: &str) -> Result<Scratch, Failure> {
+    pub(super) fn make(name: &str) -> Result<Scratch, Error> {
         Scratch::below(&std::env::temp_dir(), name)
     }
 
-    pub(super) fn below(dir: &std::path::Path, name: &str) -> Result<Scratch, Failure> {
+    pub(super) fn below(dir: &std::path::Path, name: &str) -> Result<Scratch, Error> {
         let path = dir.join(format!("longhaul-study-{name}-{}", std::process::id()));
         std::fs::create_dir(&path)
-            .map_err(|e| Failure::failed(format!("cannot make {}: {e}", path.display())))?;
+            .map_err(|e| Error::failed(format!("cannot make {}: {e}", path.display())))?;
         Ok(Scratch(path))
     }
 
@@ -387,10 +387,10 @@ mod tests {
     fn what_a_real_host_sends_again_is_seen() {
         let (_, seen) = Links::here()
             .watch(|| {
-                let listener = TcpListener::bind("127.0.0.1:0").map_err(Failure::failed)?;
-                let address = listener.local_addr().map_err(Failure::failed)?;
-                let mut stream = TcpStream::connect(address).map_err(Failure::failed)?;
-                stream.write_all(b"x").map_err(Failure::failed)
+                let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::failed)?;
+                let address = listener.local_addr().map_err(Error::failed)?;
+                let mut stream = TcpStream::connect(address).map_err(Error::failed)?;
+                stream.write_all(b"x").map_err(Error::failed)
             })
             .expect("watched");
         assert!(seen.watched.retransmitted.is_some());

@@ -15,10 +15,10 @@ mod sets;
 mod testbed;
 
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
-use crate::exit::{Failure, Outcome};
-use longhaul_lab::line;
-use longhaul_lab::model::{Copy, Noise, fit};
-use longhaul_lab::published::transfer as said;
+use crate::line;
+use crate::model::{Copy, Noise, fit};
+use crate::published::transfer as said;
+use crate::{Error, Outcome};
 use longhaul_results::published::Statement;
 use longhaul_results::record::{Better, Cell, Code, Place, Question, ROUND_TRIPS_MIN, Validity, WINDOW_MIN};
 use sets::Sets;
@@ -206,7 +206,7 @@ impl Experiment for Transfer {
         if self.0.is_none() {
             self.0 = Some(TransferTestbed::start(settings)?);
         }
-        let Some(testbed) = &mut self.0 else { return Err(Failure::failed("there is nothing to copy to")) };
+        let Some(testbed) = &mut self.0 else { return Err(Error::failed("there is nothing to copy to")) };
         let mut copies = |rung, files, how| {
             (0..settings.runs).try_for_each(|_| testbed.copy(rung, files, how, &mut *found))
         };
@@ -321,7 +321,7 @@ fn line(rung: CopyStages, settings: &Settings, known: &[Cell], cells: &mut [Cell
     // The cell of a number of files without a valid copy has the reason.
     copies.retain(|(_, samples)| !samples.is_empty());
     if copies.len() < POINTS_MIN {
-        return Err(Failure::failed(format!(
+        return Err(Error::failed(format!(
             "copies of {} numbers of files count, and a line takes {POINTS_MIN}",
             copies.len()
         )));
@@ -334,8 +334,8 @@ fn line(rung: CopyStages, settings: &Settings, known: &[Cell], cells: &mut [Cell
             Copy { files: f64::from(*files), bytes, seconds: samples[round] }
         };
         let copies: Vec<Copy> = copies.iter().map(of).collect();
-        let found = fit(&copies, Noise::Proportional).map_err(Failure::failed)?;
-        let [t0, rate] = cells else { return Err(Failure::failed("a line is two numbers")) };
+        let found = fit(&copies, Noise::Proportional).map_err(Error::failed)?;
+        let [t0, rate] = cells else { return Err(Error::failed("a line is two numbers")) };
         t0.push(found.t0.value, &valid);
         rate.push(found.rate.value, &valid);
         if !found.rate.value.is_finite() {

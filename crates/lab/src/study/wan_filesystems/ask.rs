@@ -4,7 +4,7 @@ use super::{
     COMPLETION, DEVICES, FAR, IN_CAPSULE, NEAR, THROUGHPUT, Variant, WORKLOADS, distances, name_of, rw, said,
     variants,
 };
-use crate::verbs::study::Settings;
+use crate::study::Settings;
 use longhaul_results::published::Statement;
 use longhaul_results::record::Question;
 use std::time::Duration;

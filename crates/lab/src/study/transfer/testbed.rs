@@ -4,10 +4,10 @@
 use super::planted::SlowLayer;
 use super::sets::{Stage, without_tool};
 use super::{BYTES_OF_SMALL, Concurrency, CopyStages, RATE, RTT, SET, SET_QUICK, bytes};
-use crate::exit::{Failure, Outcome};
 use crate::self_exec::{self, at, seconds, summary};
-use crate::verbs::study::links::{Links, Route, Scratch, Server};
-use crate::verbs::study::{Results, Settings};
+use crate::study::links::{Links, Route, Scratch, Server};
+use crate::study::{Results, Settings};
+use crate::{Error, Outcome};
 use longhaul_transfer::Endpoint;
 use longhaul_wan::Conditions;
 use longhaul_wan::Wan;
@@ -43,7 +43,7 @@ pub(super) struct TransferTestbed {
 }
 
 impl TransferTestbed {
-    pub(super) fn start(settings: &Settings) -> Result<TransferTestbed, Failure> {
+    pub(super) fn start(settings: &Settings) -> Result<TransferTestbed, Error> {
         let named = settings
             .targets
             .first()
@@ -54,7 +54,7 @@ impl TransferTestbed {
         };
         let scratch = Scratch::make("transfer")?;
         for dir in ["there", "empty", "sources"] {
-            fs::create_dir(scratch.path().join(dir)).map_err(Failure::failed)?;
+            fs::create_dir(scratch.path().join(dir)).map_err(Error::failed)?;
         }
         let bytes = bytes(settings);
         let testbed = TransferTestbed { agent: None, layer: None, links, scratch, named, bytes, copies: 0 };
@@ -77,31 +77,31 @@ impl TransferTestbed {
     }
 
     /// The emulated links; an error with `--target`.
-    pub(super) fn links(&self) -> Result<&Wan, Failure> {
-        self.links.wan().ok_or_else(|| Failure::failed("there are no emulated links"))
+    pub(super) fn links(&self) -> Result<&Wan, Error> {
+        self.links.wan().ok_or_else(|| Error::failed("there are no emulated links"))
     }
 
     /// The layer that plants per-file costs, mounted on first use.
-    fn layer(&mut self) -> Result<&SlowLayer, Failure> {
+    fn layer(&mut self) -> Result<&SlowLayer, Error> {
         if self.layer.is_none() {
             self.layer = Some(SlowLayer::mount(self.scratch.path(), &self.sources(), &self.there())?);
         }
-        self.layer.as_ref().ok_or_else(|| Failure::failed("there is no layer"))
+        self.layer.as_ref().ok_or_else(|| Error::failed("there is no layer"))
     }
 
     /// The directory of `files` generated files, seen through the layer.
-    pub(super) fn slow_source(&mut self, files: u32) -> Result<PathBuf, Failure> {
+    pub(super) fn slow_source(&mut self, files: u32) -> Result<PathBuf, Error> {
         self.source(files)?;
         Ok(self.layer()?.source.join(files.to_string()))
     }
 
     /// The directory of copies, seen through the layer.
-    pub(super) fn slow_there(&mut self) -> Result<PathBuf, Failure> {
+    pub(super) fn slow_there(&mut self) -> Result<PathBuf, Error> {
         Ok(self.layer()?.there.clone())
     }
 
     /// The directory of `files` generated files, created on first use.
-    fn source(&self, files: u32) -> Result<PathBuf, Failure> {
+    fn source(&self, files: u32) -> Result<PathBuf, Error> {
         let dir = self.sources().join(files.to_string());
         let bytes = (self.size(files) * u64::from(files)).to_string();
         self.data_set("equal", &dir, &["--files", &files.to_string(), "--scale", &bytes])?;
@@ -115,7 +115,7 @@ impl TransferTestbed {
 
     /// The URI of an agent behind the link with `at_once` writers, whose directory is seen
     /// through the layer if `slow`. An agent with other settings is replaced.
-    fn agent(&mut self, at_once: Option<u16>, slow: bool) -> Result<String, Failure> {
+    fn agent(&mut self, at_once: Option<u16>, slow: bool) -> Result<String, Error> {
         if let Some(named) = &self.named {
             return Ok(named.clone());
         }
@@ -130,7 +130,7 @@ impl TransferTestbed {
             self.agent = Some(((at_once, slow), Server::start(command)?));
         }
         let uri = self.agent.as_ref().and_then(|(_, agent)| agent.ready["uri"].as_str());
-        let uri = uri.ok_or_else(|| Failure::failed("the agent does not say where it is"))?;
+        let uri = uri.ok_or_else(|| Error::failed("the agent does not say where it is"))?;
         Ok(uri.trim_end_matches('/').to_owned())
     }
 
@@ -152,9 +152,7 @@ impl TransferTestbed {
         self.copies += 1;
         let to = match (rung, &self.named) {
             (CopyStages::Read | CopyStages::Nothing, _) => "null:".into(),
-            (CopyStages::Network, _) => {
-                at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:")
-            }
+            (CopyStages::Network, _) => at(&Endpoint::parse(agent.as_ref()).map_err(Error::usage)?, "null:"),
             (CopyStages::Write, None) => {
                 self.there().join(self.copies.to_string()).to_string_lossy().into_owned()
             }
@@ -185,7 +183,7 @@ impl TransferTestbed {
             CopyStages::Write => self.slow_there()?.join(copy).to_string_lossy().into_owned(),
             CopyStages::Network => {
                 let agent = self.agent(tune.at_once, true)?;
-                at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:")
+                at(&Endpoint::parse(agent.as_ref()).map_err(Error::usage)?, "null:")
             }
             CopyStages::Whole => format!("{}/{copy}", self.agent(tune.at_once, true)?),
         };
@@ -193,13 +191,13 @@ impl TransferTestbed {
     }
 
     /// The directory of a data set, its number of files and its bytes.
-    pub(super) fn set_of(&self, name: &str) -> Result<(PathBuf, (u32, u64)), Failure> {
+    pub(super) fn set_of(&self, name: &str) -> Result<(PathBuf, (u32, u64)), Error> {
         let dir = self.scratch.path().join(name);
         let (mut waiting, mut files, mut bytes) = (vec![dir.clone()], 0, 0);
         while let Some(dir) = waiting.pop() {
-            for entry in fs::read_dir(dir).map_err(Failure::failed)? {
-                let entry = entry.map_err(Failure::failed)?;
-                let about = entry.metadata().map_err(Failure::failed)?;
+            for entry in fs::read_dir(dir).map_err(Error::failed)? {
+                let entry = entry.map_err(Error::failed)?;
+                let about = entry.metadata().map_err(Error::failed)?;
                 if about.is_dir() {
                     waiting.push(entry.path());
                 } else {
@@ -245,7 +243,7 @@ impl TransferTestbed {
                 Stage::Read => (dir.to_string_lossy().into_owned(), "null:".into()),
                 Stage::Network => {
                     let agent = self.agent(None, false)?;
-                    (zeroes, at(&Endpoint::parse(agent.as_ref()).map_err(Failure::usage)?, "null:"))
+                    (zeroes, at(&Endpoint::parse(agent.as_ref()).map_err(Error::usage)?, "null:"))
                 }
                 Stage::Write => {
                     (zeroes, self.there().join(self.copies.to_string()).to_string_lossy().into_owned())
@@ -272,7 +270,7 @@ impl TransferTestbed {
             let from = dir.to_string_lossy();
             self.timed([&from, &to], tune, (MinLength::Enough, true), found, |seconds| bytes / seconds)?;
         }
-        fs::remove_dir_all(&dir).map_err(Failure::failed)
+        fs::remove_dir_all(&dir).map_err(Error::failed)
     }
 
     /// Generates a data set, unless it exists.
@@ -325,7 +323,7 @@ impl TransferTestbed {
     }
 
     /// Removes all copies at `--target`, and returns how many entries that were.
-    fn sweep(&self, named: &str) -> Result<u64, Failure> {
+    fn sweep(&self, named: &str) -> Result<u64, Error> {
         let empty = self.scratch.path().join("empty");
         let mut command = self.links.command()?;
         let out = self.links.finish(command.args(["sync", "--delete", "--json"]).arg(empty).arg(named))?;
@@ -337,10 +335,10 @@ impl TransferTestbed {
         if let Some(named) = &self.named {
             return self.sweep(named).map(|_| ());
         }
-        for entry in fs::read_dir(self.there()).map_err(Failure::failed)? {
-            let path = entry.map_err(Failure::failed)?.path();
+        for entry in fs::read_dir(self.there()).map_err(Error::failed)? {
+            let path = entry.map_err(Error::failed)?.path();
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(Failure::failed)?;
+            removed.map_err(Error::failed)?;
         }
         Ok(())
     }

@@ -16,20 +16,20 @@ const NAMESPACES: &str = "/run/netns";
 const RETRANSMIT_FACTOR: f64 = 3.0;
 
 /// An emulated link, with its counters at the beginning of a run.
-pub(crate) struct Link {
+pub struct Link {
     name: String,
     before: Statistics,
 }
 
 impl Link {
     /// The link of this process's namespace, the client end; `None` if there is no such link.
-    pub(crate) fn here() -> Option<Link> {
+    pub fn here() -> Option<Link> {
         let status = find()?;
         Some(Link { before: status.statistics, name: status.name })
     }
 
     /// The limits that a valid run over the link keeps, with the link's counters since its beginning.
-    pub(crate) fn expect(&self) -> Expect {
+    pub fn expect(&self) -> Expect {
         let Ok(status) = control::ask(&self.name, &Request::Status { reset: false }) else {
             return Expect::default();
         };
@@ -47,7 +47,7 @@ impl Link {
 }
 
 /// Delays and losses of an emulated link between two readings of its counters.
-pub(crate) fn between(round_trip: Duration, before: &Statistics, after: &Statistics) -> Emulated {
+pub fn between(round_trip: Duration, before: &Statistics, after: &Statistics) -> Emulated {
     Emulated {
         round_trip,
         late: after.late_p99_since(before),
@@ -56,7 +56,7 @@ pub(crate) fn between(round_trip: Duration, before: &Statistics, after: &Statist
 }
 
 /// The link as a condition of a result: its name and its text.
-pub(crate) fn words() -> Option<(String, String)> {
+pub fn words() -> Option<(String, String)> {
     let status = find()?;
     let link = |conditions: &longhaul_wan::Conditions| {
         let ms = conditions.rtt().as_secs_f64() * 1e3;

@@ -5,7 +5,7 @@
 //! after the receiver has closed the file and acknowledged that. So a file costs at least an
 //! open at the source, a round trip, and a close at the destination.
 
-use crate::exit::Failure;
+use crate::Error;
 use longhaul_wan::Wan;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -82,10 +82,10 @@ pub(super) fn write(from: &CopySource, to: &Path) -> io::Result<Duration> {
 }
 
 /// Copies over the first link, into files in `to`, or discards the data.
-pub(super) fn send(wan: &Wan, from: &CopySource, to: Option<&Path>) -> Result<Duration, Failure> {
+pub(super) fn send(wan: &Wan, from: &CopySource, to: Option<&Path>) -> Result<Duration, Error> {
     let address = wan.server_address(1);
-    let listener = wan.server(1).run(|| TcpListener::bind((address, 0)))?.map_err(Failure::failed)?;
-    let there = listener.local_addr().map_err(Failure::failed)?;
+    let listener = wan.server(1).run(|| TcpListener::bind((address, 0)))?.map_err(Error::failed)?;
+    let there = listener.local_addr().map_err(Error::failed)?;
     let copied = std::thread::scope(|scope| {
         let receiver = scope.spawn(|| receive(&listener, to));
         let sent =
@@ -96,9 +96,9 @@ pub(super) fn send(wan: &Wan, from: &CopySource, to: Option<&Path>) -> Result<Du
             let _ = wan.client().run(|| TcpStream::connect(there));
         }
         let received = receiver.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok::<_, Failure>(sent.and_then(|seconds| received.map(|()| seconds)))
+        Ok::<_, Error>(sent.and_then(|seconds| received.map(|()| seconds)))
     })?;
-    copied.map_err(|e| Failure::failed(format!("cannot copy one file after the other: {e}")))
+    copied.map_err(|e| Error::failed(format!("cannot copy one file after the other: {e}")))
 }
 
 fn one_by_one(mut stream: TcpStream, from: &CopySource) -> io::Result<Duration> {

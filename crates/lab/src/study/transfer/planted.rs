@@ -8,11 +8,11 @@
 
 use super::plain::{self, CopySource};
 use super::{AT_ONCE, Concurrency, Copy, CopyStages, Noise, TransferTestbed, bytes, fit, place};
-use crate::exit::{Failure, Outcome};
+use crate::line;
+use crate::published::transfer as said;
 use crate::slowfs::{Slow, SlowFs};
-use crate::verbs::study::{PlanEntry, Results, Settings};
-use longhaul_lab::line;
-use longhaul_lab::published::transfer as said;
+use crate::study::{PlanEntry, Results, Settings};
+use crate::{Error, Outcome};
 use longhaul_results::record::{Better, Cell, Question, Validity};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -294,17 +294,17 @@ pub(super) struct SlowLayer {
 
 impl SlowLayer {
     /// Mounts `source` and `there` with the published delays below `scratch`.
-    pub(super) fn mount(scratch: &Path, source: &Path, there: &Path) -> Result<SlowLayer, Failure> {
+    pub(super) fn mount(scratch: &Path, source: &Path, there: &Path) -> Result<SlowLayer, Error> {
         let time = |seconds: f64| Duration::from_secs_f64(seconds);
         let half = time(said::O_R.value() / 2.0);
         let mount = |name: &str, directory: &Path, slow: Slow| {
             let at = scratch.join(name);
-            std::fs::create_dir(&at).map_err(Failure::failed)?;
+            std::fs::create_dir(&at).map_err(Error::failed)?;
             let mounted = SlowFs::mount(directory, &at, slow).map_err(|e| {
                 let at = at.display();
-                Failure::failed(format!("cannot mount the layer that plants costs of files at {at}: {e}"))
+                Error::failed(format!("cannot mount the layer that plants costs of files at {at}: {e}"))
             })?;
-            Ok::<_, Failure>((mounted, at))
+            Ok::<_, Error>((mounted, at))
         };
         let at_source = Slow { open: half, close: half, ..Slow::default() };
         let at_destination = Slow { close: time(said::O_W.value()), ..Slow::default() };
@@ -329,7 +329,7 @@ pub(super) fn measure(
     if testbed.is_none() {
         *testbed = Some(TransferTestbed::start(settings)?);
     }
-    let Some(testbed) = testbed else { return Err(Failure::failed("there is nothing to copy to")) };
+    let Some(testbed) = testbed else { return Err(Error::failed("there is nothing to copy to")) };
     // With `--quick`, the many points of the sweeps are measured once each.
     let is_swept = matches!(planted, Planted::Swept(..) | Planted::Stage(..));
     let runs = if settings.quick && is_swept { 1 } else { settings.runs };
@@ -362,18 +362,18 @@ fn one_by_one(
     rung: CopyStages,
     files: u32,
     settings: &Settings,
-) -> Result<f64, Failure> {
+) -> Result<f64, Error> {
     let zeroes = CopySource::Zeroes { files, bytes: ((bytes(settings) / f64::from(files)) as u64).max(1) };
     let from = match rung {
         CopyStages::Read | CopyStages::Whole => {
-            CopySource::tree(&testbed.slow_source(files)?).map_err(Failure::failed)?
+            CopySource::tree(&testbed.slow_source(files)?).map_err(Error::failed)?
         }
         _ => zeroes,
     };
     let there = testbed.slow_there()?;
     let took = match rung {
-        CopyStages::Read | CopyStages::Nothing => plain::read(&from).map_err(Failure::failed)?,
-        CopyStages::Write => plain::write(&from, &there).map_err(Failure::failed)?,
+        CopyStages::Read | CopyStages::Nothing => plain::read(&from).map_err(Error::failed)?,
+        CopyStages::Write => plain::write(&from, &there).map_err(Error::failed)?,
         CopyStages::Network => plain::send(testbed.links()?, &from, None)?,
         CopyStages::Whole => plain::send(testbed.links()?, &from, Some(&there))?,
     };
@@ -396,9 +396,9 @@ fn line_through(
     };
     let rounds = files.iter().map(|files| samples(files).len()).min().unwrap_or_default();
     if rounds == 0 {
-        return Err(Failure::failed("a number of files has no copy that counts"));
+        return Err(Error::failed("a number of files has no copy that counts"));
     }
-    let [t0, rate] = cells else { return Err(Failure::failed("a line is two numbers")) };
+    let [t0, rate] = cells else { return Err(Error::failed("a line is two numbers")) };
     let valid = Validity::default();
     for round in 0..rounds {
         let of = |files: &u32| {
@@ -406,7 +406,7 @@ fn line_through(
             Copy { files: count, bytes: bytes(settings), seconds: samples(files)[round] }
         };
         let copies: Vec<Copy> = files.iter().map(of).collect();
-        let found = fit(&copies, Noise::Proportional).map_err(Failure::failed)?;
+        let found = fit(&copies, Noise::Proportional).map_err(Error::failed)?;
         t0.push(found.t0.value, &valid);
         rate.push(found.rate.value, &valid);
     }
@@ -425,9 +425,9 @@ fn bounds(how: CopyMode, known: &[Cell], cells: &mut [Cell]) -> Outcome {
     let stages = [CopyStages::Read, CopyStages::Network, CopyStages::Write].map(of);
     let rounds = stages.iter().map(|samples| samples.len()).min().unwrap_or_default();
     if rounds == 0 {
-        return Err(Failure::failed("a stage has no line"));
+        return Err(Error::failed("a stage has no line"));
     }
-    let [longest, sum] = cells else { return Err(Failure::failed("there are two bounds")) };
+    let [longest, sum] = cells else { return Err(Error::failed("there are two bounds")) };
     for round in 0..rounds {
         let all = stages.map(|samples| samples[round]);
         longest.push(all.iter().copied().fold(0.0, f64::max), &Validity::default());

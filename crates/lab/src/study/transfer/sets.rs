@@ -3,8 +3,8 @@
 
 use super::plain::CopySource;
 use super::{SETS, TransferTestbed, place};
-use crate::verbs::study::{PlanEntry, Settings};
-use longhaul_lab::published::transfer as said;
+use crate::published::transfer as said;
+use crate::study::{PlanEntry, Settings};
 use longhaul_results::record::{Better, Cell, Question, Validity};
 use longhaul_transfer::dataset::{DatasetSpec, Scale};
 
@@ -123,8 +123,8 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
 }
 
 /// Share of the files of a data set, at its full scale, that have at most `size` bytes.
-pub(super) fn up_to(set: &str, size: u64) -> Result<f64, crate::exit::Failure> {
-    let spec = DatasetSpec::parse(set, Scale::FULL).map_err(crate::exit::Failure::failed)?;
+pub(super) fn up_to(set: &str, size: u64) -> Result<f64, crate::Error> {
+    let spec = DatasetSpec::parse(set, Scale::FULL).map_err(crate::Error::failed)?;
     let files = spec.plan().files;
     let fit = files.iter().filter(|file| file.size <= size).count();
     Ok(fit as f64 / files.len().max(1) as f64)
@@ -136,8 +136,8 @@ pub(super) fn without_tool(
     stage: Stage,
     set: &str,
     cell: &mut Cell,
-) -> crate::exit::Outcome {
-    use crate::exit::Failure;
+) -> crate::Outcome {
+    use crate::Error;
     let (dir, (files, bytes)) = testbed.set_of(set)?;
     let took = match stage {
         Stage::Write => {
@@ -146,7 +146,7 @@ pub(super) fn without_tool(
         }
         _ => CopySource::tree(&dir).and_then(|from| super::plain::read(&from)),
     };
-    let took = took.map_err(Failure::failed)?;
+    let took = took.map_err(Error::failed)?;
     cell.push(bytes as f64 / took.as_secs_f64(), &Validity::default());
     testbed.clear()
 }

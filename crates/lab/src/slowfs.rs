@@ -28,41 +28,41 @@ const NO_CACHING: Duration = Duration::ZERO;
 
 /// The planted delays and faults.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Slow {
+pub struct Slow {
     /// Delay of looking up a name.
-    pub(crate) lookup: Duration,
+    pub lookup: Duration,
     /// Delay of opening a file.
-    pub(crate) open: Duration,
+    pub open: Duration,
     /// Delay of creating a file.
-    pub(crate) create: Duration,
+    pub create: Duration,
     /// Delay of closing a file.
-    pub(crate) close: Duration,
+    pub close: Duration,
     /// Delay of each write call; concurrent calls wait in parallel.
-    pub(crate) settle: Duration,
+    pub settle: Duration,
     /// Read throughput of all files together, in bytes a second.
-    pub(crate) read: Option<u64>,
+    pub read: Option<u64>,
     /// Write throughput of all files together, in bytes a second.
-    pub(crate) write: Option<u64>,
+    pub write: Option<u64>,
     /// Delay of an open for each open in progress, one after the other: a disk that seeks between
     /// the files.
-    pub(crate) crowd: Duration,
+    pub crowd: Duration,
     /// Offset in every file from which reads fail with `EIO`.
-    pub(crate) bad_from: Option<u64>,
+    pub bad_from: Option<u64>,
     /// Case folding: names that differ in case only are the same.
-    pub(crate) folds: bool,
+    pub folds: bool,
     /// Longest file name, in bytes.
-    pub(crate) name_most: Option<usize>,
+    pub name_most: Option<usize>,
 }
 
 /// A mounted file system; unmounted on drop.
-pub(crate) struct SlowFs {
+pub struct SlowFs {
     session: Option<fuser::BackgroundSession>,
     at: PathBuf,
 }
 
 impl SlowFs {
     /// Mounts `directory` with the delays and faults of `slow` at `at`, an empty directory.
-    pub(crate) fn mount(directory: &Path, at: &Path, slow: Slow) -> io::Result<SlowFs> {
+    pub fn mount(directory: &Path, at: &Path, slow: Slow) -> io::Result<SlowFs> {
         let fs = PassThrough {
             slow,
             paths: Mutex::new((HashMap::from([(1, directory.to_owned())]), HashMap::new())),

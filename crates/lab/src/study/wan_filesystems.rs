@@ -10,12 +10,12 @@ mod ask;
 use super::device::{self, AttachedDevice};
 use super::links::{Links, Scratch, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
-use crate::exit::{Failure, Outcome};
-use longhaul_lab::filesystems::{
+use crate::filesystems::{
     BS, BYTES, DEVICES, DeviceFormat, FAR, Load, NEAR, On, SMALL_LOG, STRIPED, WORKLOADS, in_capsule,
     throughput,
 };
-use longhaul_lab::published::filesystems as said;
+use crate::published::filesystems as said;
+use crate::{Error, Outcome};
 use longhaul_results::record::{Better, Cell, EVENTS, Place, Question};
 use longhaul_wan::Conditions;
 use std::time::Duration;
@@ -196,7 +196,7 @@ impl Experiment for WanFilesystems {
             self.testbed = None;
             self.testbed = Some(FilesystemTestbed::start(key, settings)?);
         }
-        let Some(testbed) = &mut self.testbed else { return Err(Failure::failed("there is no device")) };
+        let Some(testbed) = &mut self.testbed else { return Err(Error::failed("there is no device")) };
         match case {
             FilesystemMeasurement::Network(_, away) => testbed.network(*away, settings, found),
             FilesystemMeasurement::Load(workload) => testbed.measure(workload, settings, found),
@@ -374,7 +374,7 @@ struct FilesystemTestbed {
 }
 
 impl FilesystemTestbed {
-    fn start(key: TestbedKey, settings: &Settings) -> Result<FilesystemTestbed, Failure> {
+    fn start(key: TestbedKey, settings: &Settings) -> Result<FilesystemTestbed, Error> {
         let scratch = Scratch::make("wan-filesystems")?;
         let Some(rtt) = key.0 else {
             let (uris, links) = (settings.targets.clone(), Links::here());
@@ -418,7 +418,7 @@ impl FilesystemTestbed {
 
     /// Measures plain TCP over the network.
     fn network(&self, away: bool, settings: &Settings, found: &mut Results) -> Outcome {
-        let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
+        let Some(server) = &self.network else { return Err(Error::failed("there is no network")) };
         let (direction, number) = match away {
             true => ("send", "throughput to server"),
             false => ("receive", "throughput from server"),
@@ -442,7 +442,7 @@ impl FilesystemTestbed {
             more.extend(case.on.option.iter().flat_map(|option| ["-o", option]));
             self.place = Some((case.on, AttachedDevice::new(&self.links, &path, case.on.kind, uris, &more)?));
         }
-        let Some((_, place)) = &self.place else { return Err(Failure::failed("there is no device")) };
+        let Some((_, place)) = &self.place else { return Err(Error::failed("there is no device")) };
         place.trim()?;
         if !case.load.write {
             device::lay_out(&case.load, &self.links, place)?;

@@ -1,9 +1,7 @@
 //! The result file of a study, and its progress.
 
-use super::{Results, Settings, is_void_for};
-use crate::events::StudyMeasurement;
-use crate::exit::{Failure, Outcome};
-use crate::output::{Output, save};
+use super::{Begin, Observer, Results, Settings, is_void_for};
+use crate::{Error, Outcome};
 use longhaul_results::Document;
 use longhaul_results::host::Host;
 use longhaul_results::record::{Cell, Code, Question, Record, Run};
@@ -27,7 +25,7 @@ impl StudyResult {
         (order, questions): (Vec<String>, Vec<Question>),
         settings: &Settings,
         fresh: bool,
-    ) -> Result<StudyResult, Failure> {
+    ) -> Result<StudyResult, Error> {
         let mut record = Record { questions, ..Record::new("study", name) };
         record.conditions.0 = vec![
             (
@@ -69,7 +67,8 @@ impl StudyResult {
         // The record is judged from its cells, which are judged above.
         self.record.judge();
         let document = schema::Output { longhaul: Some(self.record.clone()), ..schema::Output::now() };
-        save(&self.path, &document)
+        longhaul_results::record::save(&self.path, &document)
+            .map_err(|e| Error::failed(format!("cannot write {}: {e}", self.path.display())))
     }
 }
 
@@ -84,13 +83,13 @@ fn resume(record: &mut Record, path: &Path) -> Outcome {
     };
     if (&before.kind, &before.name) != (&record.kind, &record.name) || sorted(&before) != sorted(record) {
         let path = path.display();
-        return Err(Failure::usage(format!(
+        return Err(Error::usage(format!(
             "{path} has another study, or the same with other settings: choose another --output, or --fresh to begin anew"
         )));
     }
     let others = difference(&before, record);
     if !others.is_empty() {
-        return Err(Failure::usage(format!(
+        return Err(Error::usage(format!(
             "{} was begun with {}: numbers of two machines, programs or settings do not become one result. Go on \
              as it was begun, or choose another --output, or --fresh to begin anew",
             path.display(),
@@ -132,28 +131,26 @@ fn difference(before: &Record, now: &Record) -> Vec<String> {
 }
 
 /// Progress of a study, with the remaining time.
-pub(super) struct StudyProgress {
+pub(super) struct Progress {
     began: Instant,
     done: usize,
     left: usize,
     all: usize,
 }
 
-impl StudyProgress {
+impl Progress {
     /// `left` of `all` measurements remain.
-    pub(super) fn new(all: usize, left: usize) -> StudyProgress {
-        StudyProgress { began: Instant::now(), done: 0, left, all }
+    pub(super) fn new(all: usize, left: usize) -> Progress {
+        Progress { began: Instant::now(), done: 0, left, all }
     }
 
     /// Reports the measurement of `cells`, which begins.
-    pub(super) fn tell(&mut self, study: &str, cells: &[Cell], output: Output) {
+    pub(super) fn begin(&mut self, study: &str, cells: &[Cell], observer: &dyn Observer) {
         let name = cells.first().map_or("", |cell| &cell.name);
-        let at = self.all - self.left + self.done + 1;
+        let number = self.all - self.left + self.done + 1;
         let each = self.began.elapsed().as_secs_f64() / self.done.max(1) as f64;
-        let eta = (self.done > 0).then(|| each * (self.left.saturating_sub(self.done)) as f64);
-        let words = eta.map_or(String::new(), |seconds| format!(", {seconds:.0} s left"));
-        output.note(format_args!("[{study} {at}/{}{words}] {name}", self.all));
-        output.event(&StudyMeasurement { study, number: at, of: self.all, name, seconds_left: eta });
+        let seconds_left = (self.done > 0).then(|| each * (self.left.saturating_sub(self.done)) as f64);
+        observer.begins(&Begin { study, number, of: self.all, name, seconds_left });
         self.done += 1;
     }
 }

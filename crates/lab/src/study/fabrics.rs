@@ -7,10 +7,10 @@
 use super::device::{AttachedDevice, missing};
 use super::links::{Links, Scratch, Server};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
-use crate::exit::{Failure, Outcome};
+use crate::filesystems::DeviceFormat;
+use crate::published::{fabrics as said, filesystems};
+use crate::{Error, Outcome};
 use longhaul_initiator::Uri;
-use longhaul_lab::filesystems::DeviceFormat;
-use longhaul_lab::published::{fabrics as said, filesystems};
 use longhaul_results::published::Statement;
 use longhaul_results::record::{Better, Cell, Code, Place, Question};
 use longhaul_wan::Conditions;
@@ -222,7 +222,7 @@ impl Experiment for Fabrics {
             self.0 = None;
             self.0 = Some(FabricsTestbed::start(site, settings)?);
         }
-        let Some(testbed) = &mut self.0 else { return Err(Failure::failed("there are no drives")) };
+        let Some(testbed) = &mut self.0 else { return Err(Error::failed("there are no drives")) };
         match *case {
             FabricMeasurement::Network(streams, away) => testbed.network(streams, away, settings, found),
             FabricMeasurement::Clients(clients, load) => testbed.clients(clients, load, settings, found),
@@ -388,7 +388,7 @@ struct FabricsTestbed {
 }
 
 impl FabricsTestbed {
-    fn start(site: Site, settings: &Settings) -> Result<FabricsTestbed, Failure> {
+    fn start(site: Site, settings: &Settings) -> Result<FabricsTestbed, Error> {
         let remote = site != Site::Local;
         let scratch = Scratch::make("fabrics")?;
         if !settings.targets.is_empty() {
@@ -462,7 +462,7 @@ impl FabricsTestbed {
 
     /// Measures plain TCP over the network.
     fn network(&self, streams: u16, away: bool, settings: &Settings, found: &mut Results) -> Outcome {
-        let Some(server) = &self.network else { return Err(Failure::failed("there is no network")) };
+        let Some(server) = &self.network else { return Err(Error::failed("there is no network")) };
         let (direction, number) = match away {
             true => ("send", "throughput to server"),
             false => ("receive", "throughput from server"),
@@ -531,7 +531,7 @@ impl FabricsTestbed {
     }
 
     /// A file on each of `number` drives, whose file systems are created on first use.
-    fn files(&mut self, number: usize, size: u64) -> Result<Vec<String>, Failure> {
+    fn files(&mut self, number: usize, size: u64) -> Result<Vec<String>, Error> {
         for at in self.places.len()..number {
             let path = self.scratch.path().join(format!("drive{at}"));
             let drive = self.drives.get(at..=at).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Self-exec of this program for measurements, so that the measured command is the one that a user
 //! runs.
 
-use crate::exit::Failure;
+use crate::Error;
 use longhaul_results::record::{Run, Validity};
 use longhaul_results::schema;
 use longhaul_transfer::Endpoint;
@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 const MESSAGE_PREFIX: &str = "longhaul: ";
 
 /// The path of this program.
-pub(crate) fn program() -> Result<PathBuf, Failure> {
-    std::env::current_exe().map_err(|e| Failure::failed(format!("cannot find this program: {e}")))
+pub fn program() -> Result<PathBuf, Error> {
+    std::env::current_exe().map_err(|e| Error::failed(format!("cannot find this program: {e}")))
 }
 
 /// The message of a failed run, from its stderr.
-pub(crate) fn reason(stderr: &[u8]) -> String {
+pub fn reason(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let last = text.lines().rfind(|line| line.starts_with(MESSAGE_PREFIX)).unwrap_or("it printed no message");
     last.trim_start_matches(MESSAGE_PREFIX).to_owned()
 }
 
 /// The `summary` event of a run, from its stdout.
-pub(crate) fn summary(out: &[u8]) -> Result<Value, Failure> {
+pub fn summary(out: &[u8]) -> Result<Value, Error> {
     let lines = String::from_utf8_lossy(out);
     let mut events = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let summary = events.rfind(|event| event["event"] == "summary");
@@ -32,25 +32,25 @@ pub(crate) fn summary(out: &[u8]) -> Result<Value, Failure> {
 }
 
 /// The duration of a copy in seconds, from its `summary` event.
-pub(crate) fn seconds(summary: &Value) -> Result<f64, Failure> {
+pub fn seconds(summary: &Value) -> Result<f64, Error> {
     summary["seconds"].as_f64().ok_or_else(no_result)
 }
 
 /// The measured run from the result file of a copy (`--output`), with the `validity` that the
 /// caller determined.
-pub(crate) fn run(result: &Path, validity: &Validity) -> Result<Run, Failure> {
-    let text = std::fs::read(result).map_err(|e| Failure::failed(format!("{}: {e}", result.display())))?;
-    let output: schema::Output = serde_json::from_slice(&text).map_err(Failure::failed)?;
+pub fn run(result: &Path, validity: &Validity) -> Result<Run, Error> {
+    let text = std::fs::read(result).map_err(|e| Error::failed(format!("{}: {e}", result.display())))?;
+    let output: schema::Output = serde_json::from_slice(&text).map_err(Error::failed)?;
     let run = output.longhaul.and_then(|record| record.runs.into_iter().next()).ok_or_else(no_result)?;
     Ok(Run { validity: validity.clone(), ..run })
 }
 
-fn no_result() -> Failure {
-    Failure::failed("a copy printed no result")
+fn no_result() -> Error {
+    Error::failed("a copy printed no result")
 }
 
 /// The argument of `cp` for a path such as `null:` or `machine:` at the machine of `endpoint`.
-pub(crate) fn at(endpoint: &Endpoint, path: &str) -> String {
+pub fn at(endpoint: &Endpoint, path: &str) -> String {
     let mut replaced = endpoint.clone();
     let (Endpoint::Local(own) | Endpoint::Ssh { path: own, .. } | Endpoint::Agent { path: own, .. }) =
         &mut replaced;
