@@ -1,8 +1,8 @@
 //! The emulated link of the network namespace that this process runs in. A measurement over it is
 //! valid only if the emulator forwarded packets on time.
 
-use longhaul_bench::watch::{Emulated, Expect};
 use longhaul_block::units::format_rate;
+use longhaul_load::watch::{Emulated, Expect};
 use longhaul_wan::Statistics;
 use longhaul_wan::control::{self, Request, Status};
 use std::fs;

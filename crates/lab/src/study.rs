@@ -18,7 +18,7 @@ mod transfer;
 mod wan_filesystems;
 
 use crate::{Error, Outcome};
-use longhaul_bench::Stop;
+use longhaul_load::Stop;
 use longhaul_results::record::{Cell, Code, Question, Run, Validity};
 use result::{Progress, StudyResult};
 use std::path::Path;

@@ -4,7 +4,7 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::error::Error;
 use clap::{Arg, Command};
 use longhaul_array::Layout;
-use longhaul_bench::Rw;
+use longhaul_load::Rw;
 use longhaul_transfer::dataset;
 use std::ffi::OsStr;
 use std::marker::PhantomData;

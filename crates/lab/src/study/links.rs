@@ -10,7 +10,7 @@ use super::Results;
 use crate::Error;
 use crate::emulated::between;
 use crate::self_exec::{program, reason};
-use longhaul_bench::watch::{Emulated, Expect, Watch, Watched};
+use longhaul_load::watch::{Emulated, Expect, Watch, Watched};
 use longhaul_results::record::{Cpu, Run, Validity};
 use longhaul_results::schema;
 use longhaul_wan::control::Control;

@@ -12,11 +12,11 @@ use clap::ValueEnum;
 use clap::builder::BoolishValueParser;
 use futures_util::future::join_all;
 use longhaul_array::{Layout, Stripe, suited_unit};
-use longhaul_bench::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_block::{BlockDevice, DeviceInfo, signature};
 use longhaul_device::Device;
 use longhaul_engine::Thread;
+use longhaul_load::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_results::record::End;
 use longhaul_results::schema::{self, Direction};
 use std::path::{Path, PathBuf};
@@ -401,8 +401,8 @@ fn live_line(now: &Live, rw: Rw) -> String {
         Phase::Verify => "verify",
     };
     let (read, write) = (&now.read, &now.write);
-    let bytes = |rate: &longhaul_bench::Rate| format!("{}/s", format_size(rate.bytes_per_second as u64));
-    let one = |name: &str, rate: &longhaul_bench::Rate| {
+    let bytes = |rate: &longhaul_load::Rate| format!("{}/s", format_size(rate.bytes_per_second as u64));
+    let one = |name: &str, rate: &longhaul_load::Rate| {
         let network = format_rate(rate.bytes_per_second * 8.0);
         format!("  {name} {} ({network}), {:.0} IOPS", bytes(rate), rate.iops)
     };

@@ -143,7 +143,7 @@ impl LadderResults {
 }
 
 pub(crate) fn run(args: &DiagnoseArgs, output: Output) -> Outcome {
-    let stop = longhaul_bench::Stop::new();
+    let stop = longhaul_load::Stop::new();
     super::bench::stop_on_interrupt(&stop, output)?;
     let mut ladder = Ladder::new(args, stop)?;
     tell_unread_counters(output);

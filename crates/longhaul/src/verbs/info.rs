@@ -7,11 +7,11 @@ use crate::events::{
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use crate::screen::Line;
-use longhaul_bench::{Job, Live, Stop, Threads};
 use longhaul_block::BlockDevice;
 use longhaul_block::units::format_size;
 use longhaul_initiator::path::Limit;
 use longhaul_initiator::{ControllerInfo, PathReport, RemoteDevice, SetUp};
+use longhaul_load::{Job, Live, Stop, Threads};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -212,7 +212,7 @@ fn measure(device: &Arc<RemoteDevice>, args: &InfoArgs) -> Result<Measured, Fail
     };
     let threads = Threads::Own(args.initiator.engine.config());
     let devices: [Arc<dyn BlockDevice>; 1] = [Arc::<RemoteDevice>::clone(device)];
-    let results = longhaul_bench::run(&devices, &job, &threads, &stop, &mut progress);
+    let results = longhaul_load::run(&devices, &job, &threads, &stop, &mut progress);
     drop(line);
     let results = results?;
     if let Some(e) = results.error() {

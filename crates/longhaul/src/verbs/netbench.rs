@@ -6,11 +6,11 @@ use crate::events::{NetbenchReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::screen::Line;
-use longhaul_lab::emulated::{self, Link};
-use longhaul_bench::Stop;
-use longhaul_bench::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
-use longhaul_bench::watch::{Expect, Watch};
 use longhaul_block::units::format_rate;
+use longhaul_lab::emulated::{self, Link};
+use longhaul_load::Stop;
+use longhaul_load::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
+use longhaul_load::watch::{Expect, Watch};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -213,7 +213,7 @@ fn line(number: u16, runs: u16, measured: &Measured, plan: &Plan) -> String {
     let rtt = measured
         .round_trip
         .map_or(String::new(), |rtt| format!(", round trip {:.2} ms", rtt.as_secs_f64() * 1e3));
-    let cpu = |half: &longhaul_bench::net::Half| {
+    let cpu = |half: &longhaul_load::net::Half| {
         100.0 * (half.cpu.user_s + half.cpu.system_s) / half.seconds.max(1e-9)
     };
     let run = if runs > 1 { format!("run {number}: ") } else { String::new() };

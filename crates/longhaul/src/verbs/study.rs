@@ -4,8 +4,8 @@ use crate::arguments::parse_time;
 use crate::events::{StudyMeasurement, StudyNumbers, StudySummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-use longhaul_bench::Stop;
 use longhaul_lab::study::{self, Begin, Observer, Options, Study, Totals};
+use longhaul_load::Stop;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -4,11 +4,11 @@ use super::{BenchArgs, OVERTIME, live_line, overtime, share, waits};
 use crate::exit::Failure;
 use crate::output::{Output, say};
 use crate::screen::Line;
-use longhaul_lab::emulated::{self, Link};
-use longhaul_bench::watch::{Expect, Watch, tcp_sample};
-use longhaul_bench::{Live, Repeated, Stop, Threads, run as run_load};
 use longhaul_block::BlockDevice;
 use longhaul_device::Device;
+use longhaul_lab::emulated::{self, Link};
+use longhaul_load::watch::{Expect, Watch, tcp_sample};
+use longhaul_load::{Live, Repeated, Stop, Threads, run as run_load};
 use longhaul_report::figure::Scale;
 use longhaul_results::record::{Code, Run, TcpSample};
 use longhaul_results::schema;
@@ -148,7 +148,7 @@ pub(in crate::verbs) fn print(document: &schema::Output, output: Output) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use longhaul_bench::watch::Watched;
+    use longhaul_load::watch::Watched;
 
     #[test]
     fn a_load_on_what_is_attached_is_judged_by_the_link_below() {

@@ -1,8 +1,8 @@
 //! The result file of a copy, in the format of `bench` and `study`.
 
-use longhaul_lab::emulated::{self, Link};
-use longhaul_bench::watch::{Expect, Watch, Watched, tcp_sample};
 use longhaul_block::units::format_rate;
+use longhaul_lab::emulated::{self, Link};
+use longhaul_load::watch::{Expect, Watch, Watched, tcp_sample};
 use longhaul_results::record::{Better, Cell, Code, Record, Validity};
 use longhaul_results::schema::{self, Direction, Job};
 use longhaul_transfer::wire::{Durability, Hash};

@@ -4,7 +4,7 @@
 //! window are counted: connecting and the start of TCP do not count, nor do bytes that are still in
 //! flight at the end.
 
-use longhaul_bench::watch::Watch;
+use longhaul_load::watch::Watch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

@@ -1,6 +1,6 @@
 //! Child processes with a timeout.
 
-use longhaul_bench::Stop;
+use longhaul_load::Stop;
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};

@@ -1,11 +1,11 @@
 //! How fast the load generator itself is: 4 KiB reads and writes on one
 //! thread, of a device that does nothing.
 //!
-//! `cargo run --release -p longhaul-bench --example ceiling`
+//! `cargo run --release -p longhaul-load --example ceiling`
 
-use longhaul_bench::{Job, Rw, Stop, Threads, run};
 use longhaul_block::{BlockDevice, NullDevice};
 use longhaul_engine::Config;
+use longhaul_load::{Job, Rw, Stop, Threads, run};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
 //! Devices that lie, each in its own way, and loads that find out.
 
-use longhaul_bench::{FaultKind, Job, Results, Rw, Stop, Threads, run};
 use longhaul_block::BlockDevice;
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
 use longhaul_engine::Config;
+use longhaul_load::{FaultKind, Job, Results, Rw, Stop, Threads, run};
 use std::sync::Arc;
 
 const BLOCK: u64 = 4096;

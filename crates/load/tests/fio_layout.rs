@@ -1,8 +1,8 @@
 //! Our JSON beside fio's own (fio 3.33, `--output-format=json`).
 
-use longhaul_bench::{Job, Rw, Stop, Threads, run};
 use longhaul_block::MemDevice;
 use longhaul_engine::Config;
+use longhaul_load::{Job, Rw, Stop, Threads, run};
 use longhaul_results::schema;
 use serde_json::Value;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Loads on devices in memory.
 
-use longhaul_bench::{BenchError, Job, Live, Phase, Results, Rw, Stop, Threads, run};
 use longhaul_block::filter::{Delay, Filtered, OpKind, Stats};
 use longhaul_block::{BackendSpec, BlockDevice, IoError, NullDevice};
 use longhaul_engine::{Config, Thread};
+use longhaul_load::{BenchError, Job, Live, Phase, Results, Rw, Stop, Threads, run};
 use std::sync::Arc;
 use std::time::Duration;
 
