@@ -291,6 +291,8 @@ impl Rig {
                 }
             }
             Action::WriteCache { .. } => self.reply(slot, Reply::ok(0)),
+            Action::ReservationPersistence { .. } => self.reply(slot, Reply::ok(1)),
+            Action::PersistReservations { .. } => self.reply(slot, Reply::ok(0)),
             Action::Disconnect => panic!("the admin queue is not deleted with Disconnect"),
         }
         self.report();

@@ -174,6 +174,7 @@ pub(crate) fn namespace(blocks: u64, block_shift: u8, bits: u8) -> NamespaceView
         volatile_cache: true,
         discard: true,
         discard_zeroes: true,
+        persistent_reservations: bits & 0x20 != 0,
         ana_group: 1,
         ana_state: AnaState::from_code(if bits & 0x40 != 0 { bits } else { 1 }),
     }

@@ -109,6 +109,9 @@ pub enum IoError {
     /// The far side refused, with an NVMe status.
     #[error("refused by the device: {0}")]
     Refused(String),
+    /// Another host has reserved the device, and this one may not do this to it.
+    #[error("another host has reserved the device")]
+    Reserved,
     /// The far side is out of reach.
     #[error("connection lost: {0}")]
     Unreachable(String),

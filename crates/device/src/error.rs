@@ -87,6 +87,7 @@ impl From<IoError> for Error {
     fn from(e: IoError) -> Error {
         let kind = match &e {
             IoError::Integrity(_) => ErrorKind::Mismatch,
+            IoError::Reserved => ErrorKind::Refused,
             e if e.is_out_of_reach() => ErrorKind::Unreachable,
             _ => ErrorKind::Failed,
         };

@@ -93,6 +93,7 @@ pub(crate) fn io_error(status: Status) -> IoError {
         c if c == code(Status::ABORT_REQUESTED) => IoError::Aborted,
         c if c == code(Status::CAPACITY_EXCEEDED) => IoError::NoSpace,
         c if c == code(Status::WRITE_PROTECTED) => IoError::ReadOnly,
+        c if c == code(Status::RESERVATION_CONFLICT) => IoError::Reserved,
         c if c == code(Status::COMPARE_FAILURE) => IoError::Integrity("the content differs".into()),
         c if c == code(Status::TRANSIENT_TRANSPORT) => {
             IoError::Integrity("a data digest did not match".into())

@@ -284,6 +284,7 @@ fn errno(error: &IoError) -> i32 {
         IoError::Integrity(_) => libc::EILSEQ,
         IoError::Aborted => libc::ECANCELED,
         IoError::Refused(_) => libc::EACCES,
+        IoError::Reserved => libc::EBADE,
         IoError::Unreachable(_) | IoError::Offline(_) => libc::ENOTCONN,
         IoError::Medium(_) => libc::EIO,
     }

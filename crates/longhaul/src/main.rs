@@ -14,6 +14,7 @@ mod export;
 mod helper;
 mod live;
 mod output;
+mod reservations;
 mod screen;
 mod served;
 mod state;

@@ -14,7 +14,8 @@ pub(crate) fn save(path: &Path, text: &Value) -> Result<(), Failure> {
     write(path, text).map_err(|e| wrong(path, e))
 }
 
-fn write(path: &Path, text: &Value) -> io::Result<()> {
+/// As [`save`], with the error of the system.
+pub(crate) fn write(path: &Path, text: &Value) -> io::Result<()> {
     let directory = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     std::fs::create_dir_all(directory)?;
     let new = temporary(path);
@@ -23,6 +24,15 @@ fn write(path: &Path, text: &Value) -> io::Result<()> {
     file.sync_all()?;
     std::fs::rename(&new, path)?;
     std::fs::File::open(directory)?.sync_all()
+}
+
+/// Removes a file durably; that there is none is no error.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Ok(()) => std::fs::File::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?.sync_all(),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+    }
 }
 
 /// A unique file name in the directory of `path`.

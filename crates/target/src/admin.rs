@@ -315,6 +315,13 @@ impl AdminQueue {
             Action::ResetOther(fields) => self.reset_other(connection, slot, fields),
             Action::Change(change) => self.change(connection, slot, change),
             Action::WriteCache { enabled } => self.write_cache(connection, slot, enabled),
+            Action::ReservationPersistence { nsid } => {
+                let persists = self.subsystem.namespace(nsid).is_some_and(|ns| ns.reserved.persists());
+                connection.complete(slot, Reply::ok(persists.into()));
+            }
+            Action::PersistReservations { nsids, persist } => {
+                self.persist_reservations(connection, slot, &nsids, persist);
+            }
             Action::Disconnect => connection.complete(slot, Reply::error(Status::INVALID_QUEUE_TYPE.dnr())),
         }
     }
@@ -410,6 +417,31 @@ impl AdminQueue {
         connection.spawn(async move |connection| {
             let clean = flush_all(&this.subsystem, Some(&this.link)).await;
             connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::INTERNAL_ERROR });
+        });
+    }
+
+    /// Makes reservations persist through a restart, or not any more; the command completes when
+    /// that is durable.
+    fn persist_reservations(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        nsids: &[u32],
+        persist: bool,
+    ) {
+        let found: Vec<_> = nsids.iter().filter_map(|nsid| self.subsystem.namespace(*nsid)).collect();
+        for namespace in &found {
+            namespace.reserved.set_persists(persist);
+        }
+        let use_ = connection.use_of(slot);
+        connection.spawn(async move |connection| {
+            let mut status = Status::SUCCESS;
+            for namespace in &found {
+                if let Err(failed) = namespace.reserved.save().await {
+                    status = failed;
+                }
+            }
+            connection.finish(slot, use_, status);
         });
     }
 

@@ -44,7 +44,11 @@ impl Failures {
             | IoError::ReadOnly
             | IoError::OutOfRange { .. }
             | IoError::Unaligned { .. } => {}
-            IoError::NoSpace | IoError::Medium(_) | IoError::Integrity(_) | IoError::Refused(_) => {
+            IoError::NoSpace
+            | IoError::Medium(_)
+            | IoError::Integrity(_)
+            | IoError::Refused(_)
+            | IoError::Reserved => {
                 *lock(&self.last) = Some(e.clone());
                 self.count.fetch_add(1, Ordering::SeqCst);
             }

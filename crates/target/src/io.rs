@@ -93,6 +93,7 @@ fn status_of(e: &IoError, reading: bool) -> Status {
         IoError::Unsupported(_) => Status::INVALID_OPCODE.dnr(),
         IoError::Aborted => Status::ABORT_REQUESTED,
         IoError::Unreachable(_) | IoError::Offline(_) => Status::INTERNAL_PATH_ERROR,
+        IoError::Reserved => Status::RESERVATION_CONFLICT.dnr(),
         IoError::Refused(_) => Status::INTERNAL_ERROR,
         IoError::Medium(_) | IoError::Integrity(_) if reading => Status::UNRECOVERED_READ,
         IoError::Medium(_) | IoError::Integrity(_) => Status::WRITE_FAULT,
@@ -558,9 +559,10 @@ impl IoQueue {
             .copy_from_slice(&keys[..keys.len().min(RegisterFields::DATA)]);
         let (current, other) = decode_keys(&both);
         let host = self.host;
+        let persistent = at.reserved.can_persist();
         let done = at.reserved.change(|state| match command {
             //= NVMe Base 2.1, Reservation Register command: CPTPL set to 11b where RESCAP has no persistence is an invalid field
-            IoCommand::Register(fields) if fields.persist == PersistChange::Set => {
+            IoCommand::Register(fields) if fields.persist == PersistChange::Set && !persistent => {
                 Err(Status::INVALID_FIELD.dnr())
             }
             IoCommand::Register(fields) => state.register(host, fields, current, other),
@@ -573,13 +575,15 @@ impl IoQueue {
             Err(status) => return self.refuse(connection, slot, sqe, status),
         };
         self.subsystem.notify_reservation(at.nsid, &effects.notices);
-        if effects.abort.is_empty() {
+        if effects.abort.is_empty() && !at.reserved.is_unsaved() {
             return connection.complete(slot, Reply::ok(0));
         }
         let (subsystem, use_) = (Arc::clone(&self.subsystem), connection.use_of(slot));
+        let reserved = Arc::clone(&at.reserved);
         connection.spawn(async move |connection| {
+            let saved = reserved.save().await;
             subsystem.end_io_of(&effects.abort).await;
-            connection.finish(slot, use_, Status::SUCCESS);
+            connection.finish(slot, use_, saved.err().unwrap_or(Status::SUCCESS));
         });
     }
 

@@ -25,10 +25,13 @@ mod quiet;
 mod refusals;
 mod reserved;
 mod share;
+mod store;
 mod subsystem;
 mod target;
 
 pub use config::{Config, Patience};
 pub use longhaul_proto::controller::HostAccess;
+pub use longhaul_proto::reservation::{Record as ReservationRecord, Registration};
+pub use store::ReservationStore;
 pub use subsystem::{NSID_MAX, Namespace};
 pub use target::{Error, Target, is_loopback};

@@ -5,28 +5,102 @@
 //! - a command of a host without access is refused when it comes, and again when its data has
 //!   come;
 //! - when Preempt and Abort completes, nothing of the preempted hosts can change the namespace
-//!   any more: their I/O queues are closed, and devices are done with what these have brought.
+//!   any more: their I/O queues are closed, and devices are done with what these have brought;
+//! - a command that changes reservations that persist completes successfully when a record with
+//!   its change is durable. One that fails may have changed the state; the next one saves it.
 
+use crate::store::{ReservationStore, Writer};
 use crate::subsystem::{Subsystem, lock};
 use longhaul_proto::reservation::{Access, Effects, HostId, Reservations};
 use longhaul_wire::completion::Status;
 use longhaul_wire::reservation::{Registrant, ReservationReport};
-use std::sync::Mutex;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Reserved {
     /// The namespace is reserved.
     held: AtomicBool,
-    state: Mutex<Reservations>,
+    state: Mutex<State>,
+    kept: Option<Kept>,
+}
+
+#[derive(Default)]
+struct State {
+    reservations: Reservations,
+    /// Number of changes so far, and of those that the store has.
+    changes: u64,
+    saved: u64,
+    /// The store has a record.
+    recorded: bool,
+}
+
+impl State {
+    /// Whether the store lacks what it should have.
+    fn is_unsaved(&self) -> bool {
+        self.saved != self.changes && (self.recorded || self.reservations.persists())
+    }
+}
+
+/// How reservations outlive the target.
+struct Kept {
+    store: Arc<dyn ReservationStore>,
+    writer: Writer,
+    /// Held while the store is being written, so that records get there in the order of their states.
+    order: Mutex<()>,
 }
 
 impl Reserved {
+    /// With what the store has.
+    ///
+    /// # Errors
+    /// The store cannot be read, or its record is not one that this version understands.
+    pub(crate) fn restore(store: Arc<dyn ReservationStore>, writer: &Writer) -> io::Result<Reserved> {
+        let record = store.load()?;
+        let recorded = record.is_some();
+        let reservations = match record {
+            None => Reservations::default(),
+            Some(record) => {
+                let version = record.version;
+                Reservations::from_record(record).ok_or_else(|| {
+                    io::Error::new(
+                        io::ErrorKind::InvalidData,
+                        format!("the record (version {version}) contradicts itself, or is of a newer program"),
+                    )
+                })?
+            }
+        };
+        Ok(Reserved {
+            held: AtomicBool::new(reservations.kind().is_some()),
+            state: Mutex::new(State { reservations, recorded, ..State::default() }),
+            kept: Some(Kept { store, writer: writer.clone(), order: Mutex::default() }),
+        })
+    }
+
+    /// Whether reservations can persist through a restart.
+    pub(crate) fn can_persist(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Whether they do.
+    pub(crate) fn persists(&self) -> bool {
+        lock(&self.state).reservations.persists()
+    }
+
+    /// Makes them persist, or not any more; [`save`](Self::save) makes that durable.
+    pub(crate) fn set_persists(&self, persist: bool) {
+        let mut state = lock(&self.state);
+        if state.reservations.set_persists(persist) {
+            state.changes += 1;
+        }
+    }
+
     /// Whether a command of the host may have this access. One load where nothing is reserved.
     #[inline]
     pub(crate) fn allows(&self, host: &HostId, access: Access) -> bool {
-        !self.held.load(Ordering::SeqCst) || lock(&self.state).allows(host, access)
+        !self.held.load(Ordering::SeqCst) || lock(&self.state).reservations.allows(host, access)
     }
 
     /// Carries out a command of reservations.
@@ -38,9 +112,43 @@ impl Reserved {
         command: impl FnOnce(&mut Reservations) -> Result<Effects, Status>,
     ) -> Result<Effects, Status> {
         let mut state = lock(&self.state);
-        let effects = command(&mut state);
-        self.held.store(state.kind().is_some(), Ordering::SeqCst);
-        effects
+        let effects = command(&mut state.reservations)?;
+        state.changes += u64::from(effects.changed);
+        self.held.store(state.reservations.kind().is_some(), Ordering::SeqCst);
+        Ok(effects)
+    }
+
+    /// Whether [`save`](Self::save) has something to do.
+    pub(crate) fn is_unsaved(&self) -> bool {
+        self.kept.is_some() && lock(&self.state).is_unsaved()
+    }
+
+    /// Ends when the state, as it is now or later, is durable, if it persists.
+    ///
+    /// # Errors
+    /// Internal Error: it is not, and the log says why.
+    pub(crate) async fn save(self: &Arc<Self>) -> Result<(), Status> {
+        match &self.kept {
+            Some(kept) if self.is_unsaved() && !kept.writer.save(self).await => Err(Status::INTERNAL_ERROR),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the state to the store. Blocks.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let _order = lock(&kept.order);
+        let (record, changes) = {
+            let state = lock(&self.state);
+            if !state.is_unsaved() {
+                return Ok(());
+            }
+            (state.reservations.record(), state.changes)
+        };
+        kept.store.save(record.as_ref())?;
+        let mut state = lock(&self.state);
+        (state.saved, state.recorded) = (changes, record.is_some());
+        Ok(())
     }
 
     /// The report, with an entry for each controller of each registered host.
@@ -50,7 +158,7 @@ impl Reserved {
             .iter()
             .map(|link| (lock(&link.controller).hostid().into_bytes(), link.cntlid))
             .collect();
-        let state = lock(&self.state);
+        let state = &lock(&self.state).reservations;
         let mut registrants = Vec::new();
         for one in state.registrations() {
             let entry =

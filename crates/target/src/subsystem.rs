@@ -68,6 +68,7 @@ impl Namespace {
             volatile_cache: info.volatile_cache,
             discard: info.discard,
             discard_zeroes: info.discard,
+            persistent_reservations: self.reserved.can_persist(),
             ana_group: 1,
             ana_state: AnaState::Optimized,
         }

@@ -6,6 +6,8 @@ use crate::connections::Connections;
 use crate::memory::Memory;
 use crate::pace::{self, Paces};
 use crate::quiet::Quiet;
+use crate::reserved::Reserved;
+use crate::store::{ReservationStore, Writer};
 use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
 use longhaul_block::{BlockDevice, TellsLosses};
 use longhaul_engine::net::{FreeListener, TcpListener};
@@ -153,6 +155,8 @@ pub struct Target {
     _long: Thread,
     addresses: Vec<SocketAddr>,
     discovery: Option<SocketAddr>,
+    /// Makes reservations durable.
+    writer: Writer,
 }
 
 fn listen(addr: SocketAddr) -> Result<FreeListener, Error> {
@@ -205,7 +209,8 @@ impl Target {
             let (shared, all, turn) = (Arc::clone(&shared), handles.clone(), Arc::clone(&turn));
             handles[0].spawn(move || crate::accept::accept(shared, listener, all, turn));
         }
-        Ok(Target { shared, threads, _long: long, addresses, discovery })
+        let writer = Writer::start().map_err(Error::Thread)?;
+        Ok(Target { shared, threads, _long: long, addresses, discovery, writer })
     }
 
     /// The addresses of the I/O listeners.
@@ -220,7 +225,8 @@ impl Target {
 
     /// Exports a device as the next namespace of the subsystem `nqn`, which
     /// is made if it does not exist; `name` is what people call it. Hosts
-    /// that are connected are told. The namespace identifier.
+    /// that are connected are told. Reservations of the namespace end with
+    /// the target. The namespace identifier.
     ///
     /// # Errors
     /// The NQN is not one, or there is no room.
@@ -230,6 +236,41 @@ impl Target {
         name: &str,
         device: Arc<dyn BlockDevice>,
         uuid: Uuid,
+    ) -> Result<u32, Error> {
+        self.export_reserved(nqn, name, device, uuid, Reserved::default())
+    }
+
+    /// As [`export`](Self::export); reservations that hosts make persistent (PTPL) are in
+    /// `store`, and are in force again from the beginning.
+    ///
+    /// # Errors
+    /// As `export`; or the store cannot be read, or has a record that contradicts itself or that a
+    /// newer version has written. Without its reservations a namespace is not served, since a host
+    /// that another one has preempted could write to it.
+    pub fn export_persistent(
+        &self,
+        nqn: &str,
+        name: &str,
+        device: Arc<dyn BlockDevice>,
+        uuid: Uuid,
+        store: Arc<dyn ReservationStore>,
+    ) -> Result<u32, Error> {
+        let reserved = Reserved::restore(store, &self.writer).map_err(|e| {
+            Error::Export(format!(
+                "reservations of {name}: {e}; the namespace is not served without them, since a host that \
+                 was preempted could write to it"
+            ))
+        })?;
+        self.export_reserved(nqn, name, device, uuid, reserved)
+    }
+
+    fn export_reserved(
+        &self,
+        nqn: &str,
+        name: &str,
+        device: Arc<dyn BlockDevice>,
+        uuid: Uuid,
+        reserved: Reserved,
     ) -> Result<u32, Error> {
         Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
         // A host sends nothing again: it has to see an error where something may be lost.
@@ -247,8 +288,8 @@ impl Target {
             let nsid = (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid));
             let nsid =
                 nsid.ok_or_else(|| Error::Export(format!("{nqn} has {NSID_MAX} namespaces already")))?;
-            namespaces
-                .insert(nsid, Namespace { device, uuid, failures: Arc::default(), reserved: Arc::default() });
+            let reserved = Arc::new(reserved);
+            namespaces.insert(nsid, Namespace { device, uuid, failures: Arc::default(), reserved });
             nsid
         };
         subsystem.changed(&[nsid]);

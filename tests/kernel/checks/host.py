@@ -223,6 +223,39 @@ def reserves(bench):
     bench.longhaul.run("bench", uri, "--rw", "write", *load)
 
 
+@check("host: a reservation that persists outlives a target that is killed")
+def reservation_persists(bench):
+    export = f"disk=file:{bench.new_file('reserved.img')},size=64MiB"
+    target = bench.target(export)
+    nqn = target.export("disk")["nqn"]
+    bench.guest.run(f"""
+        attach {nqn} {target.port} --reconnect-delay=1 --ctrl-loss-tmo=600 > /dev/null
+        nvme resv-register $DEV --nrkey=17 --rrega=0 --cptpl=3 > /dev/null
+        nvme resv-acquire $DEV --crkey=17 --rtype=1 --racqa=0 > /dev/null
+    """)
+    target.kill()
+    target = bench.target(export, port=target.port)
+    uri = f"nvme+tcp://127.0.0.1:{target.port}/{nqn}"
+    load = ("--bs", "4KiB", "--size", "64KiB")
+    refused = bench.longhaul.run("bench", uri, "--rw", "write", *load, status=1)
+    require("Reservation Conflict" in refused, f"a write beside a reservation: {refused}")
+    out = bench.guest.run(f"""
+        until_true 90 state_is {nqn} live
+        DEV=$(block_device {nqn})
+        dd if=/dev/urandom of=$DEV bs=1M count=8 oflag=direct status=none
+        nvme resv-report $DEV --eds -o json
+    """)
+    report = json.loads(out)
+    held = (report["rtype"], report["regctl"], report["ptpls"])
+    require(held == (1, 1, 1), f"resv-report: {report}")
+    bench.guest.run(f"""
+        DEV=$(block_device {nqn})
+        nvme resv-register $DEV --crkey=17 --rrega=1 > /dev/null
+        detach {nqn}
+    """)
+    bench.longhaul.run("bench", uri, "--rw", "write", *load)
+
+
 @check("host: two subsystems, many deep queues, at once")
 def many_queues(bench):
     target = bench.target("one=mem:64MiB", "two=mem:64MiB")

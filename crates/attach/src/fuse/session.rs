@@ -74,6 +74,8 @@ fn errno(e: &IoError) -> Errno {
         IoError::Unaligned { .. } => libc::EINVAL,
         IoError::ReadOnly => libc::EROFS,
         IoError::Unsupported(_) => libc::EOPNOTSUPP,
+        // As the kernel reports a reservation conflict.
+        IoError::Reserved => libc::EBADE,
         IoError::Refused(_)
         | IoError::Unreachable(_)
         | IoError::Offline(_)

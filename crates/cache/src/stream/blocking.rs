@@ -52,7 +52,7 @@ fn to_io(e: IoError) -> io::Error {
         IoError::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
         IoError::NoSpace => io::ErrorKind::StorageFull,
         IoError::Unsupported(_) => io::ErrorKind::Unsupported,
-        IoError::Refused(_) => io::ErrorKind::PermissionDenied,
+        IoError::Refused(_) | IoError::Reserved => io::ErrorKind::PermissionDenied,
         IoError::Unreachable(_) | IoError::Offline(_) => io::ErrorKind::NotConnected,
         IoError::Medium(_) | IoError::Integrity(_) | IoError::Aborted => io::ErrorKind::Other,
     };

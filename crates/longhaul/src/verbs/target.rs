@@ -6,6 +6,7 @@ use crate::events::{ExportFields, ExportResized, ServiceSummary, Stopping, Targe
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
 use crate::output::Output;
+use crate::reservations::ReservationFile;
 use crate::served::{self, ExportMedium};
 use longhaul_device::{Device, Opener};
 use longhaul_initiator::{IO_PORT, Options};
@@ -14,6 +15,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// Port of discovery controllers.
@@ -163,10 +165,14 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
         }
         let target = Target::start(config)?;
         let mut shown = Vec::new();
-        for OpenExport { name, nqn, uuid, device, .. } in &exports {
+        for OpenExport { name, nqn, uuid, device, persistent, .. } in &exports {
             let device = device.block();
             let info = device.info();
-            let nsid = target.export(nqn, name, device, *uuid)?;
+            let nsid = if *persistent {
+                target.export_persistent(nqn, name, device, *uuid, Arc::new(ReservationFile::of(*uuid)))?
+            } else {
+                target.export(nqn, name, device, *uuid)?
+            };
             let alone = exports.iter().filter(|other| other.nqn == *nqn).count() == 1;
             let at = reachable(target.addresses()[0]);
             let uri = format!("nvme+tcp://{at}/{nqn}?nsid={nsid}");
@@ -218,6 +224,8 @@ struct OpenExport {
     device: Device,
     /// The medium, for a file or block device.
     place: Option<ExportMedium>,
+    /// Its content outlives the target, and so do reservations that hosts make persistent.
+    persistent: bool,
 }
 
 /// Opens the devices of all exports and determines their UUIDs. All exports are checked before
@@ -240,6 +248,7 @@ fn open(exports: &[Export], opener: &Opener) -> Result<Vec<OpenExport>, Failure>
             // Memory gets a new UUID in each run, since its content does not survive.
             None => export.uuid.or(device.block().info().uuid).unwrap_or_else(Uuid::new_v4),
         };
+        let persistent = place.is_some() || device.block().info().uuid.is_some();
         let is_same = |other: &OpenExport| {
             place.as_ref().zip(other.place.as_ref()).is_some_and(|(one, two)| one.is_same(two))
         };
@@ -250,7 +259,7 @@ fn open(exports: &[Export], opener: &Opener) -> Result<Vec<OpenExport>, Failure>
                 other.name, export.name
             )));
         }
-        opened.push(OpenExport { name: export.name.clone(), nqn, uuid, device, place });
+        opened.push(OpenExport { name: export.name.clone(), nqn, uuid, device, place, persistent });
     }
     Ok(opened)
 }

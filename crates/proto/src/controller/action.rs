@@ -69,6 +69,20 @@ pub enum Action {
         /// Whether writes may be cached.
         enabled: bool,
     },
+    /// Complete it with 1 if the reservations of the namespace `nsid` persist through a loss of
+    /// power, else with 0.
+    ReservationPersistence {
+        /// NSID of an active namespace whose reservations can persist.
+        nsid: u32,
+    },
+    /// From now on the reservations of these namespaces persist through a loss of power, or do
+    /// not any more: complete the command when that itself is durable.
+    PersistReservations {
+        /// NSIDs of active namespaces whose reservations can persist.
+        nsids: Vec<u32>,
+        /// Whether they persist (PTPL).
+        persist: bool,
+    },
     /// Complete it with success, then close the queue that it came on.
     Disconnect,
 }

@@ -4,7 +4,7 @@ use super::Controller;
 use super::action::{Action, Reply};
 use super::event::{Event, Events};
 use super::log::{TEMPERATURE, TEMPERATURE_WARNING};
-use super::subsystem::SubsystemView;
+use super::subsystem::{NamespaceView, SubsystemView};
 use super::{Env, log};
 use longhaul_wire::command::{Features, NSID_ALL, Select, Sqe};
 use longhaul_wire::completion::Status;
@@ -18,7 +18,7 @@ const DULBE: u32 = 1 << 16;
 const RESERVATION_NOTICES: u32 = 0b1110;
 
 /// The features of an I/O controller. None can be saved.
-pub(super) const IO_FEATURES: [u8; 12] = [
+pub(super) const IO_FEATURES: [u8; 13] = [
     fid::ARBITRATION,
     fid::POWER_MANAGEMENT,
     fid::TEMPERATURE_THRESHOLD,
@@ -31,6 +31,7 @@ pub(super) const IO_FEATURES: [u8; 12] = [
     fid::COMMAND_SET_PROFILE,
     fid::HOST_IDENTIFIER,
     fid::RESERVATION_NOTICE_MASK,
+    fid::RESERVATION_PERSISTENCE,
 ];
 
 /// The features of a discovery controller.
@@ -103,6 +104,29 @@ impl Threshold {
     }
 }
 
+/// The active namespace that a command names.
+fn active_namespace<'a>(sqe: &Sqe, subsystem: &'a SubsystemView) -> Result<&'a NamespaceView, Status> {
+    //= NVMe Base 2.1, Get Features command: a feature with namespace scope needs an active namespace
+    let found = subsystem.nvm().and_then(|nvm| nvm.namespace(sqe.nsid()));
+    found.ok_or(Status::INVALID_NAMESPACE.dnr())
+}
+
+fn can_persist(ns: &NamespaceView) -> Result<(), Status> {
+    //= NVMe Base 2.1, Reservation Persistence feature: where RESCAP has no persistence it is an invalid field
+    if ns.persistent_reservations { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
+}
+
+/// The namespaces whose persistence of reservations a Set Features command changes.
+fn persistent_namespaces(sqe: &Sqe, subsystem: &SubsystemView) -> Result<Vec<u32>, Status> {
+    if sqe.nsid() != NSID_ALL {
+        can_persist(active_namespace(sqe, subsystem)?)?;
+        return Ok(vec![sqe.nsid()]);
+    }
+    //= NVMe Base 2.1, Reservation Persistence feature: NSID FFFFFFFFh means all namespaces that have it
+    let nvm = subsystem.nvm().ok_or(Status::INVALID_NAMESPACE.dnr())?;
+    Ok(nvm.namespaces.iter().filter(|ns| ns.persistent_reservations).map(|ns| ns.nsid).collect())
+}
+
 impl Controller {
     fn capability(&self, id: u8) -> Option<u32> {
         let known = if self.discovery { &DISCOVERY_FEATURES[..] } else { &IO_FEATURES[..] };
@@ -110,7 +134,7 @@ impl Controller {
             return None;
         }
         Some(match id {
-            fid::ERROR_RECOVERY | fid::RESERVATION_NOTICE_MASK => {
+            fid::ERROR_RECOVERY | fid::RESERVATION_NOTICE_MASK | fid::RESERVATION_PERSISTENCE => {
                 capability::CHANGEABLE | capability::NAMESPACE
             }
             fid::HOST_IDENTIFIER => 0,
@@ -133,6 +157,9 @@ impl Controller {
             Select::Reserved => Err(Status::INVALID_FIELD.dnr()),
         };
         match result {
+            Ok(_) if feature.fid == fid::RESERVATION_PERSISTENCE && feature.select == Select::Current => {
+                Action::ReservationPersistence { nsid: sqe.nsid() }
+            }
             Ok(_) if feature.fid == fid::HOST_IDENTIFIER => {
                 log::data(sqe, self.host.hostid.as_bytes().to_vec())
             }
@@ -156,19 +183,17 @@ impl Controller {
                 Threshold::Under => values.under.into(),
             },
             fid::ERROR_RECOVERY => {
-                //= NVMe Base 2.1, Get Features command: a feature with namespace scope needs an active namespace
-                if subsystem.nvm().and_then(|nvm| nvm.namespace(sqe.nsid())).is_none() {
-                    return Err(Status::INVALID_NAMESPACE.dnr());
-                }
+                active_namespace(sqe, subsystem)?;
                 values.error_recovery.get(&sqe.nsid()).copied().unwrap_or(0)
             }
-            fid::RESERVATION_NOTICE_MASK
-                if subsystem.nvm().and_then(|nvm| nvm.namespace(sqe.nsid())).is_none() =>
-            {
-                return Err(Status::INVALID_NAMESPACE.dnr());
+            fid::RESERVATION_NOTICE_MASK => {
+                active_namespace(sqe, subsystem)?;
+                if default { 0 } else { self.events.reservation_mask(sqe.nsid()) }
             }
-            fid::RESERVATION_NOTICE_MASK if default => 0,
-            fid::RESERVATION_NOTICE_MASK => self.events.reservation_mask(sqe.nsid()),
+            fid::RESERVATION_PERSISTENCE => {
+                can_persist(active_namespace(sqe, subsystem)?)?;
+                0
+            }
             fid::VOLATILE_WRITE_CACHE => values.write_cache.into(),
             fid::NUMBER_OF_QUEUES => {
                 let count = values.queues.into();
@@ -235,6 +260,10 @@ impl Controller {
             }
             fid::ERROR_RECOVERY => self.set_error_recovery(sqe, env.subsystem)?,
             fid::RESERVATION_NOTICE_MASK => self.set_reservation_mask(sqe, env.subsystem)?,
+            fid::RESERVATION_PERSISTENCE => {
+                let nsids = persistent_namespaces(sqe, env.subsystem)?;
+                return Ok(Action::PersistReservations { nsids, persist: value & 1 != 0 });
+            }
             fid::VOLATILE_WRITE_CACHE => {
                 self.features.write_cache = value & 1 != 0;
                 return Ok(Action::WriteCache { enabled: self.features.write_cache });

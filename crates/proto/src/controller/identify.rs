@@ -122,9 +122,11 @@ fn nvm_controller() -> NvmController {
     }
 }
 
-/// RESCAP: all six types, and IEKEY as revision 1.3 has it; nothing persists through a loss of
-/// power.
-const RESERVATIONS: u8 = 0b1111_1110;
+/// RESCAP: all six types, and IEKEY as revision 1.3 has it; bit 0 says that reservations can
+/// persist through a loss of power.
+fn reservations(ns: &NamespaceView) -> u8 {
+    0b1111_1110 | u8::from(ns.persistent_reservations)
+}
 
 /// What only an I/O controller has.
 fn io_controller(id: &mut IdentifyController, subsystem: &SubsystemView, nvm: &NvmContent) {
@@ -220,7 +222,7 @@ fn identify_namespace(ns: &NamespaceView) -> IdentifyNamespace {
         nuse: ns.blocks,
         nsfeat: nsfeat::OPTPERF,
         nmic: nmic::SHARED,
-        rescap: RESERVATIONS,
+        rescap: reservations(ns),
         npwg: granularity,
         npwa: granularity,
         npdg: granularity,
@@ -246,7 +248,7 @@ fn independent(ns: &NamespaceView) -> IndependentNamespace {
     IndependentNamespace {
         nsfeat: if ns.volatile_cache { 0 } else { nsfeat::NO_WRITE_CACHE },
         nmic: nmic::SHARED,
-        rescap: RESERVATIONS,
+        rescap: reservations(ns),
         anagrpid: ns.ana_group,
         nsattr: if ns.read_only { nsattr::WRITE_PROTECTED } else { 0 },
         nstat: nstat::READY,

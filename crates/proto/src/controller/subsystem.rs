@@ -153,6 +153,8 @@ pub struct NamespaceView {
     pub discard: bool,
     /// Deallocated blocks read as zeroes.
     pub discard_zeroes: bool,
+    /// Its reservations can persist through a loss of power.
+    pub persistent_reservations: bool,
     /// ANA group, 1 at least where ANA is reported.
     pub ana_group: u32,
     /// State of the ANA group.

@@ -53,6 +53,7 @@ pub(super) fn namespace(nsid: u32, blocks: u64, block_shift: u8) -> NamespaceVie
         volatile_cache: true,
         discard: true,
         discard_zeroes: true,
+        persistent_reservations: nsid == 1,
         ana_group: 1,
         ana_state: AnaState::Optimized,
     }

@@ -70,6 +70,7 @@ on_each_engine! {
     neighbours::more_connections_than_there_may_be,
     reservations::a_preempted_writer_changes_nothing_any_more,
     reservations::registrants_are_reported_and_notified,
+    reservations::persistent_reservations_outlive_the_target,
     floods::identify_without_end,
     floods::aborts_without_end,
     floods::event_requests_without_end,

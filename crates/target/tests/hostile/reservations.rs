@@ -2,17 +2,21 @@
 
 use crate::client::{BLOCK, Host, Name, pattern, read, write};
 use crate::rig::Rig;
-use longhaul_block::MemDevice;
+use longhaul_block::{BlockDevice, MemDevice};
 use longhaul_engine::Kind;
-use longhaul_wire::command::{Sgl, Sqe, admin, io};
+use longhaul_target::{Registration, ReservationRecord, ReservationStore};
+use longhaul_wire::command::{Sgl, Sqe, admin, io as io_opcode};
 use longhaul_wire::completion::Status;
+use longhaul_wire::feature::fid;
 use longhaul_wire::log::{ReservationNotice, ReservationNoticeKind, lid};
 use longhaul_wire::pdu::flags;
 use longhaul_wire::reservation::{
     AcquireAction, AcquireFields, PersistChange, RegisterAction, RegisterFields, ReleaseAction,
     ReleaseFields, ReservationReport, ReservationType, encode_keys,
 };
-use std::sync::Arc;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 const CONFLICT: Status = Status::RESERVATION_CONFLICT;
 
@@ -25,7 +29,7 @@ fn register(host: &mut Host, nsid: u32, key: u64) -> Status {
     let fields =
         RegisterFields { action: RegisterAction::Register, ignore_key: false, persist: PersistChange::None };
     let keys = encode_keys(0, key);
-    host.io.call(&with_keys(io::RESERVATION_REGISTER, nsid, fields.cdw10(), &keys), &keys).status
+    host.io.call(&with_keys(io_opcode::RESERVATION_REGISTER, nsid, fields.cdw10(), &keys), &keys).status
 }
 
 fn acquire(
@@ -37,18 +41,18 @@ fn acquire(
 ) -> Status {
     let fields = AcquireFields { action, ignore_key: false, kind };
     let keys = encode_keys(keys[0], keys[1]);
-    host.io.call(&with_keys(io::RESERVATION_ACQUIRE, nsid, fields.cdw10(), &keys), &keys).status
+    host.io.call(&with_keys(io_opcode::RESERVATION_ACQUIRE, nsid, fields.cdw10(), &keys), &keys).status
 }
 
 fn release(host: &mut Host, nsid: u32, kind: ReservationType, key: u64) -> Status {
     let fields = ReleaseFields { action: ReleaseAction::Release, ignore_key: false, kind: Some(kind) };
     let keys = key.to_le_bytes();
-    host.io.call(&with_keys(io::RESERVATION_RELEASE, nsid, fields.cdw10(), &keys), &keys).status
+    host.io.call(&with_keys(io_opcode::RESERVATION_RELEASE, nsid, fields.cdw10(), &keys), &keys).status
 }
 
 fn report(host: &mut Host, nsid: u32) -> ReservationReport {
     const LEN: u32 = 1024;
-    let sqe = Sqe::new(io::RESERVATION_REPORT).with_nsid(nsid).with_cdw(10, LEN / 4 - 1).with_cdw(11, 1);
+    let sqe = Sqe::new(io_opcode::RESERVATION_REPORT).with_nsid(nsid).with_cdw(10, LEN / 4 - 1).with_cdw(11, 1);
     let done = host.io.call(&sqe.with_sgl(Sgl::transport(LEN)), &[]);
     assert_eq!((done.status, done.data.len()), (Status::SUCCESS, LEN as usize));
     ReservationReport::decode(&done.data).expect("a header")
@@ -138,13 +142,13 @@ pub fn registrants_are_reported_and_notified(kind: Kind) {
     assert_eq!(seen, [(a.cntlid, true, id_a, 1), (b.cntlid, false, id_b, 2)]);
     // Without EDS, which hosts with 128-bit identifiers need.
     let short =
-        Sqe::new(io::RESERVATION_REPORT).with_nsid(nsid).with_cdw(10, 15).with_sgl(Sgl::transport(64));
+        Sqe::new(io_opcode::RESERVATION_REPORT).with_nsid(nsid).with_cdw(10, 15).with_sgl(Sgl::transport(64));
     assert_eq!(b.io.call(&short, &[]).status.code(), Status::HOST_ID_FORMAT);
-    // Nothing persists through a loss of power, and RESCAP says so.
+    // This namespace has no place for records, and its RESCAP says so.
     let persist =
         RegisterFields { action: RegisterAction::Replace, ignore_key: true, persist: PersistChange::Set };
     let keys = encode_keys(0, 5);
-    let sqe = with_keys(io::RESERVATION_REGISTER, nsid, persist.cdw10(), &keys);
+    let sqe = with_keys(io_opcode::RESERVATION_REGISTER, nsid, persist.cdw10(), &keys);
     assert_eq!(b.io.call(&sqe, &keys).status.code(), Status::INVALID_FIELD);
 
     let event = Sqe::new(admin::ASYNC_EVENT_REQUEST).with_cid(b.admin.next_cid());
@@ -169,5 +173,102 @@ pub fn registrants_are_reported_and_notified(kind: Kind) {
     assert_eq!((left.kind, left.registrants.len()), (None, 2));
     drop(b);
     rig.remove(nsid);
+    rig.finish();
+}
+
+/// A store that lives as long as the test, and fails when it is told to.
+#[derive(Default)]
+struct Kept {
+    record: Mutex<Option<ReservationRecord>>,
+    broken: AtomicBool,
+}
+
+impl Kept {
+    fn record(&self) -> Option<ReservationRecord> {
+        self.record.lock().expect("not poisoned").clone()
+    }
+}
+
+impl ReservationStore for Kept {
+    fn load(&self) -> io::Result<Option<ReservationRecord>> {
+        Ok(self.record())
+    }
+
+    fn save(&self, record: Option<&ReservationRecord>) -> io::Result<()> {
+        if self.broken.load(Ordering::SeqCst) {
+            return Err(io::Error::other("the medium is full"));
+        }
+        *self.record.lock().expect("not poisoned") = record.cloned();
+        Ok(())
+    }
+}
+
+/// Register with Replace and IEKEY, which works whatever the host's registration is.
+fn persist(host: &mut Host, nsid: u32, key: u64, persist: PersistChange) -> Status {
+    let fields = RegisterFields { action: RegisterAction::Replace, ignore_key: true, persist };
+    let keys = encode_keys(0, key);
+    host.io.call(&with_keys(io_opcode::RESERVATION_REGISTER, nsid, fields.cdw10(), &keys), &keys).status
+}
+
+fn feature(host: &mut Host, sqe: &Sqe) -> Result<u64, Status> {
+    let done = host.admin.call(sqe, &[]);
+    if done.status.is_success() { Ok(done.result) } else { Err(done.status.code()) }
+}
+
+/// A target is killed, and comes back: the host that held the namespace still does, and no other
+/// has written in between.
+//= test: NVMe Base 2.1, Reservation Persistence feature
+//= test: NVMe Base 2.1, Reservation Register command
+pub fn persistent_reservations_outlive_the_target(kind: Kind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let device: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(1 << 20, BLOCK as u32).expect("mapped"));
+    let store = Arc::new(Kept::default());
+    let [a, b] = [5, 6].map(Name::other);
+    let exclusive = ReservationType::WriteExclusive;
+    let id = fid::RESERVATION_PERSISTENCE;
+
+    let nsid = rig.export_persistent(Arc::clone(&device), Arc::clone(&store) as _).expect("no record yet");
+    let mut holder = Host::named(rig.addr, 32, 0, a.clone());
+    assert!(register(&mut holder, nsid, 1).is_success());
+    assert_eq!((feature(&mut holder, &Sqe::get_features(id, nsid, 0)), store.record()), (Ok(0), None));
+    assert!(persist(&mut holder, nsid, 2, PersistChange::Set).is_success());
+    assert_eq!(feature(&mut holder, &Sqe::get_features(id, nsid, 0)), Ok(1));
+    assert!(acquire(&mut holder, nsid, AcquireAction::Acquire, exclusive, [2, 0]).is_success());
+    let record = store.record().expect("the command has completed, so the record is there");
+    assert_eq!(record.registrations, [Registration { host: a.hostid.into_bytes(), key: 2 }]);
+    assert_eq!(record.held, Some((exclusive.code(), a.hostid.into_bytes())));
+    drop(holder);
+
+    rig.remove(nsid);
+    rig.finish();
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let nsid = rig.export_persistent(Arc::clone(&device), Arc::clone(&store) as _).expect("a record");
+    let mut other = Host::named(rig.addr, 32, 0, b.clone());
+    let data = pattern(BLOCK, 9);
+    assert_eq!(other.io.call(&write(nsid, 0, BLOCK), &data).status.code(), CONFLICT, "from the first command");
+    let said = report(&mut other, nsid);
+    assert_eq!((said.kind, said.persists, said.registrants.len()), (Some(exclusive), true, 1));
+    let mut holder = Host::named(rig.addr, 32, 0, a);
+    holder.verify(nsid, 0, 1);
+
+    // The medium of the record fails: the command does, and no later one succeeds without a record.
+    store.broken.store(true, Ordering::SeqCst);
+    assert_eq!(release(&mut holder, nsid, exclusive, 2).code(), Status::INTERNAL_ERROR);
+    assert_eq!(release(&mut holder, nsid, exclusive, 2).code(), Status::INTERNAL_ERROR, "again");
+    assert_eq!(store.record(), Some(record), "the old record");
+    store.broken.store(false, Ordering::SeqCst);
+    assert!(release(&mut holder, nsid, exclusive, 2).is_success());
+    assert_eq!(store.record().expect("a record").held, None);
+
+    assert_eq!(feature(&mut holder, &Sqe::set_features(id, u32::MAX, 0, false)), Ok(0));
+    assert_eq!(store.record(), None, "nothing persists");
+    drop((holder, other));
+    rig.remove(nsid);
+
+    // A record of a newer version: better no namespace than one without its reservations.
+    let newer = ReservationRecord { version: 2, generation: 0, registrations: Vec::new(), held: None };
+    *store.record.lock().expect("not poisoned") = Some(newer);
+    let refused = rig.export_persistent(device, store).expect_err("a newer record").to_string();
+    assert!(refused.contains("version 2") && refused.contains("not served"), "{refused}");
     rig.finish();
 }

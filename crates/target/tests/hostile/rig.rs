@@ -3,7 +3,7 @@
 use crate::client::{BLOCK, Client, Host, NQN, PATIENCE};
 use longhaul_block::{BackendSpec, BlockDevice};
 use longhaul_engine::{Config as EngineConfig, Kind};
-use longhaul_target::{Config, Patience, Target};
+use longhaul_target::{Config, Patience, ReservationStore, Target};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -75,6 +75,15 @@ impl Rig {
     /// One more namespace.
     pub fn export(&self, device: Arc<dyn BlockDevice>) -> u32 {
         self.target.export(NQN, "disk", device, Uuid::new_v4()).expect("exported")
+    }
+
+    /// One more namespace, whose reservations can persist.
+    pub fn export_persistent(
+        &self,
+        device: Arc<dyn BlockDevice>,
+        store: Arc<dyn ReservationStore>,
+    ) -> Result<u32, longhaul_target::Error> {
+        self.target.export_persistent(NQN, "disk", device, Uuid::new_v4(), store)
     }
 
     pub fn remove(&self, nsid: u32) {

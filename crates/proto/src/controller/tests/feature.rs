@@ -30,11 +30,7 @@ fn each_feature_is_set_and_read() {
     }
 }
 
-//= test: NVMe Base 2.1, Set Features command
-//= test: NVMe Base 2.1, Power Management feature
-//= test: NVMe Base 2.1, Temperature Threshold feature
-//= test: NVMe Base 2.1, I/O Command Set Profile feature
-//= test: NVMe Base 2.1, Asynchronous Event Configuration feature
+//= test: NVMe Base 2.1, Reservation Notification Mask feature
 #[test]
 fn the_reservation_mask_has_a_value_for_each_namespace() {
     let mut rig = Rig::ready();
@@ -49,6 +45,33 @@ fn the_reservation_mask_has_a_value_for_each_namespace() {
     assert_eq!(rig.failure(Sqe::set_features(id, 77, 0, false)), Status::INVALID_NAMESPACE.dnr());
 }
 
+//= test: NVMe Base 2.1, Reservation Persistence feature
+#[test]
+fn only_reservations_that_can_persist_are_made_to() {
+    let mut rig = Rig::ready();
+    let id = fid::RESERVATION_PERSISTENCE;
+    let get = |nsid| Sqe::get_features(id, nsid, 0);
+    let set = |nsid, value| Sqe::set_features(id, nsid, value, false);
+    // Of the namespaces 1, 3 and 4 the first has a place to keep them.
+    assert_eq!(rig.admin(get(1)), Action::ReservationPersistence { nsid: 1 });
+    let change = |persist| Action::PersistReservations { nsids: vec![1], persist };
+    assert_eq!(rig.admin(set(1, 1)), change(true));
+    assert_eq!(rig.admin(set(NSID_ALL, 0)), change(false));
+    assert_eq!(rig.result(Sqe::get_features(id, 1, 1)), 0, "default");
+    assert_eq!(rig.result(Sqe::get_features(id, 1, 3)), 0b110, "supported");
+    for sqe in [get(3), set(3, 1)] {
+        assert_eq!(rig.failure(sqe), Status::INVALID_FIELD.dnr());
+    }
+    for sqe in [get(77), get(NSID_ALL), set(77, 1)] {
+        assert_eq!(rig.failure(sqe), Status::INVALID_NAMESPACE.dnr());
+    }
+}
+
+//= test: NVMe Base 2.1, Set Features command
+//= test: NVMe Base 2.1, Power Management feature
+//= test: NVMe Base 2.1, Temperature Threshold feature
+//= test: NVMe Base 2.1, I/O Command Set Profile feature
+//= test: NVMe Base 2.1, Asynchronous Event Configuration feature
 //= test: NVMe Base 2.1, Host Identifier feature
 //= test: NVM Command Set 1.1, Error Recovery feature
 #[test]
@@ -81,7 +104,7 @@ fn refused_values() {
 //= test: NVMe Base 2.1, Set Features command
 #[test]
 fn unknown_features_are_invalid_fields() {
-    let io = [1, 2, 4, 5, 6, 7, 0x0A, 0x0B, 0x0F, 0x19, 0x81, 0x82];
+    let io = [1, 2, 4, 5, 6, 7, 0x0A, 0x0B, 0x0F, 0x19, 0x81, 0x82, 0x83];
     let discovery = [0x0B, 0x0F, 0x81];
     for (mut rig, known) in [(Rig::ready(), &io[..]), (Rig::discovery(), &discovery[..])] {
         for id in 0..=255 {

@@ -148,7 +148,7 @@ fn firmware_and_effects() {
     assert_eq!(admin, [0x02, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x38]);
     let features = FeatureEffects::from_bytes(&rig.log(lid::FEATURE_EFFECTS, 1024));
     let known: Vec<u8> = (0..=255).filter(|&id| features.get(id) != 0).collect();
-    assert_eq!(known, [1, 2, 4, 5, 6, 7, 0x0A, 0x0B, 0x0F, 0x19, 0x81, 0x82]);
+    assert_eq!(known, [1, 2, 4, 5, 6, 7, 0x0A, 0x0B, 0x0F, 0x19, 0x81, 0x82, 0x83]);
 }
 
 //= test: NVMe Base 2.1, Commands Supported and Effects log page
