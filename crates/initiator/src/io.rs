@@ -63,7 +63,7 @@ impl std::fmt::Debug for RemoteIo {
     }
 }
 
-fn check(done: &Done) -> IoResult<()> {
+pub(crate) fn check(done: &Done) -> IoResult<()> {
     let status = done.cqe.status();
     if status.is_success() { Ok(()) } else { Err(io_error(status)) }
 }

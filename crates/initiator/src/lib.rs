@@ -67,6 +67,7 @@ pub mod path;
 mod prepared;
 mod queue;
 mod reach;
+mod reservation;
 mod session;
 mod setup;
 mod split;
@@ -80,8 +81,10 @@ pub use discover::{Discovery, Record, discover};
 pub use error::{Error, Result};
 pub use info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp};
 pub use io::{Abort, RemoteIo};
+pub use longhaul_wire::reservation::{PersistChange, Registrant, ReservationReport, ReservationType};
 pub use options::Options;
 pub use path::{PathOptions, PathReport};
+pub use reservation::Reservation;
 pub use supervise::CONNECTION_LOST;
 pub use uri::{DISCOVERY_PORT, IO_PORT, SCHEME, Uri, UriError, UriOptions, parse_authority};
 

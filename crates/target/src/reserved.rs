@@ -67,7 +67,9 @@ impl Reserved {
                 Reservations::from_record(record).ok_or_else(|| {
                     io::Error::new(
                         io::ErrorKind::InvalidData,
-                        format!("the record (version {version}) contradicts itself, or is of a newer program"),
+                        format!(
+                            "the record (version {version}) contradicts itself, or is of a newer program"
+                        ),
                     )
                 })?
             }

@@ -24,7 +24,7 @@ pub trait ReservationStore: Send + Sync {
     fn save(&self, record: Option<&Record>) -> io::Result<()>;
 }
 
-/// What is to be saved, and the answer to whoever waits for it.
+/// What is to be saved, and the answer to the connection that waits for it.
 type Job = (Arc<Reserved>, oneshot::Sender<bool>);
 
 /// A thread that saves reservations, one after the other. It ends with the last clone.

@@ -329,6 +329,15 @@ impl ReservationReport {
         out
     }
 
+    /// Bytes of the whole report whose beginning this is; 0 if not even the header is there.
+    pub fn len_of(bytes: &[u8]) -> usize {
+        let registrants = bytes.get(5..7).map_or(0, |n| usize::from(u16::from_le_bytes([n[0], n[1]])));
+        if bytes.len() < ReservationReport::HEADER {
+            return 0;
+        }
+        ReservationReport::HEADER + Registrant::LEN * registrants
+    }
+
     /// From bytes; registrants as far as there are bytes of them. None if not even the header is
     /// there.
     pub fn decode(bytes: &[u8]) -> Option<ReservationReport> {

@@ -212,8 +212,8 @@ def reserves(bench):
     uri = f"nvme+tcp://127.0.0.1:{target.port}/{nqn}"
     load = ("--bs", "4KiB", "--size", "64KiB")
     bench.longhaul.run("bench", uri, "--rw", "read", *load)
-    refused = bench.longhaul.run("bench", uri, "--rw", "write", *load, status=1)
-    require("Reservation Conflict" in refused, f"a write beside a reservation: {refused}")
+    refused = bench.longhaul.run("bench", uri, "--rw", "write", *load, status=6)
+    require("another host has reserved the device" in refused, f"a write beside a reservation: {refused}")
     bench.guest.run(f"""
         DEV=$(block_device {nqn})
         nvme resv-release $DEV --crkey=17 --rtype=1 --rrela=0 > /dev/null
@@ -237,8 +237,8 @@ def reservation_persists(bench):
     target = bench.target(export, port=target.port)
     uri = f"nvme+tcp://127.0.0.1:{target.port}/{nqn}"
     load = ("--bs", "4KiB", "--size", "64KiB")
-    refused = bench.longhaul.run("bench", uri, "--rw", "write", *load, status=1)
-    require("Reservation Conflict" in refused, f"a write beside a reservation: {refused}")
+    refused = bench.longhaul.run("bench", uri, "--rw", "write", *load, status=6)
+    require("another host has reserved the device" in refused, f"a write beside a reservation: {refused}")
     out = bench.guest.run(f"""
         until_true 90 state_is {nqn} live
         DEV=$(block_device {nqn})

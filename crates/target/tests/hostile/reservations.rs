@@ -52,7 +52,8 @@ fn release(host: &mut Host, nsid: u32, kind: ReservationType, key: u64) -> Statu
 
 fn report(host: &mut Host, nsid: u32) -> ReservationReport {
     const LEN: u32 = 1024;
-    let sqe = Sqe::new(io_opcode::RESERVATION_REPORT).with_nsid(nsid).with_cdw(10, LEN / 4 - 1).with_cdw(11, 1);
+    let sqe =
+        Sqe::new(io_opcode::RESERVATION_REPORT).with_nsid(nsid).with_cdw(10, LEN / 4 - 1).with_cdw(11, 1);
     let done = host.io.call(&sqe.with_sgl(Sgl::transport(LEN)), &[]);
     assert_eq!((done.status, done.data.len()), (Status::SUCCESS, LEN as usize));
     ReservationReport::decode(&done.data).expect("a header")
@@ -245,7 +246,11 @@ pub fn persistent_reservations_outlive_the_target(kind: Kind) {
     let nsid = rig.export_persistent(Arc::clone(&device), Arc::clone(&store) as _).expect("a record");
     let mut other = Host::named(rig.addr, 32, 0, b.clone());
     let data = pattern(BLOCK, 9);
-    assert_eq!(other.io.call(&write(nsid, 0, BLOCK), &data).status.code(), CONFLICT, "from the first command");
+    assert_eq!(
+        other.io.call(&write(nsid, 0, BLOCK), &data).status.code(),
+        CONFLICT,
+        "from the first command"
+    );
     let said = report(&mut other, nsid);
     assert_eq!((said.kind, said.persists, said.registrants.len()), (Some(exclusive), true, 1));
     let mut holder = Host::named(rig.addr, 32, 0, a);

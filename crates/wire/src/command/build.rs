@@ -191,6 +191,19 @@ impl Sqe {
             .with_sgl(Sgl::transport((ranges * DsmRange::LEN) as u32))
     }
 
+    /// Reservation Report of the extended structure, as far as `len` bytes.
+    ///
+    /// # Panics
+    /// If `len` is no whole number of dwords, or 0.
+    pub fn reservation_report(nsid: u32, len: u32) -> Sqe {
+        assert!(len >= 4 && len.is_multiple_of(4), "{len} bytes of a report");
+        Sqe::new(io::RESERVATION_REPORT)
+            .with_nsid(nsid)
+            .with_cdw(10, len / 4 - 1)
+            .with_cdw(11, 1)
+            .with_sgl(Sgl::transport(len))
+    }
+
     /// Which way the data of the command goes, if its SGL says that it has
     /// any.
     pub fn direction(&self) -> Direction {

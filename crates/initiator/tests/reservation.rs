@@ -1,0 +1,90 @@
+//! Reservations, between two hosts of one target.
+
+mod common;
+
+use common::{connect, engines, export, target};
+use longhaul_block::{BlockIo, IoError, WriteFlags};
+use longhaul_engine::{Buf, Engine};
+use longhaul_initiator::{Options, PersistChange, Registrant, RemoteIo, ReservationType};
+use std::rc::Rc;
+use uuid::Uuid;
+
+const EXCLUSIVE: ReservationType = ReservationType::WriteExclusive;
+
+async fn host(uri: &str, options: &Options, id: u128) -> Rc<RemoteIo> {
+    let hostid = Uuid::from_u128(id);
+    let hostnqn = format!("nqn.2014-08.org.nvmexpress:uuid:{hostid}");
+    let device = connect(uri, Options { hostid, hostnqn, ..options.clone() }).expect("connected");
+    device.open_io().await.expect("opened")
+}
+
+async fn write(io: &RemoteIo) -> Result<(), IoError> {
+    io.write(0, Buf::copy_of(&[7; 4096]), WriteFlags::default()).await
+}
+
+#[test]
+fn a_host_that_takes_over_keeps_the_other_out() {
+    for engine in engines() {
+        let target = target(|config| config.engine = engine.clone());
+        let uri = export(&target, "mem:16MiB,block=4096");
+        let options = Options { engine: engine.clone(), ..Options::default() };
+        Engine::new(&engine).expect("engine").block_on(async {
+            let (old, new) = (host(&uri, &options, 1).await, host(&uri, &options, 2).await);
+            let (old_side, new_side) =
+                (old.reservation().expect("offered"), new.reservation().expect("offered"));
+            assert_eq!(old_side.acquire(1, EXCLUSIVE).await, Err(IoError::Reserved), "not registered");
+            old_side.register(1, PersistChange::None).await.expect("registered");
+            old_side.register(1, PersistChange::None).await.expect("again");
+            old_side.acquire(1, EXCLUSIVE).await.expect("reserved");
+            old_side.acquire(1, EXCLUSIVE).await.expect("again");
+            write(&old).await.expect("the holder writes");
+            assert_eq!(write(&new).await, Err(IoError::Reserved));
+            // In memory nothing persists.
+            let persists = new_side.register(2, PersistChange::Set).await;
+            assert!(matches!(persists, Err(IoError::Refused(_))), "{persists:?}");
+
+            new_side.register(2, PersistChange::None).await.expect("registered");
+            assert_eq!(new_side.acquire(2, EXCLUSIVE).await, Err(IoError::Reserved), "held");
+            let seen = new_side.report().await.expect("a report");
+            let holder: Vec<&Registrant> = seen.registrants.iter().filter(|one| one.holds).collect();
+            assert_eq!((seen.kind, holder.len(), holder[0].key), (Some(EXCLUSIVE), 1, 1));
+            assert_eq!(holder[0].hostid, Uuid::from_u128(1).into_bytes());
+            new_side.preempt(2, holder[0].key, EXCLUSIVE).await.expect("taken over");
+            assert_eq!(new_side.preempt(2, 1, EXCLUSIVE).await, Err(IoError::Reserved), "nothing to preempt");
+            write(&new).await.expect("the new holder writes");
+            // The old host's queues were closed: it reconnects, and stays out.
+            assert_eq!(write(&old).await, Err(IoError::Reserved));
+            assert_eq!(old.flush().await, Err(IoError::Reserved));
+
+            new_side.release(2, EXCLUSIVE).await.expect("released");
+            write(&old).await.expect("nobody holds it");
+            new_side.unregister(2).await.expect("not registered any more");
+            assert_eq!(new_side.unregister(2).await, Err(IoError::Reserved), "it was not");
+            assert!(new_side.report().await.expect("a report").registrants.is_empty());
+        });
+    }
+}
+
+/// More registrants than the first request has room for.
+#[test]
+fn a_long_report_is_read_to_its_end() {
+    let target = target(|_| {});
+    let uri = export(&target, "mem:16MiB,block=4096");
+    let options = Options::default();
+    Engine::new(&options.engine).expect("engine").block_on(async {
+        let mut last = None;
+        for id in 1..=70u128 {
+            let one = host(&uri, &options, id).await;
+            one.reservation()
+                .expect("offered")
+                .register(id as u64, PersistChange::None)
+                .await
+                .expect("registered");
+            last = Some(one);
+        }
+        let report = last.expect("a host").reservation().expect("offered").report().await.expect("a report");
+        let mut keys: Vec<u64> = report.registrants.iter().map(|one| one.key).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, (1..=70).collect::<Vec<u64>>());
+    });
+}
