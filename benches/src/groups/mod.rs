@@ -42,15 +42,10 @@ impl DiskFile {
         let path = dir.path().join("device");
         let mut file = File::create_new(&path)?;
         let mut chunk = vec![0u8; CHUNK];
-        let mut state = 1u64;
+        let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..setup.size / CHUNK as u64 {
-            for word in chunk.chunks_exact_mut(8) {
-                // Marsaglia's xorshift64: content that nothing on the way compresses.
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                word.copy_from_slice(&state.to_le_bytes());
-            }
+            // Content that nothing on the way compresses.
+            random.fill(&mut chunk);
             file.write_all(&chunk).context("laying out the file to measure with")?;
         }
         file.sync_all()?;

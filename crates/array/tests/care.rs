@@ -3,7 +3,8 @@
 mod common;
 
 use common::rig::{Rig, SIZE, UNIT, rig};
-use common::{Dice, Disk, Model, Power, devices, disks, make, options, simulate, start};
+use fastrand::Rng;
+use common::{Disk, Model, Power, devices, disks, make, options, simulate, start, uuid};
 use longhaul_array::{BLOCK, Condition, Health, Layout, Options, Shape, create_as};
 use longhaul_block::{Advice, BlockDevice};
 use longhaul_engine::{BufMut, sleep};
@@ -30,10 +31,10 @@ fn a_member_with_damaged_logs_stays_active() {
             let array = start(&disks, options()).await.expect("assembled");
             let io = array.open().await.expect("opened");
             let model = Model::new(array.info().size);
-            let mut dice = Dice(seed);
+            let mut random = Rng::with_seed(seed);
             for _ in 0..40 {
-                let first = dice.below(model.blocks() - 14);
-                model.write(&*io, first, 1 + dice.below(14)).await.expect("written");
+                let first = random.u64(..model.blocks() - 14);
+                model.write(&*io, first, 1 + random.u64(..14)).await.expect("written");
             }
             let geometry = array.status().await.expect("status").geometry;
             (model, geometry.end() - geometry.rows * geometry.unit)
@@ -100,11 +101,11 @@ fn scrub_repairs_metadata_of_members() {
 fn a_device_of_another_array_loses_its_old_superblocks() {
     let (disks, power) = disks(3, SIZE);
     let (other, _power) = common::disks(2, SIZE);
-    let mut dice = Dice(7);
+    let mut random = Rng::with_seed(7);
     simulate(131, async {
         make(&disks, Layout::Parity, UNIT).await;
         let shape = Shape { name: "old".into(), layout: Layout::Mirror, unit: UNIT, force: false };
-        create_as(&devices(&other), &[], &shape, || dice.uuid()).await.expect("made");
+        create_as(&devices(&other), &[], &shape, || uuid(&mut random)).await.expect("made");
         // The superblocks of the other array get a newer generation than this array's.
         for _ in 0..20 {
             start(&other, options()).await.expect("assembled").stop().await.expect("stopped");

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Dice, Disk, Model, Power, degraded, disks, make, options, simulate, start};
+use fastrand::Rng;
+use common::{Disk, Model, Power, degraded, disks, make, options, simulate, start};
 use futures_util::future::{Either, join_all, select};
 use longhaul_array::{Layout, Options};
 use longhaul_block::{BlockDevice, BlockIo};
@@ -17,20 +18,20 @@ const SIZE: u64 = 3 << 20;
 /// Clients that write and read concurrently.
 async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, stripe: u64, ops: u64) {
     let client = async |n: u64| {
-        let mut dice = Dice(seed ^ (n << 32));
+        let mut random = Rng::with_seed(seed ^ (n << 32));
         // Few stripes, so that writes collide.
         let room = model.blocks().min(8 * stripe);
         for _ in 0..ops {
-            let count = match dice.below(4) {
+            let count = match random.u64(..4) {
                 0 => stripe,
-                1 => 1 + dice.below(stripe),
-                _ => 1 + dice.below(3),
+                1 => 1 + random.u64(..stripe),
+                _ => 1 + random.u64(..3),
             };
-            let mut first = dice.below(room - count + 1);
-            if dice.below(3) == 0 {
+            let mut first = random.u64(..room - count + 1);
+            if random.u64(..3) == 0 {
                 first = first / stripe * stripe;
             }
-            let done = match dice.below(12) {
+            let done = match random.u64(..12) {
                 0..=6 => model.write(&**io, first, count).await,
                 7 => model.zero(&**io, first, count).await,
                 8 => io.flush().await.map(|()| true),
@@ -52,7 +53,7 @@ struct Plan {
 
 /// Creates an array and crashes it repeatedly.
 fn run(seed: u64, plan: &Plan) {
-    let mut dice = Dice(seed);
+    let mut random = Rng::with_seed(seed);
     let (disks, power) = disks(plan.width, SIZE);
     let size = simulate(seed, async {
         make(&disks, plan.layout, UNIT).await;
@@ -60,12 +61,12 @@ fn run(seed: u64, plan: &Plan) {
     });
     let model = Model::new(size);
     for round in 0..4 {
-        round_of(&mut dice, &disks, &power, &model, plan, round);
+        round_of(&mut random, &disks, &power, &model, plan, round);
     }
 }
 
 fn round_of(
-    dice: &mut Dice,
+    random: &mut Rng,
     disks: &[Arc<Disk>],
     power: &Arc<Power>,
     model: &Model,
@@ -73,17 +74,17 @@ fn round_of(
     round: u64,
 ) {
     let mut present: Vec<Arc<Disk>> = disks.to_vec();
-    dice.shuffle(&mut present);
-    let lost = dice.below(plan.lose as u64 + 1) as usize;
+    random.shuffle(&mut present);
+    let lost = random.u64(..plan.lose as u64 + 1) as usize;
     if round == 3 {
         present.truncate(plan.width - lost);
     }
-    let (seed, fuse) = (dice.next(), dice.below(300));
+    let (seed, fuse) = (random.u64(..), random.u64(..300));
     let engine = longhaul_engine::Engine::simulated(seed).expect("engine");
     engine.block_on(async {
         // The power may fail during the assembly.
-        if dice.below(4) == 0 {
-            power.light(dice.below(60), dice.next());
+        if random.u64(..4) == 0 {
+            power.light(random.u64(..60), random.u64(..));
         }
         let work = pin!(async {
             let array =
@@ -104,7 +105,7 @@ fn round_of(
     drop(engine);
     power.restore();
     model.crashed();
-    let seed = dice.next();
+    let seed = random.u64(..);
     simulate(seed, async {
         let array = start(&present, Options { degraded: true, ..plan.options.clone() })
             .await

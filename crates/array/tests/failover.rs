@@ -3,7 +3,8 @@
 mod common;
 
 use common::rig::{Rig, UNIT, rig};
-use common::{Dice, disks, make, options, simulate, start};
+use fastrand::Rng;
+use common::{disks, make, options, simulate, start};
 use futures_util::future::join_all;
 use longhaul_array::{Condition, Health, Layout, Options};
 use longhaul_block::BlockDevice;
@@ -32,12 +33,12 @@ async fn load(rig: &Rig, seed: u64, time: Duration) -> (Duration, Duration) {
     let (longest, late) = (Cell::new(Duration::ZERO), Cell::new(Duration::ZERO));
     let blocks = rig.model.blocks();
     let client = async |n: u64| {
-        let mut dice = Dice(seed ^ n << 32);
+        let mut random = Rng::with_seed(seed ^ n << 32);
         let mut next = n * blocks / 8;
         while now() < end {
             let began = now();
-            let count = if n < 4 { 12 } else { 1 + dice.below(3) };
-            let first = if n < 4 { next } else { dice.below(blocks - count) };
+            let count = if n < 4 { 12 } else { 1 + random.u64(..3) };
+            let first = if n < 4 { next } else { random.u64(..blocks - count) };
             next = if next + 2 * count > blocks { 0 } else { next + count };
             let (done, worst) = if n == 7 {
                 (rig.model.read(&*rig.io, first, count).await, &late)

@@ -4,7 +4,8 @@
 
 mod common;
 
-use common::{Dice, Disk, Model, Power, disks, make, options, simulate, start};
+use fastrand::Rng;
+use common::{Disk, Model, Power, disks, make, options, simulate, start};
 use futures_util::future::{join, join_all, select};
 use longhaul_array::{BLOCK, Condition, Layout, Options};
 use longhaul_block::{BlockDevice, BlockIo};
@@ -29,23 +30,23 @@ struct Plan {
 
 async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, ops: u64) {
     let client = async |n: u64| {
-        let mut dice = Dice(seed ^ (n << 32));
+        let mut random = Rng::with_seed(seed ^ (n << 32));
         for _ in 0..ops {
-            let count = if dice.below(4) == 0 { 12 } else { 1 + dice.below(5) };
-            let mut first = dice.below(model.blocks() - count + 1);
-            if dice.below(2) == 0 {
+            let count = if random.u64(..4) == 0 { 12 } else { 1 + random.u64(..5) };
+            let mut first = random.u64(..model.blocks() - count + 1);
+            if random.u64(..2) == 0 {
                 // Few stripes, so that writes collide.
-                first = dice.below(84);
+                first = random.u64(..84);
             }
-            let done = match dice.below(10) {
+            let done = match random.u64(..10) {
                 0..=5 => model.write(&**io, first, count).await,
                 6 => model.zero(&**io, first, count).await,
                 7 => io.flush().await.map(|()| true),
                 _ => model.read(&**io, first, count).await,
             };
             done.expect("I/O");
-            if dice.below(8) == 0 {
-                sleep(Duration::from_millis(dice.below(400))).await;
+            if random.u64(..8) == 0 {
+                sleep(Duration::from_millis(random.u64(..400))).await;
             }
         }
     };
@@ -53,15 +54,15 @@ async fn load(io: &Rc<dyn BlockIo>, model: &Model, seed: u64, ops: u64) {
 }
 
 /// Takes members offline in all possible ways, and brings most of them back.
-async fn fail_members(disks: &[Arc<Disk>], dice: &mut Dice, losses: usize) {
+async fn fail_members(disks: &[Arc<Disk>], random: &mut Rng, losses: usize) {
     for _ in 0..3 {
-        sleep(Duration::from_millis(dice.below(800))).await;
-        let victims: Vec<usize> = (0..losses).map(|_| dice.below(disks.len() as u64) as usize).collect();
+        sleep(Duration::from_millis(random.u64(..800))).await;
+        let victims: Vec<usize> = (0..losses).map(|_| random.u64(..disks.len() as u64) as usize).collect();
         for victim in &victims {
-            let how = if dice.below(3) == 0 { &disks[*victim].silent } else { &disks[*victim].unreachable };
+            let how = if random.u64(..3) == 0 { &disks[*victim].silent } else { &disks[*victim].unreachable };
             how.store(true, SeqCst);
         }
-        sleep(Duration::from_millis(500 + dice.below(12_000))).await;
+        sleep(Duration::from_millis(500 + random.u64(..12_000))).await;
         disks.iter().for_each(|disk| {
             disk.silent.store(false, SeqCst);
             disk.unreachable.store(false, SeqCst);
@@ -71,11 +72,11 @@ async fn fail_members(disks: &[Arc<Disk>], dice: &mut Dice, losses: usize) {
     }
 }
 
-fn round(dice: &mut Dice, disks: &[Arc<Disk>], power: &Arc<Power>, model: &Model, plan: &Plan) {
-    let (seed, load_seed) = (dice.next(), dice.next());
+fn round(random: &mut Rng, disks: &[Arc<Disk>], power: &Arc<Power>, model: &Model, plan: &Plan) {
+    let (seed, load_seed) = (random.u64(..), random.u64(..));
     let engine = longhaul_engine::Engine::simulated(seed).expect("engine");
-    let cut = dice.below(2) == 0;
-    let fuse = dice.below(2500);
+    let cut = random.u64(..2) == 0;
+    let fuse = random.u64(..2500);
     engine.block_on(async {
         let array = start(disks, plan.options.clone()).await.expect("assembled");
         let io = array.open().await.expect("opened");
@@ -84,7 +85,7 @@ fn round(dice: &mut Dice, disks: &[Arc<Disk>], power: &Arc<Power>, model: &Model
             power.light(fuse, seed);
         }
         let work = pin!(async {
-            join(load(&io, model, load_seed, 50), fail_members(disks, dice, plan.losses)).await;
+            join(load(&io, model, load_seed, 50), fail_members(disks, random, plan.losses)).await;
         });
         select(work, pin!(power.lost())).await;
         if !cut {
@@ -99,12 +100,12 @@ fn round(dice: &mut Dice, disks: &[Arc<Disk>], power: &Arc<Power>, model: &Model
         disk.unreachable.store(false, SeqCst);
     });
     model.crashed();
-    verify(dice, disks, model, plan);
+    verify(random, disks, model, plan);
 }
 
 /// All content is readable, with all members, and without any that may be lost.
-fn verify(dice: &mut Dice, disks: &[Arc<Disk>], model: &Model, plan: &Plan) {
-    simulate(dice.next(), async {
+fn verify(random: &mut Rng, disks: &[Arc<Disk>], model: &Model, plan: &Plan) {
+    simulate(random.u64(..), async {
         let array = start(disks, plan.options.clone()).await.expect("assembled after a crash");
         let io = array.open().await.expect("opened");
         model.check(&*io).await.expect("read");
@@ -112,7 +113,7 @@ fn verify(dice: &mut Dice, disks: &[Arc<Disk>], model: &Model, plan: &Plan) {
         let scrub = array.scrub().await.expect("scrubbed");
         let faults = scrub.wrong.iter().sum::<u64>() + scrub.inconsistent + scrub.lost;
         assert_eq!((scrub.finished, faults), (true, 0), "{scrub:?}");
-        let victim = dice.below(disks.len() as u64) as usize;
+        let victim = random.u64(..disks.len() as u64) as usize;
         disks[victim].unreachable.store(true, SeqCst);
         model.check(&*io).await.expect("read without one");
         disks[victim].unreachable.store(false, SeqCst);
@@ -129,7 +130,7 @@ fn verify(dice: &mut Dice, disks: &[Arc<Disk>], model: &Model, plan: &Plan) {
 }
 
 fn run(seed: u64, plan: &Plan) {
-    let mut dice = Dice(seed);
+    let mut random = Rng::with_seed(seed);
     let (disks, power) = disks(plan.width, SIZE);
     let size = simulate(seed, async {
         make(&disks, plan.layout, UNIT).await;
@@ -140,7 +141,7 @@ fn run(seed: u64, plan: &Plan) {
     assert_eq!(size % BLOCK, 0);
     let model = Model::new(size);
     for _ in 0..3 {
-        round(&mut dice, &disks, &power, &model, plan);
+        round(&mut random, &disks, &power, &model, plan);
     }
 }
 

@@ -3,7 +3,8 @@
 mod common;
 
 use common::rig::{SIZE, UNIT, rig};
-use common::{Dice, Disk, Model, devices, disks, make, options, simulate, start};
+use fastrand::Rng;
+use common::{Disk, Model, devices, disks, make, options, simulate, start, uuid};
 use longhaul_array::{BLOCK, Condition, Extent, Health, Layout, Options, Shape, create_as};
 use longhaul_block::{BlockDevice, IoError};
 use longhaul_engine::{BufMut, sleep};
@@ -292,20 +293,20 @@ fn names_and_shapes_are_checked_before_anything_is_written() {
         let (disks, _power) = disks(3, SIZE);
         let shape =
             |name: &str, unit| Shape { name: name.into(), layout: Layout::Parity, unit, force: false };
-        let mut dice = Dice(1);
+        let mut random = Rng::with_seed(1);
         let refused =
-            create_as(&devices(&disks), &[], &shape("", UNIT), || dice.uuid()).await.expect_err("refused");
+            create_as(&devices(&disks), &[], &shape("", UNIT), || uuid(&mut random)).await.expect_err("refused");
         assert!(refused.to_string().contains("is not a valid array name"), "{refused}");
         let refused =
-            create_as(&devices(&disks), &[], &shape("a", 5000), || dice.uuid()).await.expect_err("refused");
+            create_as(&devices(&disks), &[], &shape("a", 5000), || uuid(&mut random)).await.expect_err("refused");
         assert!(refused.to_string().contains("not a power of two"), "{refused}");
         let twice = [devices(&disks), devices(&disks[..1])].concat();
-        let refused = create_as(&twice, &[], &shape("a", UNIT), || dice.uuid()).await.expect_err("refused");
+        let refused = create_as(&twice, &[], &shape("a", UNIT), || uuid(&mut random)).await.expect_err("refused");
         assert!(refused.to_string().contains("are the same member"), "{refused}");
         assert!(disks.iter().all(|disk| disk.writes.load(SeqCst) == 0));
         make(&disks, Layout::Parity, UNIT).await;
         let refused =
-            create_as(&devices(&disks), &[], &shape("a", UNIT), || dice.uuid()).await.expect_err("refused");
+            create_as(&devices(&disks), &[], &shape("a", UNIT), || uuid(&mut random)).await.expect_err("refused");
         assert!(refused.to_string().contains("is a member of array test"), "{refused}");
     });
 }
@@ -319,10 +320,10 @@ fn a_stop_waits_for_acknowledged_writes_to_be_in_place() {
             let array = start(&disks, options()).await.expect("assembled");
             let io = array.open().await.expect("opened");
             let model = Model::new(array.info().size);
-            let mut dice = Dice(seed);
+            let mut random = Rng::with_seed(seed);
             for _ in 0..30 {
-                let first = dice.below(60);
-                model.write(&*io, first, 1 + dice.below(3)).await.expect("written");
+                let first = random.u64(..60);
+                model.write(&*io, first, 1 + random.u64(..3)).await.expect("written");
             }
             array.stop().await.expect("stopped");
             model

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Dice, Disk, Model, degraded, devices, disks, make, options, simulate, start};
+use fastrand::Rng;
+use common::{Disk, Model, degraded, devices, disks, make, options, simulate, start, uuid};
 use longhaul_array::{ArrayError, Condition, Health, Layout, Options, Shape, assemble_as, create_as};
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
@@ -96,10 +97,10 @@ fn an_unreadable_superblock_is_not_taken_for_blank() {
             let array = start(&blank, options()).await.expect("assembled");
             let damaged = || Arc::clone(&old[1]) as Arc<dyn BlockDevice>;
             let before = old[1].writes.load(SeqCst);
-            let mut dice = Dice(4);
+            let mut random = Rng::with_seed(4);
             let mut shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: false };
             let other = || Arc::new(Disk::new("other", SIZE, &power)) as Arc<dyn BlockDevice>;
-            let created = create_as(&[damaged(), other()], &[], &shape, || dice.uuid()).await.map(drop);
+            let created = create_as(&[damaged(), other()], &[], &shape, || uuid(&mut random)).await.map(drop);
             let replaced = array.replace(0, damaged(), false).await;
             let added = array.add_spare(damaged(), false).await;
             for result in [created, replaced, added] {
@@ -110,7 +111,7 @@ fn an_unreadable_superblock_is_not_taken_for_blank() {
             array.add_spare(damaged(), true).await.expect("taken by force");
             array.stop().await.expect("stopped");
             shape.force = true;
-            create_as(&[damaged(), other()], &[], &shape, || dice.uuid()).await.expect("taken by force");
+            create_as(&[damaged(), other()], &[], &shape, || uuid(&mut random)).await.expect("taken by force");
         });
     }
 }
@@ -127,15 +128,15 @@ fn a_device_with_a_file_system_is_taken_by_force_alone() {
         used.open().await.expect("opened").write(0, head, WriteFlags::default()).await.expect("written");
         let used = || Arc::clone(&used) as Arc<dyn BlockDevice>;
         let other = || Arc::new(Disk::new("other", SIZE, &power)) as Arc<dyn BlockDevice>;
-        let mut dice = Dice(5);
+        let mut random = Rng::with_seed(5);
         let mut shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: false };
-        let created = create_as(&[used(), other()], &[], &shape, || dice.uuid()).await.map(drop);
+        let created = create_as(&[used(), other()], &[], &shape, || uuid(&mut random)).await.map(drop);
         for result in [created, array.replace(0, used(), false).await, array.add_spare(used(), false).await] {
             let text = result.expect_err("refused").to_string();
             assert!(text.contains("an XFS file system") && text.contains("--force"), "{text}");
         }
         shape.force = true;
-        create_as(&[used(), other()], &[], &shape, || dice.uuid()).await.expect("taken by force");
+        create_as(&[used(), other()], &[], &shape, || uuid(&mut random)).await.expect("taken by force");
         array.stop().await.expect("stopped");
     });
 }
@@ -153,14 +154,14 @@ fn force_does_not_take_a_member_of_a_running_array() {
         let new = |name: &str| Arc::new(Disk::new(name, SIZE, &power));
         let own: Vec<_> = ["a", "b"].map(new).to_vec();
         let shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: true };
-        let mut dice = Dice(5);
-        create_as(&devices(&own), &[], &shape, || dice.uuid()).await.expect("made");
+        let mut random = Rng::with_seed(5);
+        create_as(&devices(&own), &[], &shape, || uuid(&mut random)).await.expect("made");
         let other = start(&own, options()).await.expect("assembled");
         let member = || Arc::clone(&old[1]) as Arc<dyn BlockDevice>;
         let blank = new("blank") as Arc<dyn BlockDevice>;
         let given = [member(), Arc::clone(&blank)];
-        let created = create_as(&given, &[], &shape, || dice.uuid()).await.map(drop);
-        let as_spare = create_as(&devices(&[new("c"), new("d")]), &[member()], &shape, || dice.uuid()).await;
+        let created = create_as(&given, &[], &shape, || uuid(&mut random)).await.map(drop);
+        let as_spare = create_as(&devices(&[new("c"), new("d")]), &[member()], &shape, || uuid(&mut random)).await;
         let replaced = other.replace(0, member(), true).await;
         let added = other.add_spare(member(), true).await;
         for result in [created, as_spare.map(drop), replaced, added] {
@@ -174,7 +175,7 @@ fn force_does_not_take_a_member_of_a_running_array() {
         assert_eq!(other.status().await.expect("status").health, Health::Healthy);
         // The array is not in use any more.
         running.stop().await.expect("stopped");
-        create_as(&given, &[], &shape, || dice.uuid()).await.expect("taken");
+        create_as(&given, &[], &shape, || uuid(&mut random)).await.expect("taken");
     });
     // A crashed session does not count as running either.
     let (old, _power) = disks(2, SIZE);
@@ -185,8 +186,8 @@ fn force_does_not_take_a_member_of_a_running_array() {
     });
     simulate(23, async {
         let shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: UNIT, force: true };
-        let mut dice = Dice(6);
-        create_as(&devices(&old), &[], &shape, || dice.uuid()).await.expect("taken");
+        let mut random = Rng::with_seed(6);
+        create_as(&devices(&old), &[], &shape, || uuid(&mut random)).await.expect("taken");
     });
 }
 
@@ -344,8 +345,8 @@ fn a_device_under_two_names_is_refused() {
         let alias = Cable { disk: Arc::clone(&disks[1]), cut: Arc::default() };
         let given = [devices(&disks), vec![Arc::new(alias) as Arc<dyn BlockDevice>]].concat();
         let shape = Shape { name: "twice".into(), layout: Layout::Parity, unit: UNIT, force: false };
-        let mut dice = Dice(3);
-        let refused = create_as(&given, &[], &shape, || dice.uuid()).await.expect_err("refused").to_string();
+        let mut random = Rng::with_seed(3);
+        let refused = create_as(&given, &[], &shape, || uuid(&mut random)).await.expect_err("refused").to_string();
         assert!(refused.contains("are the same member"), "{refused}");
         // No superblock is left that would prevent a new array.
         make(&disks, Layout::Parity, UNIT).await;

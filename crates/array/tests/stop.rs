@@ -4,7 +4,8 @@
 mod common;
 
 use common::rig::{Rig, rig};
-use common::{Dice, options, simulate, start};
+use fastrand::Rng;
+use common::{options, simulate, start};
 use longhaul_array::{Layout, Options};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{sleep, spawn, timeout};
@@ -18,13 +19,13 @@ const CLIENTS: u64 = 6;
 /// Writes, zeroes and reads until an operation is refused; returns the number of successful ones,
 /// and the error.
 async fn client(rig: Rc<Rig>, number: u64, seed: u64) -> (u64, String) {
-    let mut dice = Dice(seed * 100 + number);
+    let mut random = Rng::with_seed(seed * 100 + number);
     let mut done = 0;
     loop {
-        let count = 1 + dice.below(14);
-        let first = dice.below(rig.model.blocks() - count);
+        let count = 1 + random.u64(..14);
+        let first = random.u64(..rig.model.blocks() - count);
         let (model, io) = (&rig.model, &*rig.io);
-        let result = match dice.below(8) {
+        let result = match random.u64(..8) {
             0 => model.zero(io, first, count).await,
             1 => model.read(io, first, count).await,
             _ => model.write(io, first, count).await,

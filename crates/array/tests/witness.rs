@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Dice, Disk, Model, Power, devices, disks, options, simulate, start};
+use fastrand::Rng;
+use common::{Disk, Model, Power, devices, disks, options, simulate, start, uuid};
 use longhaul_array::{ArrayDevice, Condition, Health, Layout, Shape, WITNESS_SIZE, create_witnessed};
 use longhaul_block::{BlockDevice, BlockIo};
 use longhaul_engine::{sleep, spawn};
@@ -29,9 +30,9 @@ impl Rig {
         let (disks, power): (_, Arc<Power>) = disks(width, SIZE);
         let witness = Arc::new(Disk::new("witness", WITNESS_SIZE, &power));
         let shape = Shape { name: "test".into(), layout, unit: UNIT, force: false };
-        let mut dice = Dice(5);
+        let mut random = Rng::with_seed(5);
         let device = Arc::clone(&witness) as Arc<dyn BlockDevice>;
-        let made = create_witnessed(&devices(&disks), &[], Some(&device), &shape, || dice.uuid()).await;
+        let made = create_witnessed(&devices(&disks), &[], Some(&device), &shape, || uuid(&mut random)).await;
         made.expect("made");
         Rig { disks, witness }
     }

@@ -1,43 +1,32 @@
 //! The model of a copy, over many seeds: what was planted comes back, as often as
 //! the intervals say.
 
+use fastrand::Rng;
 use longhaul_lab::model::{Bounds, Copy, Fit, Noise, fit, split};
 use longhaul_results::stats::CONFIDENCE;
 
-/// Random numbers that are the same every time: Marsaglia's xorshift.
-struct Random(u64);
+/// Between two numbers, each power of ten as likely as another.
+fn between(random: &mut Rng, low: f64, high: f64) -> f64 {
+    low * (high / low).powf(random.f64())
+}
 
-impl Random {
-    fn uniform(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0 >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-    }
-
-    /// Between two numbers, each power of ten as likely as another.
-    fn between(&mut self, low: f64, high: f64) -> f64 {
-        low * (high / low).powf(self.uniform())
-    }
-
-    /// Of the normal distribution (Box and Muller).
-    fn normal(&mut self) -> f64 {
-        let (u, v) = (self.uniform(), self.uniform());
-        (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
-    }
+/// A sample of the normal distribution with mean 0 and deviation 1 (Box and Muller).
+fn normal(random: &mut Rng) -> f64 {
+    let (u, v) = (1.0 - random.f64(), random.f64());
+    (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
 /// Planted values, and copies of a ladder with few, some and many files.
-fn ladder(random: &mut Random, runs: usize) -> ((f64, f64), Vec<Copy>) {
-    let (t0, bytes) = (random.between(1e-4, 0.1), random.between(1e7, 1e10));
-    let many = random.between(100.0, 2000.0).round();
+fn ladder(random: &mut Rng, runs: usize) -> ((f64, f64), Vec<Copy>) {
+    let (t0, bytes) = (between(random, 1e-4, 0.1), between(random, 1e7, 1e10));
+    let many = between(random, 100.0, 2000.0).round();
     // The bytes take between a tenth and ten times what many files do.
-    let rate = bytes / (many * t0) / random.between(0.1, 10.0);
-    let noise = random.between(0.005, 0.08);
+    let rate = bytes / (many * t0) / between(random, 0.1, 10.0);
+    let noise = between(random, 0.005, 0.08);
     let mut copies = Vec::new();
     for files in [8.0, (8.0 * many).sqrt().round(), many] {
         for _ in 0..runs {
-            let seconds = (files * t0 + bytes / rate) * (1.0 + noise * random.normal());
+            let seconds = (files * t0 + bytes / rate) * (1.0 + noise * normal(random));
             copies.push(Copy { files, bytes, seconds });
         }
     }
@@ -49,7 +38,7 @@ fn planted_values_are_within_their_intervals_as_often_as_those_say() {
     for runs in [2, 3, 5] {
         let (trials, mut held) = (1500, [0u32; 2]);
         for seed in 1..=trials {
-            let mut random = Random(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
+            let mut random = Rng::with_seed(seed);
             let ((t0, rate), copies) = ladder(&mut random, runs);
             let found: Fit = fit(&copies, Noise::Proportional).expect("three sizes");
             held[0] += u32::from(found.t0.contains(t0));
@@ -69,7 +58,7 @@ fn intervals_shrink_with_the_noise_and_the_number_of_runs() {
     let width = |runs: usize| {
         let mut sum = 0.0;
         for seed in 1..=200 {
-            let (_, copies) = ladder(&mut Random(0x2545_f491_4f6c_dd1d_u64.wrapping_mul(seed)), runs);
+            let (_, copies) = ladder(&mut Rng::with_seed(seed), runs);
             let found = fit(&copies, Noise::Proportional).expect("three sizes");
             sum += (found.t0.high - found.t0.low) / found.t0.value;
         }
@@ -82,15 +71,15 @@ fn intervals_shrink_with_the_noise_and_the_number_of_runs() {
 fn a_whole_that_overlaps_stages_is_between_the_longest_and_the_sum() {
     let (trials, mut held) = (1000, 0);
     for seed in 1..=trials {
-        let mut random = Random(0xd134_2543_de82_ef95_u64.wrapping_mul(seed));
-        let cost = [0; 3].map(|_| random.between(1e-3, 0.05));
+        let mut random = Rng::with_seed(seed);
+        let cost = [0; 3].map(|_| between(&mut random, 1e-3, 0.05));
         let (sum, most) = (cost.iter().sum::<f64>(), cost.iter().copied().fold(0.0, f64::max));
-        let whole = most + random.uniform() * (sum - most);
+        let whole = most + random.f64() * (sum - most);
         let mut measured = |t0: f64| {
             let copies: Vec<Copy> = [8.0, 64.0, 512.0]
                 .into_iter()
                 .flat_map(|files| [files; 3])
-                .map(|files| (files, (files * t0 + 0.5) * (1.0 + 0.02 * random.normal())))
+                .map(|files| (files, (files * t0 + 0.5) * (1.0 + 0.02 * normal(&mut random))))
                 .map(|(files, seconds)| Copy { files, bytes: 1e8, seconds })
                 .collect();
             fit(&copies, Noise::Proportional).expect("three sizes").t0

@@ -5,6 +5,7 @@ mod common;
 
 use common::ssh::{fake_ssh, sshd};
 use common::{Target, command, finish, longhaul, text};
+use fastrand::Rng;
 use longhaul_engine::Config;
 use longhaul_wan::{Link, Relay};
 use std::collections::HashSet;
@@ -34,14 +35,9 @@ impl Agent {
 }
 
 fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x as u8
-    };
-    std::iter::repeat_with(&mut next).take(len).collect()
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
 }
 
 /// Creates a few large files and many small ones, and returns their bytes.
@@ -70,24 +66,11 @@ fn make_much(dir: &Path) -> u64 {
     for (i, len) in sizes.enumerate() {
         let parent = dir.join(format!("d{}", i % 7));
         fs::create_dir_all(&parent).expect("made");
-        let mut rng = Rng(i as u64);
-        let data: Vec<u8> = (0..len / 8).flat_map(|_| rng.next().to_le_bytes()).collect();
+        let data = noise(i as u64, len);
         fs::write(parent.join(format!("f{i}")), &data).expect("written");
         total += data.len() as u64;
     }
     total
-}
-
-/// A deterministic random number generator (splitmix64).
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
 }
 
 /// Bytes that need not be resent: complete files, and blocks in the journal of incomplete
@@ -171,17 +154,17 @@ fn killed_and_resumed(pull: bool) {
         false => (text(&source).to_owned(), remote("copy")),
     };
     let args = ["cp", "-r", "--fsync", "none", "--streams", "2", "--json", &from, &to];
-    let mut rng = Rng(6 + u64::from(pull));
+    let mut rng = Rng::with_seed(6 + u64::from(pull));
     let (mut there, mut worst, mut sum) = (0, 0, 0);
     for kill in 0..KILLS {
         let sent = carried();
         let mut client = command(&args).spawn().expect("started");
         // One kill in five comes during the handshake, the others once data flows.
-        if !rng.next().is_multiple_of(5) {
+        if rng.u8(..5) != 0 {
             common::until("data flows", || carried() > sent + BLOCK);
         }
-        let time = Duration::from_millis(rng.next() % 600);
-        if rng.next().is_multiple_of(2) {
+        let time = Duration::from_millis(rng.u64(..600));
+        if rng.bool() {
             assert!(kill_after(&mut client, time), "kill {kill}: the copy had ended");
         } else {
             assert!(kill_after(&mut agent.0.child, time), "kill {kill}: the agent had ended");

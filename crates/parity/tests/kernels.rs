@@ -3,7 +3,8 @@
 mod oracle;
 
 use longhaul_parity::{Kernels, Unit, Unrecoverable, Verdict};
-use oracle::{Random, Units};
+use fastrand::Rng;
+use oracle::Units;
 use proptest::prelude::*;
 
 /// A stripe with P and Q by the oracle behind its data, and results behind.
@@ -18,8 +19,8 @@ struct Stripe {
 }
 
 fn stripe(count: usize, len: usize, seed: u64) -> Stripe {
-    let mut random = Random(seed | 1);
-    let mut offsets = |n: usize| (0..n).map(|_| random.next() as usize % 64).collect::<Vec<_>>();
+    let mut random = Rng::with_seed(seed);
+    let mut offsets = |n: usize| (0..n).map(|_| random.usize(..64)).collect::<Vec<_>>();
     let (data, out) = (offsets(count), offsets(2));
     let data = Units::new(&data, len, &mut random);
     let out = Units::new(&out, len, &mut random);
@@ -90,7 +91,7 @@ proptest! {
         let index = index % count;
         let mut s = stripe(count, len, seed);
         let old = s.data.get(index).to_vec();
-        Random(!seed | 1).fill(s.data.get_mut(index));
+        Rng::with_seed(!seed).fill(s.data.get_mut(index));
         let new = s.data.get(index).to_vec();
         let (p, q) = (oracle::p(&s.data.all(), len), oracle::q(&s.data.all(), len));
         let delta = oracle::p(&[&old, &new], len);
@@ -128,7 +129,7 @@ proptest! {
 
     #[test]
     fn checking_names_what_is_wrong(count in 2..=62usize, len in 1..9000usize, seed: u64, pick: (usize, usize)) {
-        let mut random = Random(seed | 1);
+        let mut random = Rng::with_seed(seed);
         for kernels in Kernels::all() {
             let mut s = stripe(count, len, seed);
             let units = s.units();
@@ -140,7 +141,7 @@ proptest! {
                     Unit::P => &mut s.p,
                     Unit::Q => &mut s.q,
                 };
-                unit[at] ^= random.next() as u8 | 1;
+                unit[at] ^= random.u8(..) | 1;
             };
             let wrong = units[pick.0 % units.len()];
             let (first, second) = (pick.1 % len, pick.1 / len % len);
@@ -167,7 +168,7 @@ proptest! {
 fn large_results_are_the_same() {
     let len = (2 << 20) + 1234;
     for (at_p, at_q) in [(0, 0), (5, 5), (5, 37), (32, 0)] {
-        let mut random = Random(7);
+        let mut random = Rng::with_seed(7);
         let data = Units::new(&[0, 3, 64], len, &mut random);
         let mut out = Units::new(&[at_p, at_q, at_p], len, &mut random);
         let (p, q) = (oracle::p(&data.all(), len), oracle::q(&data.all(), len));

@@ -12,6 +12,7 @@ use crate::reference::{Copier, Iperf, Who, copiers};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use longhaul_wan::Conditions;
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -71,17 +72,12 @@ fn scaled(setup: &Setup, full: u64) -> u64 {
     ((full as f64 * setup.scale).round() as u64).max(1)
 }
 
-/// Content that nothing on the way compresses (Marsaglia's xorshift64).
-fn write_noise(path: &Path, len: u64, state: &mut u64) -> Result<()> {
+/// Writes content that nothing on the way compresses.
+fn write_noise(path: &Path, len: u64, random: &mut Rng) -> Result<()> {
     let mut file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
     let (mut left, mut piece) = (len, vec![0; 64 << 10]);
     while left > 0 {
-        for word in piece.chunks_exact_mut(8) {
-            *state ^= *state << 13;
-            *state ^= *state >> 7;
-            *state ^= *state << 17;
-            word.copy_from_slice(&state.to_le_bytes());
-        }
+        random.fill(&mut piece);
         let now = left.min(piece.len() as u64);
         file.write_all(&piece[..now as usize])?;
         left -= now;

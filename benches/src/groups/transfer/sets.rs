@@ -6,6 +6,7 @@ use crate::link;
 use crate::reference::{Copier, Iperf, Who};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
+use fastrand::Rng;
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::PathBuf;
@@ -129,11 +130,11 @@ fn floor(name: &str, rtt: Duration, seconds: &Samples, of_plain: &Samples, of_bi
 /// Log-normal sizes that make up so many bytes.
 fn mix(place: &Place, files: u64, bytes: u64) -> Result<PathBuf> {
     let dir = place.here("mix");
-    let mut state = 1u64;
+    let mut random = Rng::with_seed(1);
     for (i, size) in sizes(files, bytes).into_iter().enumerate() {
         let parent = dir.join(format!("d{:02}", i % 20));
         fs::create_dir_all(&parent)?;
-        write_noise(&parent.join(format!("f{i:05}")), size, &mut state)?;
+        write_noise(&parent.join(format!("f{i:05}")), size, &mut random)?;
     }
     Ok(dir)
 }

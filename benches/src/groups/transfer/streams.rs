@@ -6,6 +6,7 @@ use crate::link::{self, Link};
 use crate::reference::{Copier, Iperf, Who, tally};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
+use fastrand::Rng;
 use anyhow::{Context, Result};
 use longhaul_wan::Conditions;
 use std::fs;
@@ -103,11 +104,11 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 
 fn tree(setup: &Setup, place: &Place) -> Result<PathBuf> {
     let (dir, files) = (place.here("thousand"), scaled(setup, FILES));
-    let mut state = 1u64;
+    let mut random = Rng::with_seed(1);
     for i in 0..files {
         let parent = dir.join(format!("d{:02}", i % 20));
         fs::create_dir_all(&parent)?;
-        write_noise(&parent.join(format!("f{i:05}")), scaled(setup, BYTES) / files, &mut state)?;
+        write_noise(&parent.join(format!("f{i:05}")), scaled(setup, BYTES) / files, &mut random)?;
     }
     Ok(dir)
 }

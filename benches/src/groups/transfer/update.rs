@@ -5,6 +5,7 @@ use crate::link::{self, Link};
 use crate::reference::{Copier, Who};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
+use fastrand::Rng;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
@@ -30,12 +31,12 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         for copier in &copiers {
             copier.copy(&setup, &tree, &copy_of(copier), false, None).context("the first copy")?;
         }
-        let mut state = 99u64;
+        let mut random = Rng::with_seed(99);
         // Each round changes the files once, for all programs alike.
         let mut rounds: Vec<Vec<[f64; 4]>> = copiers.iter().map(|_| Vec::new()).collect();
         for _ in 0..setup.rounds {
             for path in &changed {
-                write_noise(path, SIZE, &mut state)?;
+                write_noise(path, SIZE, &mut random)?;
             }
             for (copier, found) in copiers.iter().zip(&mut rounds) {
                 found.push(update(&setup, &link, copier, &tree)?);

@@ -1,7 +1,7 @@
 //! A disk in memory that takes time, fails on request, and loses writes under way when the power
 //! fails.
 
-use super::Dice;
+use fastrand::Rng;
 use longhaul_block::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
@@ -20,7 +20,7 @@ pub struct Power {
     pub fuse: AtomicU64,
     /// The power has failed: operations never end.
     pub off: AtomicBool,
-    pub dice: Mutex<Dice>,
+    pub random: Mutex<Rng>,
     /// Bytes of reads under way on all disks, and their maximum.
     pub reading: AtomicU64,
     pub reading_most: AtomicU64,
@@ -32,7 +32,7 @@ impl Default for Power {
         Power {
             fuse: AtomicU64::new(u64::MAX),
             off: AtomicBool::new(false),
-            dice: Mutex::new(Dice(1)),
+            random: Mutex::new(Rng::with_seed(1)),
             reading: AtomicU64::new(0),
             reading_most: AtomicU64::new(0),
             changed: Mutex::default(),
@@ -44,7 +44,7 @@ impl Power {
     /// Lets the power fail after this many more writes.
     pub fn light(&self, writes: u64, seed: u64) {
         self.fuse.store(writes, SeqCst);
-        *self.dice.lock().unwrap() = Dice(seed);
+        *self.random.lock().unwrap() = Rng::with_seed(seed);
     }
 
     pub fn restore(&self) {
@@ -70,7 +70,7 @@ impl Power {
     }
 
     fn roll(&self, n: u64) -> u64 {
-        self.dice.lock().unwrap().below(n)
+        self.random.lock().unwrap().u64(..n)
     }
 
     /// Resolves when the power fails.

@@ -10,6 +10,7 @@ pub mod rig;
 pub use disk::{Disk, Power};
 pub use model::Model;
 
+use fastrand::Rng;
 use longhaul_array::{ArrayDevice, ArrayError, Layout, Options, Shape, assemble_as, create_as};
 use longhaul_block::BlockDevice;
 use longhaul_engine::Engine;
@@ -17,32 +18,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Random numbers from a seed: SplitMix64.
-#[derive(Clone, Debug)]
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub fn uuid(&mut self) -> Uuid {
-        Uuid::from_u64_pair(self.next(), self.next())
-    }
-
-    pub fn shuffle<T>(&mut self, list: &mut [T]) {
-        for i in (1..list.len()).rev() {
-            list.swap(i, self.below(i as u64 + 1) as usize);
-        }
-    }
+/// A UUID that the seed of `random` determines.
+pub fn uuid(random: &mut Rng) -> Uuid {
+    Uuid::from_u64_pair(random.u64(..), random.u64(..))
 }
 
 /// Runs in virtual time, in an order that the seed determines.
@@ -68,8 +46,8 @@ pub fn cached(count: usize) -> Vec<Arc<Disk>> {
 
 pub async fn make(disks: &[Arc<Disk>], layout: Layout, unit: u64) -> Uuid {
     let shape = Shape { name: "test".into(), layout, unit, force: false };
-    let mut dice = Dice(99);
-    create_as(&devices(disks), &[], &shape, || dice.uuid()).await.expect("made")
+    let mut random = Rng::with_seed(99);
+    create_as(&devices(disks), &[], &shape, || uuid(&mut random)).await.expect("made")
 }
 
 pub async fn start(disks: &[Arc<Disk>], options: Options) -> Result<Arc<ArrayDevice>, ArrayError> {

@@ -1,6 +1,7 @@
 //! An array with its disks, and the model of its content.
 
-use super::{Dice, Disk, Model, Power, disks, make, start};
+use fastrand::Rng;
+use super::{Disk, Model, Power, disks, make, start};
 use longhaul_array::{ArrayDevice, Condition, Layout, Options};
 use longhaul_block::{BlockDevice, BlockIo};
 use longhaul_engine::sleep;
@@ -30,10 +31,10 @@ pub async fn rig(layout: Layout, width: usize, options: Options) -> Rig {
 
 impl Rig {
     pub async fn write_some(&self, seed: u64, writes: u64) {
-        let mut dice = Dice(seed);
+        let mut random = Rng::with_seed(seed);
         for _ in 0..writes {
-            let count = 1 + dice.below(14);
-            let first = dice.below(self.model.blocks() - count);
+            let count = 1 + random.u64(..14);
+            let first = random.u64(..self.model.blocks() - count);
             self.model.write(&*self.io, first, count).await.expect("written");
         }
     }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
+use fastrand::Rng;
+
 /// `a * b` in the field, by shifting and adding.
 pub(crate) fn multiply(mut a: u8, mut b: u8) -> u8 {
     let mut product = 0;
@@ -30,23 +32,6 @@ pub(crate) fn q(data: &[&[u8]], len: usize) -> Vec<u8> {
     (0..len).map(at).collect()
 }
 
-/// Marsaglia's xorshift64*.
-#[derive(Debug)]
-pub(crate) struct Random(pub u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
-        bytes.iter_mut().for_each(|b| *b = (self.next() >> 32) as u8);
-    }
-}
-
 /// Units of equal length at chosen distances from an alignment, in memory
 /// that has something else before and behind each.
 #[derive(Debug)]
@@ -62,7 +47,7 @@ const MARGIN: usize = 256;
 
 impl Units {
     /// A unit for each of `offsets`, bytes from a multiple of 64.
-    pub(crate) fn new(offsets: &[usize], len: usize, random: &mut Random) -> Units {
+    pub(crate) fn new(offsets: &[usize], len: usize, random: &mut Rng) -> Units {
         let mut units = Units { memory: Vec::new(), starts: Vec::new(), len };
         for offset in offsets {
             let mut memory = vec![GUARD; len + 2 * MARGIN];

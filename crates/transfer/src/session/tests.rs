@@ -5,28 +5,13 @@ use super::*;
 use crate::wire::{
     Batch, BatchReader, Content, Counts, Digest, Entry, EntryKind, Frame, Hash, Op, RelPath, Time, Trouble,
 };
+use fastrand::Rng;
 use longhaul_engine::Buf;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Virtual time, in microseconds.
 type Micros = u64;
-
-/// A small generator (xorshift64*): the same seed gives the same test.
-struct Rng(u64);
-
-impl Rng {
-    fn new(seed: u64) -> Rng {
-        Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) % bound
-    }
-}
 
 fn path(name: &str) -> RelPath {
     RelPath::new(name.as_bytes()).expect("a good name")
@@ -39,8 +24,9 @@ fn file(name: &str, size: u64) -> Entry {
 /// What a file holds.
 fn bytes(entry: &Entry) -> Vec<u8> {
     let seed = entry.path.as_bytes().iter().fold(7u64, |h, b| h.wrapping_mul(31) + u64::from(*b));
-    let mut rng = Rng::new(seed);
-    (0..entry.size).map(|_| rng.below(256) as u8).collect()
+    let mut bytes = vec![0; entry.size as usize];
+    Rng::with_seed(seed).fill(&mut bytes);
+    bytes
 }
 
 /// Frames on their way, one queue for each stream and direction.
@@ -55,7 +41,7 @@ struct Network {
 
 impl Network {
     fn send(&mut self, now: Micros, stream: usize, frame: Frame) {
-        let took = 10 + self.rng.below(50) + frame.weight() as u64 / 1024;
+        let took = 10 + self.rng.u64(..50) + frame.weight() as u64 / 1024;
         self.free[stream] = self.free[stream].max(now) + took;
         self.there[stream].push_back((self.free[stream] + self.delay, recode(frame)));
     }
@@ -168,7 +154,7 @@ impl Pair {
     fn new(seed: u64, streams: usize, delay: Micros) -> Pair {
         let queues = || (0..streams).map(|_| VecDeque::new()).collect();
         let network = Network {
-            rng: Rng::new(seed),
+            rng: Rng::with_seed(seed),
             delay,
             there: queues(),
             free: vec![0; streams],
@@ -243,7 +229,7 @@ impl Pair {
             }
         }
         while let Some(job) = self.receiver.poll_job() {
-            self.jobs.push((self.now + self.network.rng.below(2000), job));
+            self.jobs.push((self.now + self.network.rng.u64(..2000), job));
         }
         while let Some(at) = self.jobs.iter().position(|(at, _)| *at <= self.now) {
             let (_, job) = self.jobs.swap_remove(at);
@@ -294,10 +280,10 @@ impl Pair {
 }
 
 fn tree(rng: &mut Rng, files: u64) -> Vec<Entry> {
-    let size = |rng: &mut Rng| match rng.below(3) {
+    let size = |rng: &mut Rng| match rng.u64(..3) {
         0 => 0,
-        1 => rng.below(SMALL) + 1,
-        _ => SMALL + 1 + rng.below(20 * BLOCK as u64),
+        1 => rng.u64(..SMALL) + 1,
+        _ => SMALL + 1 + rng.u64(..20 * BLOCK as u64),
     };
     (0..files).map(|i| file(&format!("d{}/f{i}", i % 3), size(rng))).collect()
 }
@@ -305,8 +291,8 @@ fn tree(rng: &mut Rng, files: u64) -> Vec<Entry> {
 #[test]
 fn all_files_arrive_at_any_timing_of_streams_and_disks() {
     for seed in 0..100 {
-        let mut rng = Rng::new(seed);
-        let mut pair = Pair::new(seed, 1 + rng.below(5) as usize, 1000);
+        let mut rng = Rng::with_seed(seed);
+        let mut pair = Pair::new(seed, 1 + rng.usize(..5), 1000);
         let files = tree(&mut rng, 40);
         files.iter().for_each(|entry| pair.read(entry, false));
         let counts = pair.run().expect("by the rules");
@@ -321,7 +307,7 @@ fn all_files_arrive_at_any_timing_of_streams_and_disks() {
 #[test]
 fn a_file_that_fails_on_either_side_does_not_stop_the_others() {
     for seed in 0..50 {
-        let mut rng = Rng::new(seed);
+        let mut rng = Rng::with_seed(seed);
         let mut pair = Pair::new(seed, 3, 1000);
         let mut files = tree(&mut rng, 20);
         files.push(file("spoiled", 10 * BLOCK as u64));
@@ -442,15 +428,15 @@ fn a_receiver_that_breaks_the_rules_is_refused() {
 
 #[test]
 fn random_frames_never_panic() {
-    let mut rng = Rng::new(5);
+    let mut rng = Rng::with_seed(5);
     for _ in 0..20_000 {
         let mut header = [0; crate::wire::HEADER_LEN];
-        header.iter_mut().for_each(|b| *b = rng.below(18) as u8);
+        header.iter_mut().for_each(|b| *b = rng.u8(..18));
         header[1] = 0;
         header[3..8].fill(0);
-        header[4] = rng.below(64) as u8;
+        header[4] = rng.u8(..64);
         let Ok(header) = crate::wire::Header::decode(header) else { continue };
-        let noise = |rng: &mut Rng, len| (0..len).map(|_| rng.below(5) as u8).collect::<Vec<_>>();
+        let noise = |rng: &mut Rng, len| (0..len).map(|_| rng.u8(..5)).collect::<Vec<_>>();
         let (head, body) = (noise(&mut rng, header.head), noise(&mut rng, header.body));
         if let Ok(frame) = Frame::decode(header, &head, Buf::copy_of(&body)) {
             // Whatever it is, it is taken or refused.

@@ -21,14 +21,9 @@ use std::sync::Arc;
 
 /// Bytes that differ from file to file and do not compress.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x as u8
-    };
-    std::iter::repeat_with(&mut next).take(len).collect()
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
 }
 
 /// A tree with what trees have: small, large and empty files, odd names, links,

@@ -28,14 +28,9 @@ pub(crate) fn start(plan: Plan) -> Option<Wan> {
 
 /// Content that no part of resembles another one.
 pub(crate) fn content(len: usize) -> Vec<u8> {
-    let mut x = 0x2545_f491_4f6c_dd1du64;
-    let next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x.to_le_bytes()
-    };
-    std::iter::repeat_with(next).flatten().take(len).collect()
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
+    bytes
 }
 
 /// A listener in the namespace of the server.
