@@ -4,7 +4,7 @@
 
 use crate::stream::{Machine, compare};
 use longhaul_proto::host::{Event, HostConfig, HostData, HostQueue};
-use longhaul_proto::transport::{Batch, CloseReason, Fault, Want};
+use longhaul_proto::transport::{CloseReason, Endpoint, Fault};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{CQE_LEN, Cqe};
 use longhaul_wire::pdu::{Fes, IcResp};
@@ -47,20 +47,10 @@ impl Silent {
 }
 
 impl Machine for Silent {
-    fn want(&self) -> Want {
-        self.queue.want()
-    }
+    type Queue = HostQueue;
 
-    fn handle(&mut self, bytes: &[u8]) -> usize {
-        self.queue.handle(bytes)
-    }
-
-    fn payload(&mut self, bytes: &[u8]) {
-        self.queue.handle_payload(bytes);
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
+    fn queue(&mut self) -> &mut HostQueue {
+        &mut self.queue
     }
 
     fn data_len(&self, slot: u16) -> u32 {
@@ -75,12 +65,6 @@ impl Machine for Silent {
             }
             transcript.push(format!("{event:?}"));
         }
-    }
-
-    fn output(&mut self) -> Vec<u8> {
-        let mut batch = Batch::default();
-        self.queue.poll_transmit(&mut batch);
-        batch.bytes
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::stream::{Machine, compare};
 use longhaul_proto::controller::ConnectRequest;
 use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
-use longhaul_proto::transport::{Batch, ENTRIES_MAX, Want};
+use longhaul_proto::transport::{ENTRIES_MAX, Endpoint};
 use longhaul_wire::command::{
     Abort, DatasetManagement, Direction, Features, GetLogPage, Identify, ReadWrite, SQE_LEN, Sqe, opcode_name,
 };
@@ -40,20 +40,10 @@ impl Silent {
 }
 
 impl Machine for Silent {
-    fn want(&self) -> Want {
-        self.queue.want()
-    }
+    type Queue = TargetQueue;
 
-    fn handle(&mut self, bytes: &[u8]) -> usize {
-        self.queue.handle(bytes)
-    }
-
-    fn payload(&mut self, bytes: &[u8]) {
-        self.queue.handle_payload(bytes);
-    }
-
-    fn is_closed(&self) -> bool {
-        self.queue.is_closed()
+    fn queue(&mut self) -> &mut TargetQueue {
+        &mut self.queue
     }
 
     fn data_len(&self, slot: u16) -> u32 {
@@ -69,12 +59,6 @@ impl Machine for Silent {
             }
             transcript.push(format!("{event:?}"));
         }
-    }
-
-    fn output(&mut self) -> Vec<u8> {
-        let mut batch = Batch::default();
-        self.queue.poll_transmit(&mut batch);
-        batch.bytes
     }
 }
 

@@ -10,7 +10,7 @@ use longhaul_proto::controller::{
     ErrorRecord, HealthCounters, HostAccess, Instance, NvmContent, OtherReset, Reply, SubsystemView,
 };
 use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
-use longhaul_proto::transport::{Batch, Piece, Want};
+use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
 use longhaul_wire::command::{Sgl, Sqe, admin, fctype, is_fabrics};
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::fabrics::ConnectData;

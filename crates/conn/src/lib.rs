@@ -9,11 +9,10 @@
 
 #![forbid(unsafe_code)]
 
-mod queues;
 mod rx;
 mod shared;
 mod tx;
 
 pub use rx::{Ended, linger, receive};
-pub use shared::{Driver, Queue, Shared};
+pub use shared::{Driver, Shared};
 pub use tx::transmit;

@@ -5,9 +5,9 @@
 //! - while payload is under way its memory is either in the message or with
 //!   the driver, never in both.
 
-use crate::shared::{Driver, Queue, Shared};
+use crate::shared::{Driver, Shared};
 use longhaul_engine::{RecvMsg, yield_now};
-use longhaul_proto::transport::Want;
+use longhaul_proto::transport::{Endpoint, Want};
 use std::io;
 
 /// Payload from which on the rest of it is received directly, with little
@@ -143,7 +143,7 @@ impl<D: Driver> Receive<'_, D> {
                 0 => 0,
                 usize::MAX => self.shared.queue.borrow_mut().handle(rest),
                 n => {
-                    self.shared.queue.borrow_mut().handle_payload(n, Some(&rest[..n]));
+                    self.shared.queue.borrow_mut().handle_payload(&rest[..n]);
                     n
                 }
             };
@@ -177,8 +177,11 @@ impl<D: Driver> Receive<'_, D> {
         if let Some((memory, placed)) = self.msg.take_direct() {
             if placed > 0 {
                 let mut queue = self.shared.queue.borrow_mut();
-                let bytes = if queue.data_digest() { memory.bytes() } else { None };
-                queue.handle_payload(placed, bytes.map(|b| &b[offset..offset + placed]));
+                let bytes = if queue.params().data_digest { memory.bytes() } else { None };
+                match bytes {
+                    Some(bytes) => queue.handle_payload(&bytes[offset..offset + placed]),
+                    None => queue.handle_payload_len(placed),
+                }
             }
             self.driver.put_destination(slot, memory);
         }

@@ -3,35 +3,14 @@
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, Segment};
-use longhaul_proto::transport::{Batch, Want};
+use longhaul_proto::transport::Endpoint;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-/// A state machine of `proto` with the methods that both ends have.
-pub trait Queue {
-    /// What to receive next.
-    fn want(&self) -> Want;
-    /// Consumes bytes; how many.
-    fn handle(&mut self, bytes: &[u8]) -> usize;
-    /// `len` bytes of wanted payload were placed; `bytes` are they, where
-    /// data digests are in use.
-    fn handle_payload(&mut self, len: usize, bytes: Option<&[u8]>);
-    /// Takes what is to be sent.
-    fn poll_transmit(&mut self, batch: &mut Batch) -> bool;
-    /// The last payload of a command is on its way.
-    fn payload_sent(&mut self, slot: u16);
-    /// Whether data digests are in use.
-    fn data_digest(&self) -> bool;
-    /// Whether there is something to send.
-    fn has_transmit(&self) -> bool;
-    /// Whether the protocol has ended the connection.
-    fn is_closed(&self) -> bool;
-}
-
 /// The side that knows the commands and owns their memory.
 pub trait Driver {
-    /// Its queue.
-    type Queue: Queue;
+    /// Its end of the connection.
+    type Queue: Endpoint;
 
     /// Takes out the memory that payload of `slot` goes to. It is given back
     /// before anything else is done.

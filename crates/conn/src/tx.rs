@@ -1,8 +1,8 @@
 //! The transmit loop.
 
-use crate::shared::{Driver, Queue, Shared};
+use crate::shared::{Driver, Shared};
 use longhaul_engine::SendMsg;
-use longhaul_proto::transport::{Batch, Piece};
+use longhaul_proto::transport::{Batch, Endpoint, Piece};
 use std::io;
 use std::net::Shutdown;
 

@@ -4,7 +4,7 @@ use longhaul_block::IoError;
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::{RecvMsg, SendMsg};
 use longhaul_proto::host::{Event, HostConfig, HostQueue};
-use longhaul_proto::transport::Batch;
+use longhaul_proto::transport::{Batch, Endpoint};
 
 /// Length of an ICResp in bytes (NVMe-TCP 1.1, ICResp PDU).
 const IC_LEN: usize = 128;

@@ -16,6 +16,7 @@ use longhaul_engine::net::{Life, TcpStream};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, Segment, spawn};
 use longhaul_proto::host::{Event, HostData, HostQueue};
+use longhaul_proto::transport::Endpoint;
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;

@@ -5,7 +5,7 @@
 
 use longhaul_proto::host::{self, HostConfig, HostData, HostQueue};
 use longhaul_proto::target::{self, QueueLimits, TargetConfig, TargetQueue};
-use longhaul_proto::transport::{Batch, Piece, Want};
+use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
 use longhaul_wire::command::Sqe;
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 
 use longhaul_proto::host::{Event as HostEvent, HostConfig, HostData, HostQueue};
 use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
-use longhaul_proto::transport::{Batch, Piece, Want};
+use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Status;
 use std::alloc::{GlobalAlloc, Layout, System};

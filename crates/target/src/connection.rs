@@ -23,6 +23,7 @@ use longhaul_engine::sync::Notify;
 use longhaul_engine::{Buf, BufMut, Memory, Segment, spawn};
 use longhaul_proto::controller::{ConnectRequest, Reply, wrong_field};
 use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
+use longhaul_proto::transport::Endpoint;
 use longhaul_wire::command::{Direction, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;

@@ -20,6 +20,7 @@ use longhaul_proto::controller::io::{IoCommand, Limits, deallocate_ranges, parse
 use longhaul_proto::controller::{Action, ErrorRecord, NamespaceView, Reply, SubsystemView};
 use longhaul_proto::reservation::{Access, HostId};
 use longhaul_proto::target::CommandData;
+use longhaul_proto::transport::Endpoint;
 use longhaul_wire::command::{Sqe, is_fabrics};
 use longhaul_wire::completion::Status;
 use longhaul_wire::reservation::{PersistChange, RegisterFields, decode_keys};

@@ -9,7 +9,7 @@
 use crate::config::Patience;
 use crate::connection::{Connection, Fetch, Role};
 use longhaul_engine::sleep;
-use longhaul_proto::transport::Want;
+use longhaul_proto::transport::{Endpoint, Want};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;

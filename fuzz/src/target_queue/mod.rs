@@ -9,7 +9,7 @@ pub mod op;
 use crate::input::Input;
 use crate::pdus::Pdu;
 use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
-use longhaul_proto::transport::{BACKLOG_MAX, Batch, CloseReason, Piece, Want};
+use longhaul_proto::transport::{BACKLOG_MAX, Batch, CloseReason, Endpoint, Piece, Want};
 use longhaul_wire::command::{Direction, Sgl, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;

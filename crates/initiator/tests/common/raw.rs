@@ -2,7 +2,7 @@
 //! a test tells it to, and nothing by itself.
 
 use longhaul_proto::host::{Event, HostConfig, HostData, HostQueue};
-use longhaul_proto::transport::{Batch, Piece, Want};
+use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Cqe;
 use longhaul_wire::fabrics::{CNTLID_DYNAMIC, Cc, ConnectData, ConnectResponse, cattr, offset};

@@ -4,22 +4,10 @@ use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{CommonHeader, DATA_MAX, DataPdu, PduType, field, flags};
 
 use super::slot::Data;
-use super::{Event, HostQueue, HostState};
-use crate::transport::Fault;
+use super::{Event, HostQueue};
+use crate::transport::{ConnectionState, Fault};
 
 impl HostQueue {
-    /// The piece of the command's payload that is marked `last` was sent.
-    pub fn payload_sent(&mut self, slot: u16) {
-        let s = &mut self.slots[usize::from(slot)];
-        assert!(s.sending, "slot {slot} has no payload under way");
-        s.sending = false;
-        if let Some(cqe) = s.cqe.take()
-            && self.state != HostState::Closed
-        {
-            self.report(slot, cqe);
-        }
-    }
-
     /// The controller has completed the command.
     #[inline]
     pub(super) fn finish(&mut self, slot: u16, cqe: Cqe) {
@@ -33,12 +21,12 @@ impl HostQueue {
             // The controller has given up on the rest; the driver gets the event
             // when what was queued is on its way.
             s.last_queued = true;
-            self.tx.payload(slot, 0, 0, true, false);
+            self.conn.tx.payload(slot, 0, 0, true, false);
         }
     }
 
     #[inline]
-    fn report(&mut self, slot: u16, cqe: Cqe) {
+    pub(super) fn report(&mut self, slot: u16, cqe: Cqe) {
         let s = &mut self.slots[usize::from(slot)];
         s.live = false;
         let received = s.received();
@@ -48,13 +36,13 @@ impl HostQueue {
         } else {
             cqe
         };
-        self.events.push_back(Event::Completion { slot, cqe, received });
+        self.conn.events.push_back(Event::Completion { slot, cqe, received });
     }
 
     pub(super) fn c2h_data(&mut self) -> Result<(), Fault> {
-        let data: DataPdu = self.rx.header()?;
+        let data: DataPdu = self.conn.rx.header()?;
         let (offset, len) = (data.offset.get(), data.length.get());
-        let bits = self.rx.flags();
+        let bits = self.conn.rx.flags();
         //= NVMe-TCP 1.1, C2HData PDU: CCCID is that of an outstanding command
         let Some(slot) = self.find(data.cccid.get()).filter(|&s| !self.slots[usize::from(s)].answered) else {
             return Err(Fault::field(field::CCCID, "data for no outstanding command"));
@@ -67,7 +55,7 @@ impl HostQueue {
             return Err(Fault::sequence("data behind LAST_PDU"));
         }
         //= NVMe-TCP 1.1, C2HData PDU: DATAL is the length of the data that the PDU carries
-        if len == 0 || self.rx.layout().data != len {
+        if len == 0 || self.conn.rx.layout().data != len {
             return Err(Fault::field(field::LENGTH, "DATAL is 0 or does not fit PLEN"));
         }
         //= NVMe-TCP 1.1, C2HData PDU: data of a command comes in order
@@ -84,14 +72,14 @@ impl HostQueue {
         }
         s.last_seen = bits & flags::LAST_PDU != 0;
         (self.incoming, self.incoming_flags) = (slot, bits);
-        self.rx.place(slot, offset);
+        self.conn.rx.place(slot, offset);
         Ok(())
     }
 
     pub(super) fn data_end(&mut self, digest_ok: bool) {
         let slot = self.incoming;
         let s = &mut self.slots[usize::from(slot)];
-        s.done += self.rx.layout().data;
+        s.done += self.conn.rx.layout().data;
         s.digest_error |= !digest_ok;
         if self.incoming_flags & flags::SUCCESS != 0 {
             let cqe = Cqe::new(s.cid, Status::SUCCESS);
@@ -105,13 +93,13 @@ impl HostQueue {
     }
 
     pub(super) fn r2t(&mut self) -> Result<(), Fault> {
-        let r2t: DataPdu = self.rx.header()?;
+        let r2t: DataPdu = self.conn.rx.header()?;
         let (ttag, offset, len) = (r2t.ttag.get(), r2t.offset.get(), r2t.length.get());
         //= NVMe-TCP 1.1, R2T PDU: CCCID is that of an outstanding command
         let Some(slot) = self.find(r2t.cccid.get()).filter(|&s| !self.slots[usize::from(s)].answered) else {
             return Err(Fault::field(field::CCCID, "R2T for no outstanding command"));
         };
-        let taken = self.tx.taken();
+        let taken = self.conn.tx.taken();
         let s = &mut self.slots[usize::from(slot)];
         let Data::Write { .. } = s.data else {
             return Err(Fault::field(field::CCCID, "R2T for a command whose data is not asked for"));
@@ -132,7 +120,7 @@ impl HostQueue {
         }
         s.r2ts += 1;
         //= NVMe-TCP 1.1, ICReq PDU: no more R2Ts for a command than MAXR2T before their data was sent
-        if s.r2ts > self.params.maxr2t {
+        if s.r2ts > self.conn.params.maxr2t {
             return Err(Fault::limit("more R2Ts for a command than MAXR2T"));
         }
         self.h2c_data(slot, ttag, offset, len);
@@ -141,8 +129,8 @@ impl HostQueue {
 
     /// Queues the data that an R2T asked for.
     fn h2c_data(&mut self, slot: u16, ttag: u16, offset: u32, len: u32) {
-        debug_assert_eq!(self.state, HostState::Ready);
-        let format = self.params.to_controller();
+        debug_assert_eq!(self.conn.state, ConnectionState::Ready);
+        let format = self.conn.params.to_controller();
         let s = &mut self.slots[usize::from(slot)];
         s.done += len;
         s.sending = true;
@@ -151,12 +139,12 @@ impl HostQueue {
         let (mut at, end) = (offset, offset + len);
         while at < end {
             //= NVMe-TCP 1.1, ICResp PDU: one H2CData PDU carries at most MAXH2CDATA bytes
-            let n = self.params.maxh2cdata.min(DATA_MAX).min(end - at);
+            let n = self.conn.params.maxh2cdata.min(DATA_MAX).min(end - at);
             let is_last = at + n == end;
             let bits = if is_last { flags::LAST_PDU } else { 0 };
             let (common, pad) = CommonHeader::build(PduType::H2CData, bits, n, format);
-            self.tx.header(&DataPdu::new(common, cid, ttag, at, n), format.header_digest, pad);
-            self.tx.payload(slot, at, n, is_last && last, format.data_digest);
+            self.conn.tx.header(&DataPdu::new(common, cid, ttag, at, n), format.header_digest, pad);
+            self.conn.tx.payload(slot, at, n, is_last && last, format.data_digest);
             at += n;
         }
     }

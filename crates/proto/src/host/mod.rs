@@ -24,22 +24,15 @@ pub use types::{Event, HostConfig, HostData, IN_CAPSULE_ADMIN, SubmitError};
 use longhaul_wire::command::{Sgl, Sqe, is_fabrics};
 use longhaul_wire::completion::Cqe;
 use longhaul_wire::pdu::{
-    ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, DATA_MAX, IcReq, PduType, TermReq, field,
+    ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, DATA_MAX, IcReq, PduType, field,
 };
-use std::collections::VecDeque;
 
 use crate::transport::{
-    BACKLOG_MAX, Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, Role, Step, Tx, Want,
+    BACKLOG_MAX, Connection, ConnectionState, ENTRIES_MAX, Fault, Params, Role, Side, Step,
 };
+#[cfg(doc)]
+use crate::transport::{Batch, Endpoint, Want};
 use slot::{Data, Slot};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HostState {
-    /// Waits for ICResp.
-    Connecting,
-    Ready,
-    Closed,
-}
 
 /// The host's side of one connection: commands in, completions out; bytes
 /// in, batches out.
@@ -47,16 +40,16 @@ enum HostState {
 /// Calling order, per turn of the driver's loop:
 /// 1. [`submit`](Self::submit) after [`Event::Ready`], while there is room.
 ///    The slot names the command and its memory from then on.
-/// 2. [`want`](Self::want) says what to receive. For [`Want::Payload`] the
+/// 2. [`want`](Endpoint::want) says what to receive. For [`Want::Payload`] the
 ///    driver receives into the command's memory (with a staging buffer
-///    behind it) and reports with [`handle_payload`](Self::handle_payload);
-///    everything else goes through [`handle`](Self::handle), which stops
+///    behind it) and reports with [`handle_payload`](Endpoint::handle_payload);
+///    everything else goes through [`handle`](Endpoint::handle), which stops
 ///    where payload begins: then `want` is asked again, and what is left of
 ///    the input is copied or passed on accordingly.
 /// 3. [`poll_event`](Self::poll_event) until `None`.
-/// 4. [`poll_transmit`](Self::poll_transmit) when the previous batch has been
+/// 4. [`poll_transmit`](Endpoint::poll_transmit) when the previous batch has been
 ///    sent; [`Batch::fill_digests`]; one vectored send; then
-///    [`payload_sent`](Self::payload_sent) for each piece with `last`.
+///    [`payload_sent`](Endpoint::payload_sent) for each piece with `last`.
 ///
 /// Memory of a command belongs to the queue from `submit` until its
 /// [`Event::Completion`]. After [`Event::Closed`] no completions come: all
@@ -69,11 +62,7 @@ enum HostState {
 pub struct HostQueue {
     config: HostConfig,
     fabrics_in_capsule: u32,
-    params: Params,
-    state: HostState,
-    rx: Deframer,
-    tx: Tx,
-    events: VecDeque<Event>,
+    conn: Connection<Event>,
     slots: Vec<Slot>,
     free: Vec<u16>,
     /// Bits of a command identifier that are the slot.
@@ -99,11 +88,7 @@ impl HostQueue {
         let mut queue = HostQueue {
             config,
             fabrics_in_capsule: IN_CAPSULE_ADMIN,
-            params: Params::default(),
-            state: HostState::Connecting,
-            rx: Deframer::new(Role::Host),
-            tx: Tx::default(),
-            events: VecDeque::with_capacity(usize::from(depth) + 2),
+            conn: Connection::new(Role::Host),
             slots: vec![Slot::default(); usize::from(depth)],
             free: (0..depth).rev().collect(),
             slot_bits: u32::from(depth).next_power_of_two().ilog2(),
@@ -113,10 +98,11 @@ impl HostQueue {
             incoming: 0,
             incoming_flags: 0,
         };
+        queue.conn.events.reserve(usize::from(depth) + 2);
         queue.set_in_capsule(config.in_capsule);
         let dgst =
-            Params { header_digest: config.header_digest, data_digest: config.data_digest, ..queue.params };
-        queue.tx.header(&IcReq::new(config.hpda, dgst.dgst(), config.maxr2t - 1), false, 0);
+            Params { header_digest: config.header_digest, data_digest: config.data_digest, ..Params::default() };
+        queue.conn.tx.header(&IcReq::new(config.hpda, dgst.dgst(), config.maxr2t - 1), false, 0);
         queue
     }
 
@@ -148,14 +134,9 @@ impl HostQueue {
         self.fabrics_in_capsule = bytes.min(DATA_MAX);
     }
 
-    /// What ICReq and ICResp have settled.
-    pub fn params(&self) -> Params {
-        self.params
-    }
-
     /// Commands that can be submitted now.
     pub fn room(&self) -> usize {
-        if self.state != HostState::Ready {
+        if self.conn.state != ConnectionState::Ready {
             return 0;
         }
         let entries = self.config.entries;
@@ -175,20 +156,15 @@ impl HostQueue {
         self.slots[usize::from(slot)].cid
     }
 
-    /// Whether the queue has ended; see [`Event::Closed`].
-    pub fn is_closed(&self) -> bool {
-        self.state == HostState::Closed
-    }
-
     /// Queues a command; gives the slot that names it. Its identifier and
     /// SGL are filled in here. Data of a write goes in the capsule if it
     /// fits, else when the controller asks for it.
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<u16, SubmitError> {
-        match self.state {
-            HostState::Connecting => return Err(SubmitError::NotReady),
-            HostState::Closed => return Err(SubmitError::Closed),
-            HostState::Ready => {}
+        match self.conn.state {
+            ConnectionState::Connecting => return Err(SubmitError::NotReady),
+            ConnectionState::Closed => return Err(SubmitError::Closed),
+            ConnectionState::Ready => {}
         }
         if self.room() == 0 {
             return Err(SubmitError::Full);
@@ -215,12 +191,12 @@ impl HostQueue {
             last_queued: in_capsule > 0,
             ..Slot::default()
         };
-        let format = self.params.to_controller();
+        let format = self.conn.params.to_controller();
         let (common, pad) = CommonHeader::build(PduType::CapsuleCmd, 0, in_capsule, format);
         let capsule = CapsuleCmd { common, sqe: sqe.with_cid(cid).with_sgl(sgl).to_bytes() };
-        self.tx.header(&capsule, format.header_digest, pad);
+        self.conn.tx.header(&capsule, format.header_digest, pad);
         if in_capsule > 0 {
-            self.tx.payload(slot, 0, in_capsule, true, format.data_digest);
+            self.conn.tx.payload(slot, 0, in_capsule, true, format.data_digest);
         }
         Ok(slot)
     }
@@ -254,110 +230,19 @@ impl HostQueue {
         (s.live && s.cid == cid).then_some(slot)
     }
 
-    /// What to receive next.
-    pub fn want(&self) -> Want {
-        if self.blocked() { Want::Nothing } else { self.rx.want() }
-    }
-
-    #[inline]
-    fn blocked(&self) -> bool {
-        self.tx.backlogged(BACKLOG_MAX) || self.state == HostState::Closed
-    }
-
-    /// Takes input, and returns how many bytes of it were consumed: all, unless
-    /// [`want`](Self::want) is something else than bytes now.
-    pub fn handle(&mut self, input: &[u8]) -> usize {
-        let mut rest = input;
-        while !self.blocked() {
-            let result = match self.rx.advance(&mut rest) {
-                Ok(None) => break,
-                Ok(Some(step)) => self.step(step),
-                Err(fault) => Err(fault),
-            };
-            if let Err(fault) = result {
-                self.fail(fault);
-            }
-        }
-        input.len() - rest.len()
-    }
-
-    /// Payload was placed where [`Want::Payload`] said: these bytes.
-    pub fn handle_payload(&mut self, bytes: &[u8]) {
-        self.placed(bytes.len(), Some(bytes));
-    }
-
-    /// As [`handle_payload`](Self::handle_payload), when data digests are not
-    /// in use.
-    pub fn handle_payload_len(&mut self, len: usize) {
-        self.placed(len, None);
-    }
-
     /// The next event. The slot of a command is free once its completion was
     /// taken here, and no earlier: what the driver keeps by slot is that of the
     /// command until then, however long it takes to ask.
     pub fn poll_event(&mut self) -> Option<Event> {
-        let event = self.events.pop_front();
+        let event = self.conn.events.pop_front();
         if let Some(Event::Completion { slot, .. }) = event {
             self.free.push(slot);
         }
         event
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) has something.
-    pub fn has_transmit(&self) -> bool {
-        self.tx.pending()
-    }
-
-    /// Swaps what is to be sent into `batch`, whose old content is forgotten;
-    /// `false` if there is nothing.
-    pub fn poll_transmit(&mut self, batch: &mut Batch) -> bool {
-        self.tx.take(batch)
-    }
-
-    fn placed(&mut self, len: usize, bytes: Option<&[u8]>) {
-        if self.state == HostState::Closed {
-            return;
-        }
-        if let Some(step) = self.rx.placed(len, bytes)
-            && let Err(fault) = self.step(step)
-        {
-            self.fail(fault);
-        }
-    }
-
-    fn step(&mut self, step: Step) -> Result<(), Fault> {
-        match step {
-            Step::Header(PduType::CapsuleResp) => self.response(),
-            Step::Header(PduType::C2HData) => self.c2h_data(),
-            Step::Header(PduType::R2T) => self.r2t(),
-            Step::Header(PduType::IcResp) => self.ic_resp(),
-            Step::Header(_) => self.terminated(),
-            Step::DataEnd { digest_ok } => {
-                self.data_end(digest_ok);
-                Ok(())
-            }
-        }
-    }
-
-    fn fail(&mut self, fault: Fault) {
-        self.tx.term_req(PduType::H2CTermReq, fault, self.rx.quoted());
-        self.close(CloseReason::Fault(fault));
-    }
-
-    fn close(&mut self, reason: CloseReason) {
-        self.state = HostState::Closed;
-        self.rx.stop();
-        self.events.push_back(Event::Closed(reason));
-    }
-
-    fn terminated(&mut self) -> Result<(), Fault> {
-        let term: TermReq = self.rx.header()?;
-        self.close(CloseReason::Terminated { fes: term.fes.get(), fei: term.fei.get() });
-        Ok(())
-    }
-
     fn response(&mut self) -> Result<(), Fault> {
-        let resp: CapsuleResp = self.rx.header()?;
+        let resp: CapsuleResp = self.conn.rx.header()?;
         let cqe: Cqe = zerocopy::transmute!(resp.cqe);
         //= NVMe-TCP 1.1, CapsuleResp PDU: it answers a command that is outstanding
         let slot = self.find(cqe.cid()).filter(|&slot| !self.slots[usize::from(slot)].answered);
@@ -389,5 +274,49 @@ impl HostQueue {
         }
         self.head = sqhd;
         Ok(())
+    }
+}
+
+impl Side for HostQueue {
+    type Event = Event;
+
+    #[inline]
+    fn connection(&self) -> &Connection<Event> {
+        &self.conn
+    }
+
+    #[inline]
+    fn connection_mut(&mut self) -> &mut Connection<Event> {
+        &mut self.conn
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.conn.tx.backlogged(BACKLOG_MAX)
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), Fault> {
+        match step {
+            Step::Header(PduType::CapsuleResp) => self.response(),
+            Step::Header(PduType::C2HData) => self.c2h_data(),
+            Step::Header(PduType::R2T) => self.r2t(),
+            Step::Header(PduType::IcResp) => self.ic_resp(),
+            Step::Header(_) => self.conn.terminated(),
+            Step::DataEnd { digest_ok } => {
+                self.data_end(digest_ok);
+                Ok(())
+            }
+        }
+    }
+
+    fn payload_sent(&mut self, slot: u16) {
+        let s = &mut self.slots[usize::from(slot)];
+        assert!(s.sending, "slot {slot} has no payload under way");
+        s.sending = false;
+        if let Some(cqe) = s.cqe.take()
+            && !self.conn.is_closed()
+        {
+            self.report(slot, cqe);
+        }
     }
 }

@@ -2,12 +2,12 @@
 
 use longhaul_wire::pdu::{self, ALIGN_MAX, Fes, IcResp, PFV_1_0, field};
 
-use super::{Event, HostQueue, HostState};
+use super::{Event, HostQueue};
 use crate::transport::{Fault, Params};
 
 impl HostQueue {
     pub(super) fn ic_resp(&mut self) -> Result<(), Fault> {
-        let resp: IcResp = self.rx.header()?;
+        let resp: IcResp = self.conn.rx.header()?;
         //= NVMe-TCP 1.1, ICResp PDU: PFV is the version that the host asked for
         if resp.pfv.get() != PFV_1_0 {
             let what = "PDU format version is not supported";
@@ -28,7 +28,7 @@ impl HostQueue {
         if maxh2cdata < pdu::MAXH2CDATA_MIN || !maxh2cdata.is_multiple_of(4) {
             return Err(Fault::field(field::MAXH2CDATA, "MAXH2CDATA is below 4096 or no multiple of 4"));
         }
-        self.params = Params {
+        let params = Params {
             header_digest,
             data_digest,
             hpda: self.config.hpda,
@@ -36,9 +36,8 @@ impl HostQueue {
             maxh2cdata,
             maxr2t: self.config.maxr2t,
         };
-        self.rx.establish(self.params.to_host());
-        self.state = HostState::Ready;
-        self.events.push_back(Event::Ready(self.params));
+        self.conn.establish(params, params.to_host());
+        self.conn.events.push_back(Event::Ready(params));
         Ok(())
     }
 }

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::pair::HostEnd;
+use crate::transport::{Batch, CloseReason, Endpoint, Want};
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::{append_header_digest, crc32c};
-use longhaul_wire::pdu::{DataPdu, Fes, Format, IcResp, TERM_REQ_LEN, flags};
+use longhaul_wire::pdu::{DataPdu, Fes, Format, IcResp, TERM_REQ_LEN, TermReq, flags};
 use zerocopy::{FromBytes, IntoBytes};
 
 const FIELD: Fes = Fes::InvalidHeaderField;

@@ -95,7 +95,13 @@ pub enum Event {
         /// are valid. Fewer than asked for is for the caller to judge.
         received: u32,
     },
-    /// The last event: send what [`poll_transmit`](super::HostQueue::poll_transmit) still gives,
+    /// The last event: send what [`poll_transmit`](crate::transport::Endpoint::poll_transmit) still gives,
     /// then close the connection.
     Closed(CloseReason),
+}
+
+impl From<CloseReason> for Event {
+    fn from(reason: CloseReason) -> Event {
+        Event::Closed(reason)
+    }
 }

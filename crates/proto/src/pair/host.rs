@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::{Rng, flatten};
 use crate::host::{Event, HostData, HostQueue, SubmitError};
-use crate::transport::{Batch, CloseReason, Want};
+use crate::transport::{Batch, CloseReason, Endpoint, Want};
 
 /// Bytes of a logical block, in which the commands here count.
 pub const BLOCK: usize = 512;

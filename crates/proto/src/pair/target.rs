@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use super::host::BLOCK;
 use super::{Rng, flatten};
 use crate::target::{CommandData, Event, QueueLimits, TargetQueue};
-use crate::transport::{Batch, CloseReason, Want};
+use crate::transport::{Batch, CloseReason, Endpoint, Want};
 
 /// A command that has come.
 #[derive(Clone, Copy, Debug)]

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::host::SubmitError;
+use crate::transport::Endpoint;
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Status;
 use longhaul_wire::pdu::{CommonHeader, PduType, flags};

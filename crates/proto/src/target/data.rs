@@ -4,8 +4,8 @@ use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{CommonHeader, DataPdu, PduType, field, flags};
 
 use super::slot::{Grant, R2T_BITS, R2T_WINDOW, Slot};
-use super::{Event, Incoming, TargetQueue, TargetState};
-use crate::transport::{Deframer, Fault};
+use super::{Event, Incoming, TargetQueue};
+use crate::transport::{ConnectionState, Deframer, Fault};
 
 impl TargetQueue {
     fn open_mut(&mut self, slot: u16) -> &mut Slot {
@@ -18,12 +18,12 @@ impl TargetQueue {
     /// is received next.
     pub fn accept_payload(&mut self, slot: u16) {
         self.open_mut(slot);
-        if self.state == TargetState::Closed {
+        if self.conn.is_closed() {
             return;
         }
-        let held = matches!(self.incoming, Incoming::InCapsule(s) if s == slot) && self.rx.is_held();
+        let held = matches!(self.incoming, Incoming::InCapsule(s) if s == slot) && self.conn.rx.is_held();
         assert!(held, "slot {slot} has no in-capsule data that waits");
-        self.rx.place(slot, 0);
+        self.conn.rx.place(slot, 0);
     }
 
     /// The memory for the data of a write is there: the host is asked for it.
@@ -35,18 +35,18 @@ impl TargetQueue {
 
     /// Sends R2Ts as far as the host allows.
     fn ask(&mut self, slot: u16) {
-        let window = R2T_WINDOW.min(self.params.maxr2t as usize);
+        let window = R2T_WINDOW.min(self.conn.params.maxr2t as usize);
         let s = &mut self.slots[usize::from(slot)];
         //= NVMe-TCP 1.1, ICReq PDU: at most MAXR2T R2Ts are outstanding for a command
-        while s.asked < s.len && self.state == TargetState::Ready {
+        while s.asked < s.len && self.conn.state == ConnectionState::Ready {
             let Some(k) = s.grants[..window].iter().position(|g| g.left == 0) else { break };
             let (offset, len) = (s.asked, self.config.r2t_bytes.min(s.len - s.asked));
             s.grants[k] = Grant { next: offset, left: len };
             s.asked += len;
-            let (common, _) = CommonHeader::build(PduType::R2T, 0, 0, self.params.to_host());
+            let (common, _) = CommonHeader::build(PduType::R2T, 0, 0, self.conn.params.to_host());
             let ttag = slot << R2T_BITS | k as u16;
             let r2t = DataPdu::new(common, s.cid, ttag, offset, len);
-            self.tx.header(&r2t, self.params.header_digest, 0);
+            self.conn.tx.header(&r2t, self.conn.params.header_digest, 0);
         }
     }
 
@@ -76,22 +76,22 @@ impl TargetQueue {
         s.sending |= len > 0;
         s.last_queued = last;
         let (cid, sending) = (s.cid, s.sending);
-        if self.state == TargetState::Closed {
+        if self.conn.is_closed() {
             return;
         }
-        let format = self.params.to_host();
+        let format = self.conn.params.to_host();
         let mut at = offset;
         while at < end {
             let n = self.config.c2h_bytes.min(end - at);
             let is_last = last && at + n == end;
             let bits = if is_last { flags::LAST_PDU | success } else { 0 };
             let (common, pad) = CommonHeader::build(PduType::C2HData, bits, n, format);
-            self.tx.header(&DataPdu::new(common, cid, 0, at, n), format.header_digest, pad);
-            self.tx.payload(slot, at, n, is_last, format.data_digest);
+            self.conn.tx.header(&DataPdu::new(common, cid, 0, at, n), format.header_digest, pad);
+            self.conn.tx.payload(slot, at, n, is_last, format.data_digest);
             at += n;
         }
         if len == 0 && last && sending {
-            self.tx.payload(slot, offset, 0, true, false);
+            self.conn.tx.payload(slot, offset, 0, true, false);
         }
     }
 
@@ -100,23 +100,23 @@ impl TargetQueue {
     /// answer waits for data that R2Ts have asked for. No
     /// [`Event::DataComplete`] of this command is given any more.
     pub fn complete(&mut self, slot: u16, status: Status, result: u64) {
-        let live = self.state == TargetState::Ready;
+        let live = self.conn.state == ConnectionState::Ready;
         let s = self.open_mut(slot);
         let (outstanding, written) = (s.outstanding(), s.received > 0);
         if s.sending && !s.last_queued && live {
             s.last_queued = true;
             // Tells the driver when the data before it is on its way.
-            self.tx.payload(slot, 0, 0, true, false);
+            self.conn.tx.payload(slot, 0, 0, true, false);
         }
-        if written && !self.events.is_empty() {
-            self.events.retain(|e| !matches!(e, Event::DataComplete { slot: s, .. } if *s == slot));
+        if written && !self.conn.events.is_empty() {
+            self.conn.events.retain(|e| !matches!(e, Event::DataComplete { slot: s, .. } if *s == slot));
         }
         match self.incoming {
             Incoming::InCapsule(current) if current == slot => {
                 self.incoming = Incoming::NoCommand;
-                self.rx.discard();
+                self.conn.rx.discard();
             }
-            Incoming::Granted(current, ..) if current == slot => self.rx.discard(),
+            Incoming::Granted(current, ..) if current == slot => self.conn.rx.discard(),
             _ => {}
         }
         if outstanding && live {
@@ -127,17 +127,6 @@ impl TargetQueue {
             return;
         }
         self.answer(slot, status, result, true);
-    }
-
-    /// The piece of the command's payload that is marked `last` was sent:
-    /// its memory is not needed any more.
-    pub fn payload_sent(&mut self, slot: u16) {
-        let s = &mut self.slots[usize::from(slot)];
-        assert!(s.sending, "slot {slot} has no payload under way");
-        s.sending = false;
-        if !s.open {
-            self.release(slot);
-        }
     }
 
     #[inline]
@@ -156,13 +145,13 @@ impl TargetQueue {
     }
 
     pub(super) fn h2c_data(&mut self) -> Result<(), Fault> {
-        let (slot, k, len) = check_h2c(&self.rx, &self.slots, self.params.maxh2cdata)?;
+        let (slot, k, len) = check_h2c(&self.conn.rx, &self.slots, self.conn.params.maxh2cdata)?;
         let s = &self.slots[usize::from(slot)];
         self.incoming = Incoming::Granted(slot, k, len);
         if s.draining {
-            self.rx.discard();
+            self.conn.rx.discard();
         } else {
-            self.rx.place(slot, s.grants[k].next);
+            self.conn.rx.place(slot, s.grants[k].next);
         }
         Ok(())
     }
@@ -193,7 +182,7 @@ impl TargetQueue {
         } else if s.received == s.len {
             //= NVMe-TCP 1.1, PDU Data Digest: a mismatch fails the command with Transient Transport Error
             let result = if s.digest_error { Err(Status::TRANSIENT_TRANSPORT) } else { Ok(()) };
-            self.events.push_back(Event::DataComplete { slot, result });
+            self.conn.events.push_back(Event::DataComplete { slot, result });
         } else {
             self.ask(slot);
         }

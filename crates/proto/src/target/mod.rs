@@ -30,23 +30,14 @@ pub use types::{
 
 use longhaul_wire::command::{Direction, Sqe, fctype, is_fabrics};
 use longhaul_wire::completion::{Cqe, Status};
-use longhaul_wire::pdu::{self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, PduType, TermReq, field};
-use std::collections::VecDeque;
+use longhaul_wire::pdu::{self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, PduType, field};
 
-use crate::transport::{
-    Batch, CloseReason, Deframer, ENTRIES_MAX, Fault, Params, RESPONSES_MAX, Role, Step, Tx, Want,
-};
+use crate::transport::{Connection, ENTRIES_MAX, Fault, RESPONSES_MAX, Role, Side, Step};
+#[cfg(doc)]
+use crate::transport::{Batch, Endpoint, Want};
 use cids::CidMap;
 use sgl::DataKind;
 use slot::Slot;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TargetState {
-    /// Waits for ICReq.
-    New,
-    Ready,
-    Closed,
-}
 
 /// Whether a command gets or sets a property.
 fn is_property(sqe: &Sqe) -> bool {
@@ -66,10 +57,10 @@ enum Incoming {
 /// batches out.
 ///
 /// Calling order, per turn of the driver's loop:
-/// 1. [`want`](Self::want) says what to receive. For [`Want::Payload`] the
+/// 1. [`want`](Endpoint::want) says what to receive. For [`Want::Payload`] the
 ///    driver receives into the command's memory (with a staging buffer
-///    behind it) and reports with [`handle_payload`](Self::handle_payload);
-///    everything else goes through [`handle`](Self::handle), which stops
+///    behind it) and reports with [`handle_payload`](Endpoint::handle_payload);
+///    everything else goes through [`handle`](Endpoint::handle), which stops
 ///    where payload begins: then `want` is asked again, and what is left of
 ///    the input is copied or passed on accordingly.
 /// 2. [`poll_event`](Self::poll_event) until `None`. Commands are executed
@@ -79,9 +70,9 @@ enum Incoming {
 ///    [`send_data`](Self::send_data) for reads, and exactly once
 ///    [`complete`](Self::complete) or
 ///    [`send_data_and_complete`](Self::send_data_and_complete).
-/// 3. [`poll_transmit`](Self::poll_transmit) when the previous batch has been
+/// 3. [`poll_transmit`](Endpoint::poll_transmit) when the previous batch has been
 ///    sent; [`Batch::fill_digests`]; one vectored send; then
-///    [`payload_sent`](Self::payload_sent) for each piece with `last`.
+///    [`payload_sent`](Endpoint::payload_sent) for each piece with `last`.
 ///
 /// A slot is free again once its command is answered and, if any of its data
 /// was queued, the driver has reported the piece with `last` by
@@ -96,12 +87,8 @@ enum Incoming {
 #[derive(Debug)]
 pub struct TargetQueue {
     config: TargetConfig,
-    params: Params,
     limits: QueueLimits,
-    state: TargetState,
-    rx: Deframer,
-    tx: Tx,
-    events: VecDeque<Event>,
+    conn: Connection<Event>,
     slots: Vec<Slot>,
     free: Vec<u16>,
     cids: CidMap,
@@ -133,12 +120,8 @@ impl TargetQueue {
             QueueLimits { entries: ENTRIES_BEFORE_CONNECT, in_capsule: IN_CAPSULE_ADMIN, flow_control: true };
         let mut queue = TargetQueue {
             config,
-            params: Params::default(),
             limits,
-            state: TargetState::New,
-            rx: Deframer::new(Role::Controller),
-            tx: Tx::default(),
-            events: VecDeque::new(),
+            conn: Connection::new(Role::Controller),
             slots: Vec::new(),
             free: Vec::new(),
             cids: CidMap::new(0),
@@ -201,12 +184,7 @@ impl TargetQueue {
 
     /// Whether a part of a PDU was received and the rest was not.
     pub fn is_within_pdu(&self) -> bool {
-        !self.rx.at_start()
-    }
-
-    /// What ICReq and ICResp have settled.
-    pub fn params(&self) -> Params {
-        self.params
+        !self.conn.rx.at_start()
     }
 
     /// Commands that are not answered yet.
@@ -227,22 +205,6 @@ impl TargetQueue {
         s.held = true;
     }
 
-    /// Whether the queue has ended; see [`Event::Closed`].
-    pub fn is_closed(&self) -> bool {
-        self.state == TargetState::Closed
-    }
-
-    /// What to receive next.
-    pub fn want(&self) -> Want {
-        if self.blocked() { Want::Nothing } else { self.rx.want() }
-    }
-
-    #[inline]
-    fn blocked(&self) -> bool {
-        let full = self.replies >= self.reply_limit || !self.has_slot();
-        (full && self.rx.at_start()) || self.tx.backlogged(RESPONSES_MAX) || self.state == TargetState::Closed
-    }
-
     #[inline]
     fn has_slot(&self) -> bool {
         !self.free.is_empty() || self.slots.len() < self.slot_limit()
@@ -259,96 +221,15 @@ impl TargetQueue {
         self.free.last().copied()
     }
 
-    /// Takes input, and returns how many bytes of it were consumed: all, unless
-    /// [`want`](Self::want) is something else than bytes now.
-    pub fn handle(&mut self, input: &[u8]) -> usize {
-        let mut rest = input;
-        while !self.blocked() {
-            let result = match self.rx.advance(&mut rest) {
-                Ok(None) => break,
-                Ok(Some(step)) => self.step(step),
-                Err(fault) => Err(fault),
-            };
-            if let Err(fault) = result {
-                self.fail(fault);
-            }
-        }
-        input.len() - rest.len()
-    }
-
-    /// Payload was placed where [`Want::Payload`] said: these bytes.
-    pub fn handle_payload(&mut self, bytes: &[u8]) {
-        self.placed(bytes.len(), Some(bytes));
-    }
-
-    /// As [`handle_payload`](Self::handle_payload), when data digests are not
-    /// in use.
-    pub fn handle_payload_len(&mut self, len: usize) {
-        self.placed(len, None);
-    }
-
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
-    }
-
-    /// Whether [`poll_transmit`](Self::poll_transmit) has something.
-    pub fn has_transmit(&self) -> bool {
-        self.tx.pending()
-    }
-
-    /// Swaps what is to be sent into `batch`, whose old content is forgotten;
-    /// `false` if there is nothing.
-    pub fn poll_transmit(&mut self, batch: &mut Batch) -> bool {
-        self.tx.take(batch)
-    }
-
-    fn placed(&mut self, len: usize, bytes: Option<&[u8]>) {
-        if self.state == TargetState::Closed {
-            return;
-        }
-        if let Some(step) = self.rx.placed(len, bytes)
-            && let Err(fault) = self.step(step)
-        {
-            self.fail(fault);
-        }
-    }
-
-    fn step(&mut self, step: Step) -> Result<(), Fault> {
-        self.headers += u64::from(matches!(step, Step::Header(_)));
-        match step {
-            Step::Header(PduType::CapsuleCmd) => self.command(),
-            Step::Header(PduType::H2CData) => self.h2c_data(),
-            Step::Header(PduType::IcReq) => self.ic_req(),
-            Step::Header(_) => self.terminated(),
-            Step::DataEnd { digest_ok } => {
-                self.data_end(digest_ok);
-                Ok(())
-            }
-        }
-    }
-
-    fn fail(&mut self, fault: Fault) {
-        self.tx.term_req(PduType::C2HTermReq, fault, self.rx.quoted());
-        self.close(CloseReason::Fault(fault));
-    }
-
-    fn close(&mut self, reason: CloseReason) {
-        self.state = TargetState::Closed;
-        self.rx.stop();
-        self.events.push_back(Event::Closed(reason));
-    }
-
-    fn terminated(&mut self) -> Result<(), Fault> {
-        let term: TermReq = self.rx.header()?;
-        self.close(CloseReason::Terminated { fes: term.fes.get(), fei: term.fei.get() });
-        Ok(())
+        self.conn.events.pop_front()
     }
 
     fn command(&mut self) -> Result<(), Fault> {
-        let capsule: CapsuleCmd = self.rx.header()?;
+        let capsule: CapsuleCmd = self.conn.rx.header()?;
         let sqe: Sqe = zerocopy::transmute!(capsule.sqe);
-        let in_capsule = self.rx.layout().data;
+        let in_capsule = self.conn.rx.layout().data;
         //= NVMe Base 2.1, Submission Queue Flow Control: a host never submits more than the queue has entries
         if self.open >= self.limits.entries {
             return Err(Fault::sequence("more commands than the queue has entries"));
@@ -363,7 +244,7 @@ impl TargetQueue {
             self.displace(sqe.cid());
         }
         self.sqhd = if self.sqhd + 1 == self.limits.entries { 0 } else { self.sqhd + 1 };
-        // `blocked` has made sure that there is one.
+        // `is_full` has made sure that there is one.
         let Some(slot) = self.free_slot() else {
             return Err(Fault::sequence("more commands than the queue has slots"));
         };
@@ -384,7 +265,7 @@ impl TargetQueue {
 
     /// Answers a command that does not become an event.
     fn refuse(&mut self, sqe: &Sqe, status: Status) {
-        self.rx.discard();
+        self.conn.rx.discard();
         self.incoming = Incoming::NoCommand;
         self.refused += 1;
         self.respond(Cqe::new(sqe.cid(), status.dnr()));
@@ -404,7 +285,7 @@ impl TargetQueue {
         self.open -= 1;
         self.cids.remove(cid);
         self.release(slot);
-        self.events.push_back(Event::Displaced { slot, cid });
+        self.conn.events.push_back(Event::Displaced { slot, cid });
     }
 
     /// A slot whose command is answered and whose payload was sent is free,
@@ -433,19 +314,62 @@ impl TargetQueue {
         let reply = if sends { len } else { 0 };
         self.replies += u64::from(reply);
         self.slots[usize::from(slot)] = Slot { cid: sqe.cid(), open: true, len, reply, ..Slot::default() };
-        self.events.push_back(Event::Command { slot, sqe, data });
+        self.conn.events.push_back(Event::Command { slot, sqe, data });
     }
 
     /// Queues a response capsule.
     #[inline]
     fn respond(&mut self, cqe: Cqe) {
-        if self.state == TargetState::Closed {
+        if self.conn.is_closed() {
             return;
         }
         //= NVMe Base 2.1, Completion Queue Entry: SQHD is reserved without flow control, and FFFFh in Connect's response
         let sqhd = if self.limits.flow_control { self.sqhd } else { 0xFFFF };
-        let (common, _) = CommonHeader::build(PduType::CapsuleResp, 0, 0, self.params.to_host());
+        let (common, _) = CommonHeader::build(PduType::CapsuleResp, 0, 0, self.conn.params.to_host());
         let resp = CapsuleResp { common, cqe: cqe.with_sqhd(sqhd).to_bytes() };
-        self.tx.header(&resp, self.params.header_digest, 0);
+        self.conn.tx.header(&resp, self.conn.params.header_digest, 0);
+    }
+}
+
+impl Side for TargetQueue {
+    type Event = Event;
+
+    #[inline]
+    fn connection(&self) -> &Connection<Event> {
+        &self.conn
+    }
+
+    #[inline]
+    fn connection_mut(&mut self) -> &mut Connection<Event> {
+        &mut self.conn
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        let full = self.replies >= self.reply_limit || !self.has_slot();
+        (full && self.conn.rx.at_start()) || self.conn.tx.backlogged(RESPONSES_MAX)
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), Fault> {
+        self.headers += u64::from(matches!(step, Step::Header(_)));
+        match step {
+            Step::Header(PduType::CapsuleCmd) => self.command(),
+            Step::Header(PduType::H2CData) => self.h2c_data(),
+            Step::Header(PduType::IcReq) => self.ic_req(),
+            Step::Header(_) => self.conn.terminated(),
+            Step::DataEnd { digest_ok } => {
+                self.data_end(digest_ok);
+                Ok(())
+            }
+        }
+    }
+
+    fn payload_sent(&mut self, slot: u16) {
+        let s = &mut self.slots[usize::from(slot)];
+        assert!(s.sending, "slot {slot} has no payload under way");
+        s.sending = false;
+        if !s.open {
+            self.release(slot);
+        }
     }
 }

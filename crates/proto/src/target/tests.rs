@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::pair::{Answers, TargetEnd};
+use crate::transport::{CloseReason, Endpoint, Want};
 use longhaul_wire::command::Sgl;
 use longhaul_wire::digest::{append_header_digest, crc32c};
-use longhaul_wire::pdu::{DataPdu, Fes, Format, IcReq, IcResp, TERM_REQ_LEN};
+use longhaul_wire::pdu::{DataPdu, Fes, Format, IcReq, IcResp, TERM_REQ_LEN, TermReq};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod flow;

@@ -118,7 +118,13 @@ pub enum Event {
         /// The identifier that both have.
         cid: u16,
     },
-    /// The last event: send what [`poll_transmit`](super::TargetQueue::poll_transmit) still gives,
+    /// The last event: send what [`poll_transmit`](crate::transport::Endpoint::poll_transmit) still gives,
     /// then close the connection.
     Closed(CloseReason),
+}
+
+impl From<CloseReason> for Event {
+    fn from(reason: CloseReason) -> Event {
+        Event::Closed(reason)
+    }
 }

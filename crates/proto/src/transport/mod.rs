@@ -7,11 +7,14 @@
 //! bulk data lands where it belongs while the headers behind it land in
 //! staging, and it writes a [`Batch`] with one vectored send.
 
+mod endpoint;
 mod fatal;
 mod params;
 mod rx;
 mod tx;
 
+pub use endpoint::Endpoint;
+pub(crate) use endpoint::{Connection, ConnectionState, Side};
 pub use fatal::{CloseReason, Fault};
 pub use params::Params;
 pub use rx::Want;
