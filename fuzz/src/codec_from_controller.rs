@@ -3,7 +3,7 @@
 //! Input: a byte of settings, a byte for the size of pieces, the stream.
 
 use crate::stream::{Machine, compare};
-use longhaul_proto::host::{Event, HostConfig, HostData, HostQueue};
+use longhaul_proto::host::{HostConfig, HostData, HostEvent, HostQueue};
 use longhaul_proto::transport::{CloseReason, Endpoint, Fault};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{CQE_LEN, Cqe};
@@ -60,7 +60,7 @@ impl Machine for Silent {
 
     fn events(&mut self, transcript: &mut Vec<String>) {
         while let Some(event) = self.queue.poll_event() {
-            if let Event::Completion { received, .. } = event {
+            if let HostEvent::Completion { received, .. } = event {
                 assert!(received <= LEN);
             }
             transcript.push(format!("{event:?}"));

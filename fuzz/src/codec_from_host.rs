@@ -4,7 +4,7 @@
 
 use crate::stream::{Machine, compare};
 use longhaul_proto::controller::ConnectRequest;
-use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
+use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
 use longhaul_proto::transport::{ENTRIES_MAX, Endpoint};
 use longhaul_wire::command::{
     Abort, DatasetManagement, Direction, Features, GetLogPage, Identify, ReadWrite, SQE_LEN, Sqe, opcode_name,
@@ -52,7 +52,7 @@ impl Machine for Silent {
 
     fn events(&mut self, transcript: &mut Vec<String>) {
         while let Some(event) = self.queue.poll_event() {
-            if let Event::Command { slot, data: CommandData::InCapsule { len }, .. } = event {
+            if let TargetEvent::Command { slot, data: CommandData::InCapsule { len }, .. } = event {
                 assert!(len <= 16384, "no more in capsule than the limit");
                 self.lengths.insert(slot, len);
                 self.queue.accept_payload(slot);

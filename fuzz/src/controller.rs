@@ -9,7 +9,7 @@ use longhaul_proto::controller::{
     ABORT_LIMIT, AER_LIMIT, Action, Change, ConnectRequest, Content, Controller, DiscoveryContent, Env,
     ErrorRecord, HealthCounters, HostAccess, Instance, NvmContent, OtherReset, Reply, SubsystemView,
 };
-use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
+use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
 use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
 use longhaul_wire::command::{Sgl, Sqe, admin, fctype, is_fabrics};
 use longhaul_wire::completion::{Cqe, Status};
@@ -211,7 +211,7 @@ impl Rig {
         let mut first = None;
         while let Some(event) = self.queue.poll_event() {
             match event {
-                Event::Command { slot, sqe, data: CommandData::InCapsule { .. } } => {
+                TargetEvent::Command { slot, sqe, data: CommandData::InCapsule { .. } } => {
                     first = Some((slot, sqe));
                     self.queue.accept_payload(slot);
                     if let Want::Payload { len, .. } = self.queue.want() {
@@ -219,13 +219,13 @@ impl Rig {
                         self.queue.handle_payload(&payload);
                     }
                 }
-                Event::Command { slot, sqe, data } => self.command(slot, &sqe, data, &[]),
-                Event::DataComplete { slot, result } => {
+                TargetEvent::Command { slot, sqe, data } => self.command(slot, &sqe, data, &[]),
+                TargetEvent::DataComplete { slot, result } => {
                     let (first, sqe) = first.take().expect("the command was announced before");
                     assert!(first == slot && result.is_ok());
                     self.command(slot, &sqe, CommandData::InCapsule { len: 0 }, &payload);
                 }
-                Event::Ready(_) | Event::Displaced { .. } | Event::Closed(_) => {}
+                TargetEvent::Ready(_) | TargetEvent::Displaced { .. } | TargetEvent::Closed(_) => {}
             }
         }
     }
@@ -334,7 +334,7 @@ impl Rig {
 
     fn events(&mut self) {
         while let Some(event) = self.queue.poll_event() {
-            assert!(!matches!(event, Event::Command { .. }), "commands are handled as they are sent");
+            assert!(!matches!(event, TargetEvent::Command { .. }), "commands are handled as they are sent");
         }
     }
 

@@ -36,7 +36,10 @@ pub(crate) fn transcript(machine: &mut impl Machine, stream: &[u8], piece: usize
             Want::Bytes => {
                 let taken = machine.queue().handle(window);
                 assert!(taken <= window.len());
-                assert!(taken == window.len() || machine.queue().want() != Want::Bytes, "stopped for no reason");
+                assert!(
+                    taken == window.len() || machine.queue().want() != Want::Bytes,
+                    "stopped for no reason"
+                );
                 taken
             }
             Want::Payload { slot, offset, len } => {
@@ -51,7 +54,11 @@ pub(crate) fn transcript(machine: &mut impl Machine, stream: &[u8], piece: usize
     }
     machine.events(&mut events);
     if machine.queue().is_closed() {
-        assert_eq!((machine.queue().handle(b"more"), machine.queue().want()), (0, Want::Nothing), "closed is closed");
+        assert_eq!(
+            (machine.queue().handle(b"more"), machine.queue().want()),
+            (0, Want::Nothing),
+            "closed is closed"
+        );
     }
     events.push(format!("{} bytes not taken", rest.len()));
     events.push(format!("{:02x?}", output(machine)));

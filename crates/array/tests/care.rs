@@ -3,8 +3,8 @@
 mod common;
 
 use common::rig::{Rig, SIZE, UNIT, rig};
-use fastrand::Rng;
 use common::{Disk, Model, Power, devices, disks, make, options, simulate, start, uuid};
+use fastrand::Rng;
 use longhaul_array::{BLOCK, Condition, Health, Layout, Options, Shape, create_as};
 use longhaul_block::{Advice, BlockDevice};
 use longhaul_engine::{BufMut, sleep};

@@ -3,8 +3,8 @@
 
 mod common;
 
-use fastrand::Rng;
 use common::{Disk, Model, Power, degraded, disks, make, options, simulate, start};
+use fastrand::Rng;
 use futures_util::future::{Either, join_all, select};
 use longhaul_array::{Layout, Options};
 use longhaul_block::{BlockDevice, BlockIo};

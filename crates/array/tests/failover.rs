@@ -3,8 +3,8 @@
 mod common;
 
 use common::rig::{Rig, UNIT, rig};
-use fastrand::Rng;
 use common::{disks, make, options, simulate, start};
+use fastrand::Rng;
 use futures_util::future::join_all;
 use longhaul_array::{Condition, Health, Layout, Options};
 use longhaul_block::BlockDevice;

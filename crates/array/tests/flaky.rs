@@ -4,8 +4,8 @@
 
 mod common;
 
-use fastrand::Rng;
 use common::{Disk, Model, Power, disks, make, options, simulate, start};
+use fastrand::Rng;
 use futures_util::future::{join, join_all, select};
 use longhaul_array::{BLOCK, Condition, Layout, Options};
 use longhaul_block::{BlockDevice, BlockIo};

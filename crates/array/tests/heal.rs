@@ -3,8 +3,8 @@
 mod common;
 
 use common::rig::{SIZE, UNIT, rig};
-use fastrand::Rng;
 use common::{Disk, Model, devices, disks, make, options, simulate, start, uuid};
+use fastrand::Rng;
 use longhaul_array::{BLOCK, Condition, Extent, Health, Layout, Options, Shape, create_as};
 use longhaul_block::{BlockDevice, IoError};
 use longhaul_engine::{BufMut, sleep};
@@ -294,19 +294,23 @@ fn names_and_shapes_are_checked_before_anything_is_written() {
         let shape =
             |name: &str, unit| Shape { name: name.into(), layout: Layout::Parity, unit, force: false };
         let mut random = Rng::with_seed(1);
-        let refused =
-            create_as(&devices(&disks), &[], &shape("", UNIT), || uuid(&mut random)).await.expect_err("refused");
+        let refused = create_as(&devices(&disks), &[], &shape("", UNIT), || uuid(&mut random))
+            .await
+            .expect_err("refused");
         assert!(refused.to_string().contains("is not a valid array name"), "{refused}");
-        let refused =
-            create_as(&devices(&disks), &[], &shape("a", 5000), || uuid(&mut random)).await.expect_err("refused");
+        let refused = create_as(&devices(&disks), &[], &shape("a", 5000), || uuid(&mut random))
+            .await
+            .expect_err("refused");
         assert!(refused.to_string().contains("not a power of two"), "{refused}");
         let twice = [devices(&disks), devices(&disks[..1])].concat();
-        let refused = create_as(&twice, &[], &shape("a", UNIT), || uuid(&mut random)).await.expect_err("refused");
+        let refused =
+            create_as(&twice, &[], &shape("a", UNIT), || uuid(&mut random)).await.expect_err("refused");
         assert!(refused.to_string().contains("are the same member"), "{refused}");
         assert!(disks.iter().all(|disk| disk.writes.load(SeqCst) == 0));
         make(&disks, Layout::Parity, UNIT).await;
-        let refused =
-            create_as(&devices(&disks), &[], &shape("a", UNIT), || uuid(&mut random)).await.expect_err("refused");
+        let refused = create_as(&devices(&disks), &[], &shape("a", UNIT), || uuid(&mut random))
+            .await
+            .expect_err("refused");
         assert!(refused.to_string().contains("is a member of array test"), "{refused}");
     });
 }

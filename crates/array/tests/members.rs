@@ -2,8 +2,8 @@
 
 mod common;
 
-use fastrand::Rng;
 use common::{Disk, Model, degraded, devices, disks, make, options, simulate, start, uuid};
+use fastrand::Rng;
 use longhaul_array::{ArrayError, Condition, Health, Layout, Options, Shape, assemble_as, create_as};
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
@@ -111,7 +111,9 @@ fn an_unreadable_superblock_is_not_taken_for_blank() {
             array.add_spare(damaged(), true).await.expect("taken by force");
             array.stop().await.expect("stopped");
             shape.force = true;
-            create_as(&[damaged(), other()], &[], &shape, || uuid(&mut random)).await.expect("taken by force");
+            create_as(&[damaged(), other()], &[], &shape, || uuid(&mut random))
+                .await
+                .expect("taken by force");
         });
     }
 }
@@ -161,7 +163,8 @@ fn force_does_not_take_a_member_of_a_running_array() {
         let blank = new("blank") as Arc<dyn BlockDevice>;
         let given = [member(), Arc::clone(&blank)];
         let created = create_as(&given, &[], &shape, || uuid(&mut random)).await.map(drop);
-        let as_spare = create_as(&devices(&[new("c"), new("d")]), &[member()], &shape, || uuid(&mut random)).await;
+        let as_spare =
+            create_as(&devices(&[new("c"), new("d")]), &[member()], &shape, || uuid(&mut random)).await;
         let replaced = other.replace(0, member(), true).await;
         let added = other.add_spare(member(), true).await;
         for result in [created, as_spare.map(drop), replaced, added] {
@@ -346,7 +349,8 @@ fn a_device_under_two_names_is_refused() {
         let given = [devices(&disks), vec![Arc::new(alias) as Arc<dyn BlockDevice>]].concat();
         let shape = Shape { name: "twice".into(), layout: Layout::Parity, unit: UNIT, force: false };
         let mut random = Rng::with_seed(3);
-        let refused = create_as(&given, &[], &shape, || uuid(&mut random)).await.expect_err("refused").to_string();
+        let refused =
+            create_as(&given, &[], &shape, || uuid(&mut random)).await.expect_err("refused").to_string();
         assert!(refused.contains("are the same member"), "{refused}");
         // No superblock is left that would prevent a new array.
         make(&disks, Layout::Parity, UNIT).await;

@@ -4,8 +4,8 @@
 mod common;
 
 use common::rig::{Rig, rig};
-use fastrand::Rng;
 use common::{options, simulate, start};
+use fastrand::Rng;
 use longhaul_array::{Layout, Options};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{sleep, spawn, timeout};

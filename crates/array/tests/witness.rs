@@ -2,8 +2,8 @@
 
 mod common;
 
-use fastrand::Rng;
 use common::{Disk, Model, Power, devices, disks, options, simulate, start, uuid};
+use fastrand::Rng;
 use longhaul_array::{ArrayDevice, Condition, Health, Layout, Shape, WITNESS_SIZE, create_witnessed};
 use longhaul_block::{BlockDevice, BlockIo};
 use longhaul_engine::{sleep, spawn};

@@ -3,7 +3,7 @@
 use longhaul_block::IoError;
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::{RecvMsg, SendMsg};
-use longhaul_proto::host::{Event, HostConfig, HostQueue};
+use longhaul_proto::host::{HostConfig, HostEvent, HostQueue};
 use longhaul_proto::transport::{Batch, Endpoint};
 
 /// Length of an ICResp in bytes (NVMe-TCP 1.1, ICResp PDU).
@@ -36,8 +36,8 @@ pub(crate) async fn handshake(stream: &TcpStream, config: HostConfig) -> Result<
         }
         queue.handle(msg.staged());
         match queue.poll_event() {
-            Some(Event::Ready(_)) => return Ok(queue),
-            Some(Event::Closed(reason)) => return Err(fail(reason.to_string())),
+            Some(HostEvent::Ready(_)) => return Ok(queue),
+            Some(HostEvent::Closed(reason)) => return Err(fail(reason.to_string())),
             _ if missing == 0 => return Err(fail("its answer to ICReq is no ICResp".into())),
             _ => {}
         }

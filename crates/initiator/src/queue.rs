@@ -15,7 +15,7 @@ use longhaul_conn::{Driver, Ended, Shared, receive, transmit};
 use longhaul_engine::net::{Life, TcpStream};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, Segment, spawn};
-use longhaul_proto::host::{Event, HostData, HostQueue};
+use longhaul_proto::host::{HostData, HostEvent, HostQueue};
 use longhaul_proto::transport::Endpoint;
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Status;
@@ -436,11 +436,11 @@ impl Driver for QueueInner {
             let Some(event) = event else { break };
             any = true;
             match event {
-                Event::Ready(_) => {}
-                Event::Completion { slot, cqe, received } => {
+                HostEvent::Ready(_) => {}
+                HostEvent::Completion { slot, cqe, received } => {
                     self.complete(slot, Done { cqe, received, memory: None });
                 }
-                Event::Closed(reason) => self.end(IoError::Unreachable(reason.to_string()), false),
+                HostEvent::Closed(reason) => self.end(IoError::Unreachable(reason.to_string()), false),
             }
         }
         if any {

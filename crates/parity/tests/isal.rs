@@ -3,8 +3,8 @@
 
 mod oracle;
 
-use longhaul_parity::Kernels;
 use fastrand::Rng;
+use longhaul_parity::Kernels;
 use std::ffi::{c_int, c_void};
 
 /// `xor_gen` and `pq_gen` of `isa-l/raid.h`: units, their length in bytes and

@@ -2,8 +2,8 @@
 
 mod oracle;
 
-use longhaul_parity::{Kernels, Unit, Unrecoverable, Verdict};
 use fastrand::Rng;
+use longhaul_parity::{Kernels, Unit, Unrecoverable, Verdict};
 use oracle::Units;
 use proptest::prelude::*;
 

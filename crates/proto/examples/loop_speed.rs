@@ -45,7 +45,7 @@ fn main() {
         let t1 = Instant::now();
         target.handle(&to_target.bytes);
         while let Some(event) = target.poll_event() {
-            if let target::Event::Command { slot, .. } = event {
+            if let target::TargetEvent::Command { slot, .. } = event {
                 target.send_data_and_complete(slot, 0, LEN, 0);
             }
         }
@@ -67,7 +67,7 @@ fn main() {
             },
         );
         while let Some(event) = host.borrow_mut().poll_event() {
-            done += u64::from(matches!(event, host::Event::Completion { received: LEN, .. }));
+            done += u64::from(matches!(event, host::HostEvent::Completion { received: LEN, .. }));
         }
         at_host += t1 - t0 + t2.elapsed();
         at_target += t2 - t1;

@@ -70,7 +70,7 @@ pub struct Reservations {
     persists: bool,
 }
 
-type Done = Result<Effects, Status>;
+type Outcome = Result<Effects, Status>;
 
 impl Reservations {
     /// Changes of registrations and preemptions so far; wraps.
@@ -113,7 +113,7 @@ impl Reservations {
     ///
     /// # Errors
     /// Reservation Conflict for a wrong key, Invalid Field for no room for one more host.
-    pub fn register(&mut self, host: HostId, fields: RegisterFields, current: u64, new: u64) -> Done {
+    pub fn register(&mut self, host: HostId, fields: RegisterFields, current: u64, new: u64) -> Outcome {
         let at = self.registrations.iter().position(|one| one.host == host);
         let mut effects = Effects { changed: true, ..Effects::default() };
         match fields.action {
@@ -164,7 +164,7 @@ impl Reservations {
     /// Reservation Conflict for a host that is not registered, a wrong key, another holder, or a
     /// key to preempt that no host has; Invalid Field for IEKEY, and for a key of 0 to preempt
     /// where one host holds the reservation.
-    pub fn acquire(&mut self, host: HostId, fields: AcquireFields, current: u64, preempt: u64) -> Done {
+    pub fn acquire(&mut self, host: HostId, fields: AcquireFields, current: u64, preempt: u64) -> Outcome {
         self.check_key(&host, fields.ignore_key, current)?;
         let held = Held { kind: fields.kind, by: host };
         let mut effects = Effects::default();
@@ -249,7 +249,7 @@ impl Reservations {
     /// # Errors
     /// Reservation Conflict for a host that is not registered and for a wrong key; Invalid Field
     /// for IEKEY and for another type than that of the reservation.
-    pub fn release(&mut self, host: HostId, fields: ReleaseFields, current: u64) -> Done {
+    pub fn release(&mut self, host: HostId, fields: ReleaseFields, current: u64) -> Outcome {
         self.check_key(&host, fields.ignore_key, current)?;
         let mut effects = Effects::default();
         match fields.action {

@@ -1,7 +1,7 @@
 //! In the steady state the state machines do not allocate.
 
-use longhaul_proto::host::{Event as HostEvent, HostConfig, HostData, HostQueue};
-use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
+use longhaul_proto::host::{HostConfig, HostData, HostEvent, HostQueue};
+use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
 use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Status;
@@ -97,19 +97,19 @@ impl Loop {
     }
 }
 
-fn answer(target: &mut TargetQueue, event: Event) {
+fn answer(target: &mut TargetQueue, event: TargetEvent) {
     match event {
-        Event::Command { slot, data: CommandData::InCapsule { .. }, .. } => target.accept_payload(slot),
-        Event::Command { slot, sqe, .. } if sqe.opcode == 0x02 => {
+        TargetEvent::Command { slot, data: CommandData::InCapsule { .. }, .. } => target.accept_payload(slot),
+        TargetEvent::Command { slot, sqe, .. } if sqe.opcode == 0x02 => {
             target.send_data_and_complete(slot, 0, LEN, 0)
         }
-        Event::Command { slot, .. } => target.request_data(slot),
-        Event::DataComplete { slot, .. } => target.complete(slot, Status::SUCCESS, 0),
-        Event::Ready(_) => {
+        TargetEvent::Command { slot, .. } => target.request_data(slot),
+        TargetEvent::DataComplete { slot, .. } => target.complete(slot, Status::SUCCESS, 0),
+        TargetEvent::Ready(_) => {
             target.set_limits(QueueLimits { entries: 33, in_capsule: 8192, flow_control: false });
         }
-        Event::Displaced { cid, .. } => panic!("{cid} is used twice"),
-        Event::Closed(reason) => panic!("{reason}"),
+        TargetEvent::Displaced { cid, .. } => panic!("{cid} is used twice"),
+        TargetEvent::Closed(reason) => panic!("{reason}"),
     }
 }
 

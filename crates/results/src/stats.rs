@@ -212,8 +212,9 @@ mod tests {
         let mut held = 0;
         let trials = 2000;
         for _ in 0..trials {
-            let mut draw =
-                |mean: f64| -> Vec<f64> { (0..5).map(|_| mean * (0.05 * normal(&mut random)).exp()).collect() };
+            let mut draw = |mean: f64| -> Vec<f64> {
+                (0..5).map(|_| mean * (0.05 * normal(&mut random)).exp()).collect()
+            };
             let (a, b) = (draw(200.0), draw(300.0));
             let interval = ratio(&a, &b).expect("positive").expect("five each");
             held += u32::from(interval.contains(1.5));

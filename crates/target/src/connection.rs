@@ -22,7 +22,7 @@ use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Buf, BufMut, Memory, Segment, spawn};
 use longhaul_proto::controller::{ConnectRequest, Reply, wrong_field};
-use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
+use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
 use longhaul_proto::transport::Endpoint;
 use longhaul_wire::command::{Direction, Sqe};
 use longhaul_wire::completion::Status;
@@ -551,7 +551,7 @@ impl Driver for Served {
             let event = self.shared.queue.borrow_mut().poll_event();
             let Some(event) = event else { break };
             match event {
-                Event::Command { slot, sqe, data } => {
+                TargetEvent::Command { slot, sqe, data } => {
                     let mut slots = self.slots.borrow_mut();
                     while slots.len() <= usize::from(slot) {
                         slots.push(Slot {
@@ -573,16 +573,16 @@ impl Driver for Served {
                         self.command(slot, &sqe, data);
                     }
                 }
-                Event::DataComplete { slot, result } => self.data_complete(slot, result),
-                Event::Displaced { slot, cid } => {
+                TargetEvent::DataComplete { slot, result } => self.data_complete(slot, result),
+                TargetEvent::Displaced { slot, cid } => {
                     self.end_use(slot);
                     let role = self.role.borrow().clone();
                     if let Role::Admin(admin) = role {
                         admin.displaced(slot, cid);
                     }
                 }
-                Event::Ready(_) => {}
-                Event::Closed(reason) => {
+                TargetEvent::Ready(_) => {}
+                TargetEvent::Closed(reason) => {
                     let message = format_args!("{}: {reason}", self.peer);
                     self.target.quiet.refuse.say(message, |line| tracing::info!("{line}"));
                 }

@@ -8,7 +8,7 @@ pub mod op;
 
 use crate::input::Input;
 use crate::pdus::Pdu;
-use longhaul_proto::host::{Event, HostConfig, HostData, HostQueue, SubmitError};
+use longhaul_proto::host::{HostConfig, HostData, HostEvent, HostQueue, SubmitError};
 use longhaul_proto::transport::{BACKLOG_MAX, Batch, CloseReason, Endpoint, Piece, Want};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{Cqe, Status};
@@ -310,14 +310,14 @@ impl Rig {
         while let Some(event) = self.queue.poll_event() {
             assert!(self.closed.is_none(), "{event:?} behind the last event");
             match event {
-                Event::Ready(params) => {
+                HostEvent::Ready(params) => {
                     assert!(self.config.header_digest || !params.header_digest, "only what was asked for");
                     assert!(self.config.data_digest || !params.data_digest, "only what was asked for");
                     // ICReq, which has no digests, went before.
                     self.transmit();
                     self.controller.ready(params);
                 }
-                Event::Completion { slot, cqe, received } => {
+                HostEvent::Completion { slot, cqe, received } => {
                     let command = self.commands.remove(&slot).expect("a completion is reported once");
                     assert!(!self.sending.contains(&slot), "memory of slot {slot} is still being sent");
                     assert_eq!(received, command.placed);
@@ -325,7 +325,7 @@ impl Rig {
                     let bad = cqe.status().is(Status::TRANSIENT_TRANSPORT);
                     assert!(!bad || self.controller.damaged, "undamaged data has the right digest");
                 }
-                Event::Closed(reason) => self.closed = Some(reason),
+                HostEvent::Closed(reason) => self.closed = Some(reason),
             }
         }
     }

@@ -8,7 +8,7 @@ pub mod op;
 
 use crate::input::Input;
 use crate::pdus::Pdu;
-use longhaul_proto::target::{CommandData, Event, QueueLimits, TargetConfig, TargetQueue};
+use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
 use longhaul_proto::transport::{BACKLOG_MAX, Batch, CloseReason, Endpoint, Piece, Want};
 use longhaul_wire::command::{Direction, Sgl, Sqe};
 use longhaul_wire::completion::Status;
@@ -305,17 +305,17 @@ impl Rig {
         while let Some(event) = self.queue.poll_event() {
             assert!(self.closed.is_none(), "{event:?} behind the last event");
             match event {
-                Event::Ready(params) => self.host.ready(params, &self.config),
-                Event::Command { slot, sqe, data } => self.announced(slot, sqe, data),
-                Event::DataComplete { slot, result } => {
+                TargetEvent::Ready(params) => self.host.ready(params, &self.config),
+                TargetEvent::Command { slot, sqe, data } => self.announced(slot, sqe, data),
+                TargetEvent::DataComplete { slot, result } => {
                     let command = self.commands.get_mut(&slot).expect("data of an open command");
                     assert!(command.placed == command.len && !command.complete, "all of it, once");
                     command.complete = true;
                     assert!(result.is_ok() || self.queue.params().data_digest);
                     assert!(result.is_ok() || self.host.damaged, "undamaged data has the right digest");
                 }
-                Event::Displaced { .. } => unreachable!("no command is held"),
-                Event::Closed(reason) => self.closed = Some(reason),
+                TargetEvent::Displaced { .. } => unreachable!("no command is held"),
+                TargetEvent::Closed(reason) => self.closed = Some(reason),
             }
         }
     }

@@ -5,8 +5,8 @@ use crate::link::{self, Link};
 use crate::reference::{Copier, Who};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
-use fastrand::Rng;
 use anyhow::{Context, Result};
+use fastrand::Rng;
 use std::path::{Path, PathBuf};
 
 const FILES: u64 = 100_000;

@@ -1,7 +1,7 @@
 //! An array with its disks, and the model of its content.
 
-use fastrand::Rng;
 use super::{Disk, Model, Power, disks, make, start};
+use fastrand::Rng;
 use longhaul_array::{ArrayDevice, Condition, Layout, Options};
 use longhaul_block::{BlockDevice, BlockIo};
 use longhaul_engine::sleep;

@@ -112,7 +112,7 @@ pub struct DiskCounts {
 }
 
 /// A write that is not durable.
-struct Unflushed {
+struct CachedWrite {
     number: u64,
     at: usize,
     before: Vec<u8>,
@@ -124,7 +124,7 @@ type PowerCuts = Box<dyn FnMut() -> bool + Send>;
 #[derive(Default)]
 struct State {
     content: Vec<u8>,
-    unflushed: Vec<Unflushed>,
+    unflushed: Vec<CachedWrite>,
     /// Number of the next write.
     next: u64,
     generation: u64,
@@ -146,21 +146,21 @@ impl State {
         if durable {
             self.counts.fua += 1;
             // A power cut undoes earlier writes, but not this one.
-            for Unflushed { at: from, before, .. } in &mut self.unflushed {
+            for CachedWrite { at: from, before, .. } in &mut self.unflushed {
                 let (begin, end) = ((*from).max(at), (*from + before.len()).min(at + bytes.len()));
                 if begin < end {
                     before[begin - *from..end - *from].copy_from_slice(&bytes[begin - at..end - at]);
                 }
             }
         } else {
-            self.unflushed.push(Unflushed { number: self.next, at, before: place.to_vec() });
+            self.unflushed.push(CachedWrite { number: self.next, at, before: place.to_vec() });
             self.next += 1;
         }
         place.copy_from_slice(bytes);
     }
 
     fn forget(&mut self) {
-        for Unflushed { at, before, .. } in self.unflushed.drain(..).rev() {
+        for CachedWrite { at, before, .. } in self.unflushed.drain(..).rev() {
             self.content[at..at + before.len()].copy_from_slice(&before);
         }
     }

@@ -1,7 +1,7 @@
 //! A host without an engine, for what the library never does: it sends what
 //! a test tells it to, and nothing by itself.
 
-use longhaul_proto::host::{Event, HostConfig, HostData, HostQueue};
+use longhaul_proto::host::{HostConfig, HostData, HostEvent, HostQueue};
 use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::Cqe;
@@ -22,7 +22,7 @@ pub struct Raw {
     queue: HostQueue,
     /// Data of commands by slot.
     memory: BTreeMap<u16, Vec<u8>>,
-    events: VecDeque<Event>,
+    events: VecDeque<HostEvent>,
 }
 
 impl Raw {
@@ -34,7 +34,7 @@ impl Raw {
             HostQueue::new(HostConfig { entries: 32, no_flow_control: true, ..HostConfig::default() });
         let mut raw = Raw { stream, queue, memory: BTreeMap::new(), events: VecDeque::new() };
         raw.send();
-        assert!(matches!(raw.event(), Some(Event::Ready(_))));
+        assert!(matches!(raw.event(), Some(HostEvent::Ready(_))));
         raw
     }
 
@@ -100,9 +100,9 @@ impl Raw {
     pub fn completion(&mut self) -> (u16, Cqe) {
         loop {
             match self.event().expect("the connection has ended") {
-                Event::Completion { slot, cqe, .. } => return (slot, cqe),
-                Event::Ready(_) => {}
-                Event::Closed(reason) => panic!("{reason}"),
+                HostEvent::Completion { slot, cqe, .. } => return (slot, cqe),
+                HostEvent::Ready(_) => {}
+                HostEvent::Closed(reason) => panic!("{reason}"),
             }
         }
     }
@@ -113,7 +113,7 @@ impl Raw {
     }
 
     /// The next event; none if the peer has ended the connection.
-    fn event(&mut self) -> Option<Event> {
+    fn event(&mut self) -> Option<HostEvent> {
         let mut input = [0; 65_536];
         loop {
             if let Some(event) = self.events.pop_front() {

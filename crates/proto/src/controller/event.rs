@@ -17,7 +17,7 @@ pub(super) const WARN_TEMPERATURE: u8 = 1 << 1;
 
 /// The events that a controller has to tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(super) enum EventKind {
     NamespaceAttribute,
     AnaChange,
     DiscoveryLog,
@@ -25,13 +25,13 @@ pub(super) enum Event {
     Reservation,
 }
 
-impl Event {
-    const ALL: [Event; 5] = [
-        Event::NamespaceAttribute,
-        Event::AnaChange,
-        Event::DiscoveryLog,
-        Event::Temperature,
-        Event::Reservation,
+impl EventKind {
+    const ALL: [EventKind; 5] = [
+        EventKind::NamespaceAttribute,
+        EventKind::AnaChange,
+        EventKind::DiscoveryLog,
+        EventKind::Temperature,
+        EventKind::Reservation,
     ];
 
     fn bit(self) -> u8 {
@@ -41,25 +41,25 @@ impl Event {
     /// Its bit in Asynchronous Event Configuration; none if that does not enable it.
     fn config(self) -> Option<u32> {
         match self {
-            Event::NamespaceAttribute => Some(oaes::NAMESPACE_ATTRIBUTE),
-            Event::AnaChange => Some(oaes::ANA_CHANGE),
-            Event::DiscoveryLog => Some(oaes::DISCOVERY_LOG_CHANGE),
-            Event::Temperature => Some(WARN_TEMPERATURE.into()),
+            EventKind::NamespaceAttribute => Some(oaes::NAMESPACE_ATTRIBUTE),
+            EventKind::AnaChange => Some(oaes::ANA_CHANGE),
+            EventKind::DiscoveryLog => Some(oaes::DISCOVERY_LOG_CHANGE),
+            EventKind::Temperature => Some(WARN_TEMPERATURE.into()),
             // Reservation Notification Mask has a bit for each kind instead.
-            Event::Reservation => None,
+            EventKind::Reservation => None,
         }
     }
 
     fn info(self) -> AsyncEvent {
         let notice = |info, lid| AsyncEvent { kind: AsyncEventType::Notice, info, lid };
         match self {
-            Event::NamespaceAttribute => notice(notice::NAMESPACE_ATTRIBUTE, lid::CHANGED_NAMESPACES),
-            Event::AnaChange => notice(notice::ANA_CHANGE, lid::ANA),
-            Event::DiscoveryLog => notice(notice::DISCOVERY_LOG_CHANGE, lid::DISCOVERY),
+            EventKind::NamespaceAttribute => notice(notice::NAMESPACE_ATTRIBUTE, lid::CHANGED_NAMESPACES),
+            EventKind::AnaChange => notice(notice::ANA_CHANGE, lid::ANA),
+            EventKind::DiscoveryLog => notice(notice::DISCOVERY_LOG_CHANGE, lid::DISCOVERY),
             // SMART / health status 01h: temperature threshold.
-            Event::Temperature => AsyncEvent { kind: AsyncEventType::Health, info: 1, lid: lid::HEALTH },
+            EventKind::Temperature => AsyncEvent { kind: AsyncEventType::Health, info: 1, lid: lid::HEALTH },
             // Reservation Log Page Available.
-            Event::Reservation => {
+            EventKind::Reservation => {
                 AsyncEvent { kind: AsyncEventType::IoCommand, info: 0, lid: lid::RESERVATION_NOTICE }
             }
         }
@@ -139,7 +139,7 @@ impl Events {
         self.ready.pop_front()
     }
 
-    pub(super) fn raise(&mut self, event: Event) {
+    pub(super) fn raise(&mut self, event: EventKind) {
         //= NVMe Base 2.1, Asynchronous Event Configuration feature: only enabled events are reported
         //= NVMe Base 2.1, Asynchronous Event Request command: an event is masked once it was reported, until its log page is read
         let enabled = event.config().is_none_or(|bit| self.config & bit != 0);
@@ -156,7 +156,7 @@ impl Events {
         } else if !self.changed.contains(&nsid) {
             self.overflow = true;
         }
-        self.raise(Event::NamespaceAttribute);
+        self.raise(EventKind::NamespaceAttribute);
     }
 
     /// Something has happened to a reservation of the namespace.
@@ -170,7 +170,7 @@ impl Events {
             self.notices_read += 1;
         }
         self.notices.push_back((nsid, kind));
-        self.raise(Event::Reservation);
+        self.raise(EventKind::Reservation);
     }
 
     pub(super) fn reservation_mask(&self, nsid: u32) -> u32 {
@@ -207,7 +207,7 @@ impl Events {
 
     /// A log page was read with RAE cleared.
     pub(super) fn log_read(&mut self, lid: u8) {
-        for event in Event::ALL {
+        for event in EventKind::ALL {
             //= NVMe Base 2.1, Get Log Page command: reading the page with RAE cleared clears and re-arms its event
             if event.info().lid == lid {
                 self.pending &= !event.bit();
@@ -218,7 +218,7 @@ impl Events {
         if lid == longhaul_wire::log::lid::RESERVATION_NOTICE {
             self.notices_read += u64::from(self.notices.pop_front().is_some());
             if !self.notices.is_empty() {
-                self.raise(Event::Reservation);
+                self.raise(EventKind::Reservation);
             }
         }
         //= NVMe Base 2.1, Changed Attached Namespace List log page: reading it clears it
@@ -229,7 +229,7 @@ impl Events {
     }
 
     fn report(&mut self) {
-        for event in Event::ALL {
+        for event in EventKind::ALL {
             if self.pending & event.bit() == 0 {
                 continue;
             }
@@ -262,7 +262,7 @@ mod tests {
         assert!(events.hold(1));
         assert_eq!(events.poll(), Some((1, Reply::ok(NS))));
         assert!(events.hold(2));
-        events.raise(Event::AnaChange);
+        events.raise(EventKind::AnaChange);
         assert_eq!(events.poll(), Some((2, Reply::ok(ANA))));
         assert_eq!(events.poll(), None);
     }
@@ -295,7 +295,7 @@ mod tests {
         let mut events = Events::default();
         assert!(events.hold(1));
         events.namespace_changed(7);
-        events.raise(Event::Temperature);
+        events.raise(EventKind::Temperature);
         events.set_config(u32::MAX);
         assert_eq!(events.poll(), None);
         assert_eq!(events.changed_log()[0], 7);
@@ -353,7 +353,7 @@ mod tests {
         events.namespace_changed(7);
         events.forget(2);
         assert_eq!(events.poll(), None, "neither held nor answered");
-        events.raise(Event::AnaChange);
+        events.raise(EventKind::AnaChange);
         assert_eq!(events.poll(), Some((3, Reply::ok(ANA))));
     }
 

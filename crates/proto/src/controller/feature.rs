@@ -2,7 +2,7 @@
 
 use super::Controller;
 use super::action::{Action, Reply};
-use super::event::{Event, Events};
+use super::event::{EventKind, Events};
 use super::log::{TEMPERATURE, TEMPERATURE_WARNING};
 use super::subsystem::{NamespaceView, SubsystemView};
 use super::{Env, log};
@@ -255,7 +255,7 @@ impl Controller {
                     Threshold::Under => self.features.under = value as u16,
                 }
                 if self.features.temperature_warning() {
-                    self.events.raise(Event::Temperature);
+                    self.events.raise(EventKind::Temperature);
                 }
             }
             fid::ERROR_RECOVERY => self.set_error_recovery(sqe, env.subsystem)?,

@@ -55,7 +55,7 @@ pub use subsystem::{
     QUEUES_MAX, SubsystemView,
 };
 
-use event::{Event, Events};
+use event::{EventKind, Events};
 use feature::FeatureValues;
 use keep_alive::KeepAlive;
 use log::ErrorLog;
@@ -293,7 +293,7 @@ impl Controller {
 
     /// Says that the state of an ANA group changed.
     pub fn ana_changed(&mut self) {
-        self.events.raise(Event::AnaChange);
+        self.events.raise(EventKind::AnaChange);
     }
 
     /// Says that something has happened to a reservation of the namespace: see
@@ -304,7 +304,7 @@ impl Controller {
 
     /// Says that the discovery log changed, to a discovery controller.
     pub fn discovery_changed(&mut self) {
-        self.events.raise(Event::DiscoveryLog);
+        self.events.raise(EventKind::DiscoveryLog);
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) should be called, if ever.

@@ -4,7 +4,7 @@ use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{CommonHeader, DATA_MAX, DataPdu, PduType, field, flags};
 
 use super::slot::Data;
-use super::{Event, HostQueue};
+use super::{HostEvent, HostQueue};
 use crate::transport::{ConnectionState, Fault};
 
 impl HostQueue {
@@ -36,7 +36,7 @@ impl HostQueue {
         } else {
             cqe
         };
-        self.conn.events.push_back(Event::Completion { slot, cqe, received });
+        self.conn.events.push_back(HostEvent::Completion { slot, cqe, received });
     }
 
     pub(super) fn c2h_data(&mut self) -> Result<(), Fault> {

@@ -19,26 +19,24 @@ mod slot;
 mod tests;
 mod types;
 
-pub use types::{Event, HostConfig, HostData, IN_CAPSULE_ADMIN, SubmitError};
+pub use types::{HostConfig, HostData, HostEvent, IN_CAPSULE_ADMIN, SubmitError};
 
 use longhaul_wire::command::{Sgl, Sqe, is_fabrics};
 use longhaul_wire::completion::Cqe;
-use longhaul_wire::pdu::{
-    ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, DATA_MAX, IcReq, PduType, field,
-};
+use longhaul_wire::pdu::{ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, DATA_MAX, IcReq, PduType, field};
 
 use crate::transport::{
     BACKLOG_MAX, Connection, ConnectionState, ENTRIES_MAX, Fault, Params, Role, Side, Step,
 };
 #[cfg(doc)]
 use crate::transport::{Batch, Endpoint, Want};
-use slot::{Data, Slot};
+use slot::{Data, HostSlot};
 
 /// The host's side of one connection: commands in, completions out; bytes
 /// in, batches out.
 ///
 /// Calling order, per turn of the driver's loop:
-/// 1. [`submit`](Self::submit) after [`Event::Ready`], while there is room.
+/// 1. [`submit`](Self::submit) after [`HostEvent::Ready`], while there is room.
 ///    The slot names the command and its memory from then on.
 /// 2. [`want`](Endpoint::want) says what to receive. For [`Want::Payload`] the
 ///    driver receives into the command's memory (with a staging buffer
@@ -52,7 +50,7 @@ use slot::{Data, Slot};
 ///    [`payload_sent`](Endpoint::payload_sent) for each piece with `last`.
 ///
 /// Memory of a command belongs to the queue from `submit` until its
-/// [`Event::Completion`]. After [`Event::Closed`] no completions come: all
+/// [`HostEvent::Completion`]. After [`HostEvent::Closed`] no completions come: all
 /// commands still outstanding have failed.
 ///
 /// # Panics
@@ -62,8 +60,8 @@ use slot::{Data, Slot};
 pub struct HostQueue {
     config: HostConfig,
     fabrics_in_capsule: u32,
-    conn: Connection<Event>,
-    slots: Vec<Slot>,
+    conn: Connection<HostEvent>,
+    slots: Vec<HostSlot>,
     free: Vec<u16>,
     /// Bits of a command identifier that are the slot.
     slot_bits: u32,
@@ -89,7 +87,7 @@ impl HostQueue {
             config,
             fabrics_in_capsule: IN_CAPSULE_ADMIN,
             conn: Connection::new(Role::Host),
-            slots: vec![Slot::default(); usize::from(depth)],
+            slots: vec![HostSlot::default(); usize::from(depth)],
             free: (0..depth).rev().collect(),
             slot_bits: u32::from(depth).next_power_of_two().ilog2(),
             flow_control: true,
@@ -100,8 +98,11 @@ impl HostQueue {
         };
         queue.conn.events.reserve(usize::from(depth) + 2);
         queue.set_in_capsule(config.in_capsule);
-        let dgst =
-            Params { header_digest: config.header_digest, data_digest: config.data_digest, ..Params::default() };
+        let dgst = Params {
+            header_digest: config.header_digest,
+            data_digest: config.data_digest,
+            ..Params::default()
+        };
         queue.conn.tx.header(&IcReq::new(config.hpda, dgst.dgst(), config.maxr2t - 1), false, 0);
         queue
     }
@@ -183,13 +184,13 @@ impl HostQueue {
             HostData::Write { len } => (Sgl::transport(len), 0, Data::Write { len }),
         };
         let s = &mut self.slots[usize::from(slot)];
-        *s = Slot {
+        *s = HostSlot {
             cid,
             live: true,
             data,
             sending: in_capsule > 0,
             last_queued: in_capsule > 0,
-            ..Slot::default()
+            ..HostSlot::default()
         };
         let format = self.conn.params.to_controller();
         let (common, pad) = CommonHeader::build(PduType::CapsuleCmd, 0, in_capsule, format);
@@ -233,9 +234,9 @@ impl HostQueue {
     /// The next event. The slot of a command is free once its completion was
     /// taken here, and no earlier: what the driver keeps by slot is that of the
     /// command until then, however long it takes to ask.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<HostEvent> {
         let event = self.conn.events.pop_front();
-        if let Some(Event::Completion { slot, .. }) = event {
+        if let Some(HostEvent::Completion { slot, .. }) = event {
             self.free.push(slot);
         }
         event
@@ -278,15 +279,15 @@ impl HostQueue {
 }
 
 impl Side for HostQueue {
-    type Event = Event;
+    type Event = HostEvent;
 
     #[inline]
-    fn connection(&self) -> &Connection<Event> {
+    fn connection(&self) -> &Connection<HostEvent> {
         &self.conn
     }
 
     #[inline]
-    fn connection_mut(&mut self) -> &mut Connection<Event> {
+    fn connection_mut(&mut self) -> &mut Connection<HostEvent> {
         &mut self.conn
     }
 

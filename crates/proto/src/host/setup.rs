@@ -2,7 +2,7 @@
 
 use longhaul_wire::pdu::{self, ALIGN_MAX, Fes, IcResp, PFV_1_0, field};
 
-use super::{Event, HostQueue};
+use super::{HostEvent, HostQueue};
 use crate::transport::{Fault, Params};
 
 impl HostQueue {
@@ -37,7 +37,7 @@ impl HostQueue {
             maxr2t: self.config.maxr2t,
         };
         self.conn.establish(params, params.to_host());
-        self.conn.events.push_back(Event::Ready(params));
+        self.conn.events.push_back(HostEvent::Ready(params));
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ pub(super) enum Data {
 
 /// One command.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct HostSlot {
     /// Identifier of this use, or of the last.
     pub(super) cid: u16,
     /// From submission to the event that reports its completion.
@@ -45,7 +45,7 @@ pub(super) struct Slot {
     pub(super) cqe: Option<Cqe>,
 }
 
-impl Slot {
+impl HostSlot {
     /// Bytes of a write that no R2T has asked for.
     pub(super) fn write_left(&self) -> u32 {
         match self.data {

@@ -305,7 +305,7 @@ fn a_slot_is_not_used_again_before_its_completion_was_taken() {
     let queue = &mut bench.end.queue;
     assert_eq!(queue.handle(&done), done.len());
     assert_eq!((read(queue), queue.outstanding()), (Err(SubmitError::Full), 3));
-    let Some(Event::Completion { slot, .. }) = queue.poll_event() else { panic!("no completion") };
+    let Some(HostEvent::Completion { slot, .. }) = queue.poll_event() else { panic!("no completion") };
     assert!(!used.contains(&slot));
     assert_eq!((read(queue), queue.outstanding()), (Ok(slot), 3));
 }

@@ -69,7 +69,7 @@ pub enum SubmitError {
     /// The queue is full: wait for a completion.
     #[error("the queue is full")]
     Full,
-    /// ICResp has not come yet: wait for [`Event::Ready`].
+    /// ICResp has not come yet: wait for [`HostEvent::Ready`].
     #[error("the connection is not set up yet")]
     NotReady,
     /// The connection has ended.
@@ -79,7 +79,7 @@ pub enum SubmitError {
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum HostEvent {
     /// The connection is set up; commands may be submitted.
     Ready(Params),
     /// A command is complete, its slot free, and its memory not referred to
@@ -100,8 +100,8 @@ pub enum Event {
     Closed(CloseReason),
 }
 
-impl From<CloseReason> for Event {
-    fn from(reason: CloseReason) -> Event {
-        Event::Closed(reason)
+impl From<CloseReason> for HostEvent {
+    fn from(reason: CloseReason) -> HostEvent {
+        HostEvent::Closed(reason)
     }
 }

@@ -5,7 +5,7 @@ use longhaul_wire::completion::Cqe;
 use std::collections::{HashMap, VecDeque};
 
 use super::{Rng, flatten};
-use crate::host::{Event, HostData, HostQueue, SubmitError};
+use crate::host::{HostData, HostEvent, HostQueue, SubmitError};
 use crate::transport::{Batch, CloseReason, Endpoint, Want};
 
 /// Bytes of a logical block, in which the commands here count.
@@ -113,9 +113,9 @@ impl HostEnd {
         while let Some(event) = self.queue.poll_event() {
             assert!(self.closed.is_none(), "{event:?} behind the last event");
             match event {
-                Event::Ready(_) => self.ready = true,
-                Event::Closed(reason) => self.closed = Some(reason),
-                Event::Completion { slot, cqe, received } => {
+                HostEvent::Ready(_) => self.ready = true,
+                HostEvent::Closed(reason) => self.closed = Some(reason),
+                HostEvent::Completion { slot, cqe, received } => {
                     let memory = self.memory.remove(&slot).expect("completion of a live command");
                     self.done.push(Done { slot, cqe, received, memory });
                 }

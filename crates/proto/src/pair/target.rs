@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::host::BLOCK;
 use super::{Rng, flatten};
-use crate::target::{CommandData, Event, QueueLimits, TargetQueue};
+use crate::target::{CommandData, QueueLimits, TargetEvent, TargetQueue};
 use crate::transport::{Batch, CloseReason, Endpoint, Want};
 
 /// A command that has come.
@@ -127,14 +127,14 @@ impl TargetEnd {
         while let Some(event) = self.queue.poll_event() {
             assert!(self.closed.is_none(), "{event:?} behind the last event");
             match event {
-                Event::Ready(_) => self.queue.set_limits(self.limits),
-                Event::Closed(reason) => self.closed = Some(reason),
-                Event::Command { slot, sqe, data } => self.command(Pending { slot, sqe, data }),
-                Event::DataComplete { slot, result } if self.answers == Answers::ByHand => {
+                TargetEvent::Ready(_) => self.queue.set_limits(self.limits),
+                TargetEvent::Closed(reason) => self.closed = Some(reason),
+                TargetEvent::Command { slot, sqe, data } => self.command(Pending { slot, sqe, data }),
+                TargetEvent::DataComplete { slot, result } if self.answers == Answers::ByHand => {
                     self.complete.push((slot, result));
                 }
-                Event::DataComplete { slot, result } => self.store(slot, result),
-                Event::Displaced { cid, .. } => self.displaced.push(cid),
+                TargetEvent::DataComplete { slot, result } => self.store(slot, result),
+                TargetEvent::Displaced { cid, .. } => self.displaced.push(cid),
             }
         }
     }

@@ -13,7 +13,7 @@ fn register(state: &mut Reservations, host: HostId, key: u64) -> Effects {
     state.register(host, fields, 0, key).expect("registered")
 }
 
-fn unregister(state: &mut Reservations, host: HostId, key: u64) -> Done {
+fn unregister(state: &mut Reservations, host: HostId, key: u64) -> Outcome {
     let fields = RegisterFields {
         action: RegisterAction::Unregister,
         ignore_key: false,
@@ -28,11 +28,11 @@ fn acquire(
     action: AcquireAction,
     kind: ReservationType,
     keys: [u64; 2],
-) -> Done {
+) -> Outcome {
     state.acquire(host, AcquireFields { action, ignore_key: false, kind }, keys[0], keys[1])
 }
 
-fn release(state: &mut Reservations, host: HostId, kind: ReservationType, key: u64) -> Done {
+fn release(state: &mut Reservations, host: HostId, kind: ReservationType, key: u64) -> Outcome {
     let fields = ReleaseFields { action: ReleaseAction::Release, ignore_key: false, kind: Some(kind) };
     state.release(host, fields, key)
 }

@@ -3,12 +3,12 @@
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{CommonHeader, DataPdu, PduType, field, flags};
 
-use super::slot::{Grant, R2T_BITS, R2T_WINDOW, Slot};
-use super::{Event, Incoming, TargetQueue};
+use super::slot::{Grant, R2T_BITS, R2T_WINDOW, TargetSlot};
+use super::{Incoming, TargetEvent, TargetQueue};
 use crate::transport::{ConnectionState, Deframer, Fault};
 
 impl TargetQueue {
-    fn open_mut(&mut self, slot: u16) -> &mut Slot {
+    fn open_mut(&mut self, slot: u16) -> &mut TargetSlot {
         let s = &mut self.slots[usize::from(slot)];
         assert!(s.open && !s.draining, "slot {slot} has no open command");
         s
@@ -98,7 +98,7 @@ impl TargetQueue {
     /// Answers a command, with `result` in dwords 0 and 1. At any time: if
     /// its data has not come yet, that is received into nothing, and the
     /// answer waits for data that R2Ts have asked for. No
-    /// [`Event::DataComplete`] of this command is given any more.
+    /// [`TargetEvent::DataComplete`] of this command is given any more.
     pub fn complete(&mut self, slot: u16, status: Status, result: u64) {
         let live = self.conn.state == ConnectionState::Ready;
         let s = self.open_mut(slot);
@@ -109,7 +109,9 @@ impl TargetQueue {
             self.conn.tx.payload(slot, 0, 0, true, false);
         }
         if written && !self.conn.events.is_empty() {
-            self.conn.events.retain(|e| !matches!(e, Event::DataComplete { slot: s, .. } if *s == slot));
+            self.conn
+                .events
+                .retain(|e| !matches!(e, TargetEvent::DataComplete { slot: s, .. } if *s == slot));
         }
         match self.incoming {
             Incoming::InCapsule(current) if current == slot => {
@@ -182,7 +184,7 @@ impl TargetQueue {
         } else if s.received == s.len {
             //= NVMe-TCP 1.1, PDU Data Digest: a mismatch fails the command with Transient Transport Error
             let result = if s.digest_error { Err(Status::TRANSIENT_TRANSPORT) } else { Ok(()) };
-            self.conn.events.push_back(Event::DataComplete { slot, result });
+            self.conn.events.push_back(TargetEvent::DataComplete { slot, result });
         } else {
             self.ask(slot);
         }
@@ -191,7 +193,7 @@ impl TargetQueue {
 
 /// Checks an H2CData header against the R2T that it answers; gives the slot,
 /// which of its R2Ts it is, and the length of the data.
-fn check_h2c(rx: &Deframer, slots: &[Slot], maxh2cdata: u32) -> Result<(u16, usize, u32), Fault> {
+fn check_h2c(rx: &Deframer, slots: &[TargetSlot], maxh2cdata: u32) -> Result<(u16, usize, u32), Fault> {
     let data: DataPdu = rx.header()?;
     let (ttag, offset, len) = (data.ttag.get(), data.offset.get(), data.length.get());
     let (slot, k) = (ttag >> R2T_BITS, usize::from(ttag) % R2T_WINDOW);

@@ -25,19 +25,20 @@ mod tests;
 mod types;
 
 pub use types::{
-    CommandData, ENTRIES_BEFORE_CONNECT, Event, IN_CAPSULE_ADMIN, IN_CAPSULE_MAX, QueueLimits, TargetConfig,
+    CommandData, ENTRIES_BEFORE_CONNECT, IN_CAPSULE_ADMIN, IN_CAPSULE_MAX, QueueLimits, TargetConfig,
+    TargetEvent,
 };
 
 use longhaul_wire::command::{Direction, Sqe, fctype, is_fabrics};
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, PduType, field};
 
-use crate::transport::{Connection, ENTRIES_MAX, Fault, RESPONSES_MAX, Role, Side, Step};
 #[cfg(doc)]
 use crate::transport::{Batch, Endpoint, Want};
+use crate::transport::{Connection, ENTRIES_MAX, Fault, RESPONSES_MAX, Role, Side, Step};
 use cids::CidMap;
 use sgl::DataKind;
-use slot::Slot;
+use slot::TargetSlot;
 
 /// Whether a command gets or sets a property.
 fn is_property(sqe: &Sqe) -> bool {
@@ -88,8 +89,8 @@ enum Incoming {
 pub struct TargetQueue {
     config: TargetConfig,
     limits: QueueLimits,
-    conn: Connection<Event>,
-    slots: Vec<Slot>,
+    conn: Connection<TargetEvent>,
+    slots: Vec<TargetSlot>,
     free: Vec<u16>,
     cids: CidMap,
     open: u16,
@@ -198,7 +199,7 @@ impl TargetQueue {
     }
 
     /// Says that a command without data waits for an event, perhaps for ever:
-    /// see [`Event::Displaced`].
+    /// see [`TargetEvent::Displaced`].
     pub fn hold(&mut self, slot: u16) {
         let s = &mut self.slots[usize::from(slot)];
         debug_assert!(s.open && s.len == 0, "slot {slot} waits for an event");
@@ -216,13 +217,13 @@ impl TargetQueue {
         if self.free.is_empty() && self.slots.len() < self.slot_limit() {
             // Below twice ENTRIES_MAX, so it fits.
             self.free.push(self.slots.len() as u16);
-            self.slots.push(Slot::default());
+            self.slots.push(TargetSlot::default());
         }
         self.free.last().copied()
     }
 
     /// The next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<TargetEvent> {
         self.conn.events.pop_front()
     }
 
@@ -285,7 +286,7 @@ impl TargetQueue {
         self.open -= 1;
         self.cids.remove(cid);
         self.release(slot);
-        self.conn.events.push_back(Event::Displaced { slot, cid });
+        self.conn.events.push_back(TargetEvent::Displaced { slot, cid });
     }
 
     /// A slot whose command is answered and whose payload was sent is free,
@@ -313,8 +314,9 @@ impl TargetQueue {
         let sends = matches!(data, CommandData::HostBuffer { .. }) && sqe.direction() == Direction::ToHost;
         let reply = if sends { len } else { 0 };
         self.replies += u64::from(reply);
-        self.slots[usize::from(slot)] = Slot { cid: sqe.cid(), open: true, len, reply, ..Slot::default() };
-        self.conn.events.push_back(Event::Command { slot, sqe, data });
+        self.slots[usize::from(slot)] =
+            TargetSlot { cid: sqe.cid(), open: true, len, reply, ..TargetSlot::default() };
+        self.conn.events.push_back(TargetEvent::Command { slot, sqe, data });
     }
 
     /// Queues a response capsule.
@@ -332,15 +334,15 @@ impl TargetQueue {
 }
 
 impl Side for TargetQueue {
-    type Event = Event;
+    type Event = TargetEvent;
 
     #[inline]
-    fn connection(&self) -> &Connection<Event> {
+    fn connection(&self) -> &Connection<TargetEvent> {
         &self.conn
     }
 
     #[inline]
-    fn connection_mut(&mut self) -> &mut Connection<Event> {
+    fn connection_mut(&mut self) -> &mut Connection<TargetEvent> {
         &mut self.conn
     }
 

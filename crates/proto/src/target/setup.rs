@@ -2,7 +2,7 @@
 
 use longhaul_wire::pdu::{self, ALIGN_MAX, Fes, IcReq, IcResp, PFV_1_0, field};
 
-use super::{Event, TargetQueue};
+use super::{TargetEvent, TargetQueue};
 use crate::transport::{Fault, Params};
 
 impl TargetQueue {
@@ -29,7 +29,7 @@ impl TargetQueue {
         let resp = IcResp::new(self.config.cpda, params.dgst(), self.config.maxh2cdata);
         self.conn.tx.header(&resp, false, 0);
         self.conn.establish(params, params.to_controller());
-        self.conn.events.push_back(Event::Ready(params));
+        self.conn.events.push_back(TargetEvent::Ready(params));
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ pub(super) struct Grant {
 
 /// One command.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct TargetSlot {
     pub(super) cid: u16,
     /// Between the event that announced it and the response.
     pub(super) open: bool,
@@ -47,7 +47,7 @@ pub(super) struct Slot {
     pub(super) grants: [Grant; R2T_WINDOW],
 }
 
-impl Slot {
+impl TargetSlot {
     /// Whether anything still refers to the command.
     pub(super) fn in_use(&self) -> bool {
         self.open || self.sending

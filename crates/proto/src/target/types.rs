@@ -89,7 +89,7 @@ pub enum CommandData {
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum TargetEvent {
     /// The connection is set up; commands may come.
     Ready(Params),
     /// A command came, and `slot` is its name until it is answered.
@@ -123,8 +123,8 @@ pub enum Event {
     Closed(CloseReason),
 }
 
-impl From<CloseReason> for Event {
-    fn from(reason: CloseReason) -> Event {
-        Event::Closed(reason)
+impl From<CloseReason> for TargetEvent {
+    fn from(reason: CloseReason) -> TargetEvent {
+        TargetEvent::Closed(reason)
     }
 }

@@ -155,7 +155,7 @@ fn an_abort_that_overtakes_the_last_data() {
     let sqe = Sqe::new(WRITE).with_sgl(Sgl::in_capsule(0, 512));
     queue.handle(&bench.capsule(sqe, &[1; 512]));
     let _ready = queue.poll_event();
-    let Some(Event::Command { slot, .. }) = queue.poll_event() else { panic!("the write") };
+    let Some(TargetEvent::Command { slot, .. }) = queue.poll_event() else { panic!("the write") };
     queue.accept_payload(slot);
     queue.handle_payload(&[1; 512]);
     queue.complete(slot, Status::ABORT_REQUESTED, 0);
