@@ -1,6 +1,7 @@
 //! Child processes: pinned, watched, and ended by their own pid.
 
 use anyhow::{Context, Result, ensure};
+use longhaul_engine::procfs::{Process, seconds};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -102,11 +103,7 @@ fn read_clock(clock: libc::clockid_t) -> Result<Duration> {
 
 /// Peak resident set of a process in bytes (`VmHWM`).
 pub(crate) fn peak_memory(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
-        .with_context(|| format!("process {pid} has gone"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().context("VmHWM")?;
-    Ok(kib * 1024)
+    Process::of(pid).peak_resident().with_context(|| format!("process {pid} has gone"))
 }
 
 /// What a child has used.
@@ -159,17 +156,8 @@ pub(crate) fn await_children(pid: u32) {
 /// Time on processors of a process and of those of its children that have ended and
 /// been waited for: see [`await_children`].
 pub(crate) fn family_time(pid: u32) -> Result<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .with_context(|| format!("process {pid} has gone"))?;
-    // The name, in parentheses, may have anything in it (proc_pid_stat(5)).
-    let fields = stat.rsplit_once(')').context("/proc/PID/stat")?.1;
-    // utime, stime, cutime and cstime are the fields 14 to 17; the third is the
-    // first here.
-    let ticks: u64 = fields.split_whitespace().skip(11).take(4).filter_map(|f| f.parse::<u64>().ok()).sum();
-    // SAFETY: a system call without memory.
-    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    ensure!(per_second > 0, "no clock ticks");
-    Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+    let ticks = Process::of(pid).ticks().with_context(|| format!("process {pid} has gone"))?;
+    Ok(Duration::from_secs_f64(seconds(ticks.own + ticks.children)))
 }
 
 #[cfg(test)]
@@ -183,9 +171,7 @@ mod tests {
         let mut command = Command::new("sleep");
         let child = Guard(start(command.arg("600"), Some(0)).expect("start"));
         let pid = child.pid();
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
-        let allowed = status.lines().find(|l| l.starts_with("Cpus_allowed_list:")).expect("line");
-        assert_eq!(allowed.split_whitespace().last(), Some("0"));
+        assert_eq!(Process::of(pid).processors(), Some(vec![0]));
         assert!(cpu_time(pid).is_ok() && peak_memory(pid).expect("memory") > 0);
         drop(child);
         assert!(cpu_time(pid).is_err(), "gone");

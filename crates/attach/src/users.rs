@@ -1,5 +1,6 @@
 //! Who uses a file.
 
+use longhaul_engine::procfs::mounts;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
@@ -54,20 +55,14 @@ fn loops_on(path: &Path) -> Vec<String> {
 
 /// Whether something is mounted at `path`.
 pub fn is_mounted(path: &Path) -> bool {
-    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let mut at = mounts.split(|b| *b == b'\n').filter_map(|line| line.split(|b| *b == b' ').nth(4));
-    at.any(|at| crate::fuse::unescape(at) == path.as_os_str().as_encoded_bytes())
+    mounts().iter().any(|mount| mount.at == path)
 }
 
 /// Where a block device is mounted.
 pub fn mounted_at(device: &Path) -> Vec<String> {
     let Ok(meta) = std::fs::metadata(device) else { return Vec::new() };
     let id = meta.rdev();
-    let number = format!("{}:{}", rustix::fs::major(id), rustix::fs::minor(id));
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let at = mounts.lines().filter_map(|line| {
-        let mut fields = line.split(' ');
-        (fields.nth(2)? == number).then(|| fields.nth(1))?
-    });
-    at.map(|at| String::from_utf8_lossy(&crate::fuse::unescape(at.as_bytes())).into_owned()).collect()
+    let device = (rustix::fs::major(id), rustix::fs::minor(id));
+    let mounts = mounts().into_iter().filter(|mount| mount.device == device);
+    mounts.map(|mount| mount.at.display().to_string()).collect()
 }

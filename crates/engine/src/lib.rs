@@ -17,6 +17,7 @@ mod exec;
 pub mod fs;
 mod msg;
 pub mod net;
+pub mod procfs;
 pub mod simulated;
 pub mod sync;
 mod thread;

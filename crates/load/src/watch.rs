@@ -2,6 +2,7 @@
 //! the clock.
 
 use longhaul_engine::net::TcpInfo;
+use longhaul_engine::procfs::{self, ProcessorTicks, net_counter, seconds};
 use longhaul_results::record::{
     Code, Cpu, LATE_MAX, RETRANSMITTED_MAX, ROUND_TRIPS_MIN, Run, TcpSample, Validity, WINDOW_MIN,
 };
@@ -76,14 +77,6 @@ impl Default for Expect {
     }
 }
 
-/// Jiffies of all processors.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct ProcessorTicks {
-    busy: u64,
-    stolen: u64,
-    all: u64,
-}
-
 /// TCP segments of this machine (of this network namespace).
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct TcpSegments {
@@ -91,29 +84,17 @@ struct TcpSegments {
     again: u64,
 }
 
-impl ProcessorTicks {
-    /// The first line of `/proc/stat`: user, nice, system, idle, iowait, irq,
-    /// softirq, steal (proc(5)).
-    fn parse(text: &str) -> Option<ProcessorTicks> {
-        let line = text.lines().next()?.strip_prefix("cpu ")?;
-        let fields: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        let [user, nice, system, idle, wait, irq, soft, stolen, ..] = *fields else { return None };
-        let busy = user + nice + system + irq + soft;
-        Some(ProcessorTicks { busy, stolen, all: busy + idle + wait + stolen })
+impl TcpSegments {
+    /// Of `/proc/net/snmp`.
+    fn parse(text: &str) -> Option<TcpSegments> {
+        let value = |name: &str| net_counter(text, "Tcp", name);
+        Some(TcpSegments { sent: value("OutSegs")?, again: value("RetransSegs")? })
     }
 }
 
-impl TcpSegments {
-    /// Of `/proc/net/snmp`: a line of names, then one of values.
-    fn parse(text: &str) -> Option<TcpSegments> {
-        let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
-        let (names, values) = (lines.next()?, lines.next()?);
-        let value = |wanted: &str| {
-            let at = names.split(' ').position(|name| name == wanted)?;
-            values.split(' ').nth(at)?.parse().ok()
-        };
-        Some(TcpSegments { sent: value("OutSegs")?, again: value("RetransSegs")? })
-    }
+/// Ticks of all processors together, from `/proc/stat`.
+fn all_processors(text: &str) -> Option<ProcessorTicks> {
+    procfs::processors(text).into_iter().find(|ticks| ticks.number.is_none())
 }
 
 fn read(root: &Path, path: &str) -> Option<String> {
@@ -161,7 +142,7 @@ impl Watch {
     fn below(root: &Path) -> Watch {
         Watch {
             root: root.to_owned(),
-            machine: read(root, "proc/stat").and_then(|text| ProcessorTicks::parse(&text)),
+            machine: read(root, "proc/stat").and_then(|text| all_processors(&text)),
             segments: read(root, "proc/net/snmp").and_then(|text| TcpSegments::parse(&text)),
             own: process_time(),
             wall: SystemTime::now(),
@@ -182,16 +163,14 @@ impl Watch {
     fn ended(&self, time: Duration, wall: SystemTime) -> Watched {
         let (user, system) = process_time();
         let own = (user.saturating_sub(self.own.0), system.saturating_sub(self.own.1));
-        let machine =
-            read(&self.root, "proc/stat").and_then(|text| ProcessorTicks::parse(&text)).zip(self.machine);
-        // Ticks are hundredths of a second to programs, on every machine.
-        let seconds = |ticks: u64| ticks as f64 / 100.0;
+        let machine = read(&self.root, "proc/stat").and_then(|text| all_processors(&text)).zip(self.machine);
         let others = |(now, before): (ProcessorTicks, ProcessorTicks)| {
             let all = seconds(now.busy.saturating_sub(before.busy));
             (all - (own.0 + own.1).as_secs_f64()).max(0.0)
         };
         let stolen = machine.map(|(now, before)| now.stolen.saturating_sub(before.stolen));
-        let all = machine.map_or(0, |(now, before)| now.all.saturating_sub(before.all));
+        let all = |ticks: &ProcessorTicks| ticks.busy + ticks.idle + ticks.stolen;
+        let all = machine.map_or(0, |(now, before)| all(&now).saturating_sub(all(&before)));
         let segments = read(&self.root, "proc/net/snmp").and_then(|text| TcpSegments::parse(&text));
         let retransmitted = segments.zip(self.segments).and_then(|(now, before)| {
             let sent = now.sent.saturating_sub(before.sent);
@@ -287,11 +266,12 @@ mod tests {
 
     #[test]
     fn the_kernels_tables_are_read() {
-        assert_eq!(ProcessorTicks::parse(STAT), Some(ProcessorTicks { busy: 160, stolen: 30, all: 1000 }));
+        let ticks = all_processors(STAT).expect("a line");
+        assert_eq!((ticks.busy, ticks.idle, ticks.stolen), (160, 810, 30));
         assert_eq!(TcpSegments::parse(SNMP), Some(TcpSegments { sent: 1000, again: 3 }));
         for cut in 0..STAT.len() {
             // Never a wrong number for half a table: none, or the whole.
-            let found = ProcessorTicks::parse(&STAT[..cut]);
+            let found = all_processors(&STAT[..cut]);
             assert!(found.is_none_or(|ticks| ticks.busy == 160), "{cut}: {found:?}");
         }
         assert_eq!(TcpSegments::parse("Tcp: OutSegs\n"), None);

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Target, command, finish, longhaul, text};
+use longhaul_engine::procfs::Process;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -82,14 +83,13 @@ fn an_unprivileged_client_creates_no_setuid_root_program() {
     let (agent, code) = push_as_nobody(dir.path(), &["--insecure"], &[]);
     let meta = shell(dir.path());
     assert_eq!((code, meta.uid(), meta.mode() & 0o7777), (Some(3), UID_NOBODY, 0o755));
-    let status = fs::read_to_string(format!("/proc/{}/status", agent.child.id())).expect("readable");
     let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
-        line.split_whitespace().collect::<Vec<_>>().join(" ")
+        let value = Process::of(agent.child.id()).status(name).expect("a line");
+        value.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     let ids = [UID_NOBODY.to_string().as_str(); 4].join(" ");
-    assert_eq!(field("Uid:"), ids, "real, effective, saved and of the file system");
-    let rights = u64::from_str_radix(&field("CapEff:"), 16).expect("a mask");
+    assert_eq!(field("Uid"), ids, "real, effective, saved and of the file system");
+    let rights = u64::from_str_radix(&field("CapEff"), 16).expect("a mask");
     assert_eq!(rights, 0, "no capability is left");
     // The agent keeps running as root, and keeps no owners all the same.
     let dir = place();

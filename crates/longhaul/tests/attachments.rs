@@ -5,6 +5,7 @@ mod common;
 
 use common::testbed::{FILE_SYSTEMS, Testbed};
 use common::{Ran, Target, finish, text, until};
+use longhaul_engine::procfs::Process;
 use longhaul_wan::Change;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -119,9 +120,8 @@ fn members_of_an_attached_array_are_not_attached() {
 #[test]
 fn a_fuse_server_does_not_wait_for_memory_that_it_would_free() {
     let Some(home) = Home::new() else { return };
-    let status = fs::read_to_string("/proc/self/status").expect("read");
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).expect("capabilities");
-    if u64::from_str_radix(effective.trim(), 16).expect("a number") & 1 << 24 == 0 {
+    let effective = Process::own().status("CapEff").expect("capabilities");
+    if u64::from_str_radix(&effective, 16).expect("a number") & 1 << 24 == 0 {
         longhaul_skip::skip!("needs CAP_SYS_RESOURCE");
         return;
     }
@@ -201,9 +201,7 @@ fn one_dd_gets_most_of_the_link_in_bounded_memory() {
     for (what, rate) in [("written", written), ("read", read)] {
         assert!(rate >= 0.5 * RATE as f64, "{what} with {:.1} Mb/s", rate / 1e6);
     }
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("read");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
-    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    let peak = Process::of(pid.parse().expect("a number")).peak_resident().expect("a peak") >> 10;
     // The limit, the requests that the kernel may have in flight, and the program itself.
     assert!(peak <= (64 + 128 + 64) << 10, "{peak} KiB");
     testbed.good(&["detach", text(&disk)]);

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Target, command, longhaul, own_user, text, until};
+use longhaul_engine::procfs::Process;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use std::fs;
 use std::io::Read;
@@ -91,9 +92,7 @@ impl Service {
 
     /// CPU time so far, in ticks.
     fn cpu(&self) -> u64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("readable");
-        let fields = stat.rsplit_once(')').expect("a name").1.split_whitespace();
-        fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+        Process::of(self.pid()).ticks().expect("readable").own
     }
 
     fn lines(&self) -> Vec<String> {

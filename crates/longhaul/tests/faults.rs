@@ -8,6 +8,7 @@
 mod common;
 
 use common::{Ran, command, follow, text};
+use longhaul_engine::procfs::Process;
 use longhaul_lab::slowfs::{Slow, SlowFs};
 use longhaul_wan::{Change, Conditions, Direction, Error, Plan, Queue, Wan};
 use serde_json::{Value, json};
@@ -416,21 +417,10 @@ fn hogs(number: usize, on: &str) -> Result<Vec<Running>, String> {
     (0..number).map(|_| spin()).collect::<Result<_, _>>().map_err(|e| format!("taskset: {e}"))
 }
 
-/// The processors that this process may use.
-fn processors() -> Vec<usize> {
-    let status = fs::read_to_string("/proc/self/status").expect("readable");
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a list");
-    let range = |part: &str| {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        from.parse::<usize>().expect("a number")..=to.parse().expect("a number")
-    };
-    list.trim().split(',').flat_map(range).collect()
-}
-
 /// Copies within this machine, while other processes use its processors.
 fn hog() -> Result<Outcome, String> {
-    let processors = processors();
-    let list = processors.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let processors = Process::own().processors().expect("a list");
+    let list = processors.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let hogs = hogs(4 * processors.len(), &list)?;
     let (dirs, options) = (Directories::new(), options(&["--bytes", "256MiB"]));
     let (from, to) = (dirs.at("source"), dirs.at("destination"));
@@ -445,7 +435,7 @@ fn hog() -> Result<Outcome, String> {
 
 /// Copies to an agent on a processor of its own, which other processes use as well.
 fn hog_at_destination() -> Result<Outcome, String> {
-    let processors = processors();
+    let processors = Process::own().processors().expect("a list");
     let [near, .., far] = &*processors else {
         return Err("both ends are on one processor: what takes one's takes the other's".into());
     };

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Ran, command, finish, follow, signal, text, until};
+use longhaul_engine::procfs::Process;
 use longhaul_wan::{Change, Conditions, Error, Namespace, Plan, Wan};
 use serde_json::Value;
 use std::os::fd::OwnedFd;
@@ -132,13 +133,9 @@ fn verified(ran: &Ran) {
     assert!(job["write"]["total_ios"].as_u64().expect("a number") > 50, "{job}");
 }
 
-/// Processor time of a process so far, in hundredths of a second (USER_HZ).
+/// Processor time of a process so far, in ticks of 10 ms.
 fn ticks(child: &Child) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("it lives");
-    // Behind the name, which is in parentheses: utime and stime are the 12th
-    // and 13th field.
-    let fields = stat.rsplit(") ").next().expect("fields").split(' ').collect::<Vec<_>>();
-    fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
+    Process::of(child.id()).ticks().expect("it lives").own
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod common;
 
 use common::{PATIENCE, Target, text};
 use longhaul_block::{BlockDevice, WriteFlags};
+use longhaul_engine::procfs::Process;
 use longhaul_engine::{Buf, BufMut, Config, Engine};
 use longhaul_initiator::{Options, PathOptions, RemoteDevice};
 use std::time::Duration;
@@ -15,9 +16,7 @@ const BOUND_KIB: u64 = 256 << 10;
 
 /// Peak resident set in KiB.
 fn peak(target: &Target) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", target.child.id())).expect("read");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
+    Process::of(target.child.id()).peak_resident().expect("a peak") >> 10
 }
 
 /// 128 connections with 128 writes of 128 KiB each, then with as many reads

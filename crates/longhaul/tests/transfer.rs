@@ -7,6 +7,7 @@ use common::ssh::{fake_ssh, sshd};
 use common::{Target, command, finish, longhaul, text};
 use fastrand::Rng;
 use longhaul_engine::Config;
+use longhaul_engine::procfs::Process;
 use longhaul_wan::{Link, Relay};
 use std::collections::HashSet;
 use std::fs;
@@ -825,13 +826,6 @@ fn files_that_may_not_be_read_are_listed_and_the_rest_is_copied() {
     assert!(!copy.join("source/secret").exists());
 }
 
-/// Peak resident set of a process, in bytes.
-fn peak(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
-    line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number") * 1024
-}
-
 #[test]
 fn memory_does_not_grow_with_the_number_of_files() {
     // Memory may grow with the number of directories, but not with that of files.
@@ -857,7 +851,7 @@ fn memory_does_not_grow_with_the_number_of_files() {
     assert_eq!(pulled.code, Some(0), "{pulled:?}");
     assert_eq!(pulled.events().last().expect("a summary")["files"], FILES);
     for agent in [&reads, &writes] {
-        let peak = peak(agent.0.child.id());
+        let peak = Process::of(agent.0.child.id()).peak_resident().expect("a peak");
         assert!(peak <= MEMORY, "{peak} bytes");
     }
 }

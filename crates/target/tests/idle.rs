@@ -7,6 +7,7 @@ mod client;
 
 use client::{Host, NQN, Name};
 use longhaul_block::MemDevice;
+use longhaul_engine::procfs::Process;
 use longhaul_target::{Config, Target};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
@@ -21,9 +22,7 @@ const DESCRIPTORS: u64 = 2 * CONNECTIONS + 256;
 const EACH_KIB: u64 = 32;
 
 fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("read");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
+    Process::own().resident().expect("a size") >> 10
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod client;
 
 use client::{CC_ENABLE, Client, Host, NQN};
 use longhaul_block::MemDevice;
+use longhaul_engine::procfs::Process;
 use longhaul_target::{Config, Target};
 use longhaul_wire::command::{Sgl, Sqe};
 use longhaul_wire::fabrics::offset;
@@ -32,9 +33,7 @@ const BLOCKED: Duration = Duration::from_secs(1);
 
 /// Peak of the resident set in KiB.
 fn peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("read");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
+    Process::own().peak_resident().expect("a peak") >> 10
 }
 
 /// Sends Identify commands and reads none of the answers. The connection, still open, and how

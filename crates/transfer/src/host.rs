@@ -5,6 +5,7 @@
 //! from a fixed moment in the past, so that the difference of two samples is the time
 //! spent between them. Counters that a machine does not have are left out.
 
+use longhaul_engine::procfs::{self, Process, seconds};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -13,10 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// The greatest length of a sample, in bytes: a few lines for each processor and thread
 /// of a large machine.
 pub const TOLD_MAX: usize = 1 << 20;
-/// Unit of the processor times in `/proc`, in seconds (proc(5), `sysconf(_SC_CLK_TCK)`;
-/// the same on every Linux).
-const TICK: f64 = 0.01;
-
 fn read(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -50,20 +47,21 @@ pub fn look() -> String {
     if let Some(up) = read("/proc/uptime") {
         add("up_s", up.split(' ').next().unwrap_or_default());
     }
-    let mine = processors(&fs::read_to_string("/proc/self/status").unwrap_or_default());
-    for (number, busy, interrupts) in usage(&fs::read_to_string("/proc/stat").unwrap_or_default()) {
+    let mine = Process::own().processors();
+    for processor in procfs::processors(&fs::read_to_string("/proc/stat").unwrap_or_default()) {
+        let Some(number) = processor.number else { continue };
         // Network interrupts may be served by processors that this process may not use.
-        add(&format!("processor.{number}.interrupts_s"), &interrupts.to_string());
+        add(&format!("processor.{number}.interrupts_s"), &seconds(processor.interrupts).to_string());
         if mine.as_ref().is_none_or(|mine| mine.contains(&number)) {
-            add(&format!("processor.{number}.busy_s"), &busy.to_string());
+            add(&format!("processor.{number}.busy_s"), &seconds(processor.busy).to_string());
             let governor = format!("/sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor");
             if let Some(governor) = read(&governor) {
                 add(&format!("processor.{number}.governor"), &governor);
             }
         }
     }
-    if let Some(own) = own(&fs::read_to_string("/proc/self/stat").unwrap_or_default()) {
-        add("own_s", &own.to_string());
+    if let Some(ticks) = Process::own().ticks() {
+        add("own_s", &seconds(ticks.own).to_string());
     }
     for (thread, ran, waited) in threads() {
         add(&format!("thread.{thread}.ran_s"), &ran.to_string());
@@ -117,39 +115,6 @@ pub fn parse(sample: &str) -> BTreeMap<String, String> {
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// The processors that this process may use, from `/proc/self/status`.
-fn processors(status: &str) -> Option<Vec<u32>> {
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    let mut all = Vec::new();
-    for part in list.trim().split(',') {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        all.extend(from.parse::<u32>().ok()?..=to.parse().ok()?);
-    }
-    Some(all)
-}
-
-/// From `/proc/stat` (proc(5)): the number of each processor, the seconds that it was
-/// busy, and the seconds of these in hard and soft interrupts.
-fn usage(stat: &str) -> Vec<(u32, f64, f64)> {
-    let lines = stat.lines().filter_map(|line| line.strip_prefix("cpu")?.split_once(' '));
-    let parse = |(number, rest): (&str, &str)| {
-        let number = number.parse().ok()?;
-        let fields: Vec<f64> = rest.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        let [user, nice, system, _idle, _wait, hard, soft, ..] = *fields else { return None };
-        let interrupts = hard + soft;
-        Some((number, (user + nice + system + interrupts) * TICK, interrupts * TICK))
-    };
-    lines.filter_map(parse).collect()
-}
-
-/// Processor seconds of a process, from its `/proc/PID/stat`.
-fn own(stat: &str) -> Option<f64> {
-    // The program's name, in parentheses, may contain spaces; the fields after it do not.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let field = |at: usize| rest.split_whitespace().nth(at)?.parse::<f64>().ok();
-    Some((field(11)? + field(12)?) * TICK)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,15 +145,5 @@ mod tests {
         // Threads of other tests may be counted too: bounded by 1,024 processors.
         assert!(ran <= 1024.0 * began.elapsed().as_secs_f64(), "{ran}");
         assert!(parse(&look())["ended.ran_s"].parse::<f64>().is_ok_and(|sample| sample >= before + ran));
-    }
-
-    #[test]
-    fn the_kernels_tables_are_read() {
-        let stat = "cpu  9 9 9 9 9 9 9 0 0 0\ncpu0 100 0 50 800 10 5 45 30 0 0\ncpu11 1 2 3\nintr 5\n";
-        assert_eq!(usage(stat), [(0, 2.0, 0.5)]);
-        assert_eq!(processors("Name:\tx\nCpus_allowed_list:\t0-2,5\n"), Some(vec![0, 1, 2, 5]));
-        assert_eq!(processors("Cpus_allowed_list:\tx"), None);
-        assert_eq!(own("7 (a b) c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0"), Some(2.0));
-        assert_eq!(own("7"), None);
     }
 }

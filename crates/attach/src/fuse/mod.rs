@@ -3,7 +3,6 @@
 mod mount;
 mod session;
 
-pub(crate) use mount::unescape;
 pub use mount::{unmount, unmount_served};
 
 use crate::error::AttachError;

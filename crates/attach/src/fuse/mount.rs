@@ -5,6 +5,7 @@
 //! socket, and it sends the descriptor of `/dev/fuse` there.
 
 use crate::error::AttachError;
+use longhaul_engine::procfs::mounts;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -13,7 +14,6 @@ use std::ffi::CString;
 use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -254,14 +254,8 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 
 /// Whether something is mounted at `path`, and whether it answers.
 pub(crate) fn state(path: &Path) -> State {
-    let wanted = path.as_os_str().as_bytes();
-    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let mut mounted = mounts.split(|b| *b == b'\n').filter_map(|line| {
-        let mut fields = line.split(|b| *b == b' ');
-        let at = unescape(fields.nth(4)?);
-        (at == wanted).then(|| line.windows(b" - fuse".len()).any(|w| w == b" - fuse"))
-    });
-    match mounted.next_back() {
+    let mounted = mounts().into_iter().rfind(|mount| mount.at == path);
+    match mounted.map(|mount| mount.kind.starts_with("fuse")) {
         None => State::Nothing,
         Some(false) => State::Other,
         // Attributes may be the kernel's own copy; this always asks.
@@ -284,36 +278,9 @@ pub(crate) enum State {
     Other,
 }
 
-/// Octal escapes, as in `/proc/mounts`.
-pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut at = 0;
-    while at < field.len() {
-        let digits = field.get(at + 1..at + 4).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) if field[at] == b'\\' => {
-                out.push(byte);
-                at += 4;
-            }
-            _ => {
-                out.push(field[at]);
-                at += 1;
-            }
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn escapes_of_the_mount_table_are_read_back() {
-        assert_eq!(unescape(b"/mnt/a\\040b\\134c"), b"/mnt/a b\\c");
-        assert_eq!(unescape(b"\\04"), b"\\04");
-        assert_eq!(unescape(b"/plain"), b"/plain");
-    }
 
     #[test]
     fn what_is_mounted_is_seen() {

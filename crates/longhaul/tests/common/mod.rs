@@ -5,6 +5,7 @@
 pub mod ssh;
 pub mod testbed;
 
+use longhaul_engine::procfs::mounts;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -196,9 +197,8 @@ pub fn has_ended(pid: &str) -> bool {
 
 /// Where something is mounted at or below `dir`.
 pub fn mounts_below(dir: &Path) -> Vec<String> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
-    let at = mounts.lines().filter_map(|line| line.split(' ').nth(4));
-    at.filter(|at| Path::new(at).starts_with(dir)).map(str::to_owned).collect()
+    let at = mounts().into_iter().map(|mount| mount.at).filter(|at| at.starts_with(dir));
+    at.map(|at| text(&at).to_owned()).collect()
 }
 
 /// A path as text.

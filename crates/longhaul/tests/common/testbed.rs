@@ -2,6 +2,7 @@
 //! It needs root, FUSE, a loop device and `/dev/net/tun`.
 
 use super::{PATIENCE, Ran, finish, follow, kill_and_wait, mounts_below, signal, text, until};
+use longhaul_engine::procfs::mounts;
 use longhaul_wan::{Conditions, Error, Plan, Wan};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
@@ -218,6 +219,5 @@ impl Drop for Testbed {
 
 /// Whether something is mounted there.
 pub fn is_mounted(path: &Path) -> bool {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("readable");
-    mounts.lines().any(|line| line.split(' ').nth(4) == Some(text(path)))
+    mounts().iter().any(|mount| mount.at == path)
 }

@@ -1,5 +1,6 @@
 //! Counters of the machines and their sockets during a copy.
 
+use longhaul_engine::procfs::{Process, net_counter, seconds};
 use longhaul_lab::cause::{HostSeen, Sockets};
 use longhaul_transfer::host;
 use serde_json::Value;
@@ -199,12 +200,13 @@ impl Segments {
         let read =
             |path: &str| fs::read_to_string(root.join(path)).map_err(|e| format!("cannot read /{path}: {e}"));
         let counter = |path: &str, table: &str, name: &str| {
-            counter(&read(path)?, table, name).ok_or_else(|| format!("/{path} has no {name}"))
+            let found = net_counter(&read(path)?, table, name);
+            found.map(|count| count as f64).ok_or_else(|| format!("/{path} has no {name}"))
         };
         Ok(Segments {
-            sent: counter("proc/net/snmp", "Tcp: ", "OutSegs")?,
-            again: counter("proc/net/snmp", "Tcp: ", "RetransSegs")?,
-            needless: counter("proc/net/netstat", "TcpExt: ", "TCPDSACKRecv")?,
+            sent: counter("proc/net/snmp", "Tcp", "OutSegs")?,
+            again: counter("proc/net/snmp", "Tcp", "RetransSegs")?,
+            needless: counter("proc/net/netstat", "TcpExt", "TCPDSACKRecv")?,
         })
     }
 
@@ -236,22 +238,9 @@ impl Segments {
     }
 }
 
-/// A counter of a file in `/proc/net`, where a line of names precedes one of values.
-fn counter(text: &str, table: &str, name: &str) -> Option<f64> {
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix(table));
-    let (names, values) = (lines.next()?, lines.next()?);
-    let at = names.split(' ').position(|found| found == name)?;
-    values.split(' ').nth(at)?.parse().ok()
-}
-
-/// Processor seconds of child processes that have ended (`cutime` and `cstime` of proc(5), in
-/// hundredths of a second).
+/// Processor seconds of child processes that have ended.
 pub(super) fn children() -> f64 {
-    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program may have spaces and parentheses: the fields follow the last one.
-    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let field = |at: usize| rest.split_whitespace().nth(at).and_then(|word| word.parse::<f64>().ok());
-    (field(13).unwrap_or_default() + field(14).unwrap_or_default()) / 100.0
+    Process::own().ticks().map_or(0.0, |ticks| seconds(ticks.children))
 }
 
 #[cfg(test)]
@@ -338,11 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_found_by_their_names() {
-        let table = "TcpExt: A TCPDSACKRecv\nTcpExt: 1 7\nIpExt: X\nIpExt: 2\n";
-        assert_eq!(counter(table, "TcpExt: ", "TCPDSACKRecv"), Some(7.0));
-        assert_eq!(counter(table, "TcpExt: ", "Y"), None);
-        assert_eq!(counter("", "TcpExt: ", "Y"), None);
+    fn counters_are_shares_of_what_was_sent() {
         let all = Segments { sent: 1000.0, again: 10.0, needless: 5.0 };
         let said = json!({ "busy": 2.0, "peer_window_limited": 1.5, "send_buffer_limited": Value::Null });
         let sockets = all.sockets(&said);
