@@ -2,7 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use longhaul_engine::procfs::{Process, seconds};
-use std::io;
+use serde_json::Value;
+use std::io::{self, BufRead, BufReader};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
@@ -47,6 +48,22 @@ pub(crate) struct Guard(pub(crate) Child);
 impl Guard {
     pub(crate) fn pid(&self) -> u32 {
         self.0.id()
+    }
+
+    /// The next line of its output; empty at the end. It is read a byte at a time: the pipe stays
+    /// open, so that what it says at its end does no harm.
+    pub(crate) fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        let stdout = self.0.stdout.as_mut().context("no pipe")?;
+        BufReader::with_capacity(1, stdout).read_line(&mut line)?;
+        Ok(line)
+    }
+
+    /// Its first event, which says that it is ready.
+    pub(crate) fn ready(&mut self) -> Result<Value> {
+        let event: Value = serde_json::from_str(&self.line()?)?;
+        ensure!(event["event"] == "ready", "{event}");
+        Ok(event)
     }
 }
 

@@ -6,9 +6,8 @@ use crate::setup::Setup;
 use anyhow::{Context, Result, bail, ensure};
 use longhaul_results::schema::Output;
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Parts of the measured window in which processor time is not looked at:
@@ -41,8 +40,6 @@ pub(crate) struct Target {
     /// Where all of them are.
     pub(crate) uris: Vec<String>,
     process: Guard,
-    /// Kept open, so that what it says at its end does no harm.
-    _stdout: BufReader<ChildStdout>,
 }
 
 impl Target {
@@ -75,14 +72,11 @@ impl Target {
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let mut process = Guard(setup.target.start(&mut command)?);
-        let mut stdout = BufReader::new(process.0.stdout.take().context("no pipe")?);
-        let mut line = String::new();
-        stdout.read_line(&mut line).context("the target's output")?;
-        let event: Value = serde_json::from_str(&line).context("the target did not start")?;
+        let event = process.ready().context("the target did not start")?;
         let exports = event["exports"].as_array().context("the target is ready without exports")?;
         let uris: Vec<String> = exports.iter().filter_map(|e| e["uri"].as_str()).map(str::to_owned).collect();
         let uri = uris.first().context("the target is ready without an export")?.clone();
-        Ok(Target { uri, uris, process, _stdout: stdout })
+        Ok(Target { uri, uris, process })
     }
 
     pub(crate) fn pid(&self) -> u32 {

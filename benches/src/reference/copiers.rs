@@ -6,13 +6,12 @@
 use crate::process::{self, Guard, Usage};
 use crate::setup::{Place, Setup};
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use serde_json::Value;
 use std::fs;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -83,8 +82,6 @@ pub(crate) struct Copier {
     pub(crate) root: PathBuf,
     /// More arguments of ours.
     pub(crate) extra: Vec<String>,
-    /// Kept open, so that what it says at its end does no harm.
-    _stdout: Option<BufReader<ChildStdout>>,
     config: TempDir,
 }
 
@@ -190,17 +187,13 @@ impl Copier {
         command.stdin(Stdio::null()).stderr(Stdio::null());
         command.stdout(if ours { Stdio::piped() } else { Stdio::null() });
         let mut server = Guard(setup.target.start(&mut command)?);
-        let mut stdout = server.0.stdout.take().map(BufReader::new);
-        if let Some(stdout) = &mut stdout {
-            let mut line = String::new();
-            stdout.read_line(&mut line)?;
-            let event: Value = serde_json::from_str(&line).context("the agent did not start")?;
-            ensure!(event["event"] == "ready", "the agent is not ready");
+        if ours {
+            server.ready().context("the agent did not start")?;
         } else {
             await_listening(setup, &address)?;
         }
         let root = root.to_owned();
-        Ok(Copier { who, server, address, root, extra: Vec::new(), _stdout: stdout, config })
+        Ok(Copier { who, server, address, root, extra: Vec::new(), config })
     }
 
     /// Copies a small tree to see whether it does.

@@ -7,9 +7,9 @@ use crate::program::finish;
 use crate::setup::Setup;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::net::TcpListener;
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,7 +32,6 @@ pub(crate) struct Iperf {
 struct Server {
     port: String,
     _process: Guard,
-    _stdout: BufReader<ChildStdout>,
 }
 
 impl Iperf {
@@ -120,14 +119,12 @@ impl Server {
         command.args(["--server", "--bind", &host.to_string(), "--port", &port, "--forceflush"]);
         // It reports on stderr that we end it.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let child = setup.target.start(&mut command)?;
-        let mut process = Guard(child);
-        let mut stdout = BufReader::new(process.0.stdout.take().context("no pipe")?);
-        let mut line = String::new();
+        let mut process = Guard(setup.target.start(&mut command)?);
+        let mut line = process.line()?;
         while !line.contains("listening") {
-            line.clear();
-            ensure!(stdout.read_line(&mut line)? > 0, "iperf3 does not listen on port {port}");
+            ensure!(!line.is_empty(), "iperf3 does not listen on port {port}");
+            line = process.line()?;
         }
-        Ok(Server { port, _process: process, _stdout: stdout })
+        Ok(Server { port, _process: process })
     }
 }

@@ -3,55 +3,30 @@
 
 mod common;
 
-use common::{finish, longhaul};
+use common::{PROGRAM, Target, emulated, finish, longhaul};
 use longhaul_wan::relay::{Link, Relay};
-use longhaul_wan::{Conditions, Error, Plan, Wan};
+use longhaul_wan::{Conditions, Plan, Wan};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MS: Duration = Duration::from_millis(1);
 /// Upper bound of connection setup in round trips.
 const FLOOR: u32 = 6;
 
-/// A target process, ended on drop.
-struct Served {
-    child: Child,
-    uri: String,
+/// Starts a target with `command`, which runs the program in its namespace.
+fn serve(mut command: Command, listen: IpAddr, export: &str) -> Target {
+    let listen = format!("{}", SocketAddr::new(listen, 0));
+    command.args(["target", "--json", "--listen", &listen, "--export", export]);
+    command.env("XDG_CONFIG_HOME", "/nonexistent").stdin(Stdio::null()).stdout(Stdio::piped());
+    Target::spawn(command)
 }
 
-impl Served {
-    /// Starts a target with `command`, which runs the program in its namespace.
-    fn start(mut command: Command, listen: IpAddr, export: &str) -> Served {
-        let listen = format!("{}", SocketAddr::new(listen, 0));
-        command.args(["target", "--json", "--listen", &listen, "--export", export]);
-        command.env("XDG_CONFIG_HOME", "/nonexistent").stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("started");
-        let mut line = String::new();
-        let stdout = child.stdout.as_mut().expect("a pipe");
-        BufReader::with_capacity(1, stdout).read_line(&mut line).expect("read");
-        let ready: Value = serde_json::from_str(&line).expect("an event");
-        let uri = ready["exports"][0]["uri"].as_str().expect("a URI").to_owned();
-        Served { child, uri }
-    }
-
-    /// Its address.
-    fn address(&self) -> SocketAddr {
-        let rest = self.uri.strip_prefix("nvme+tcp://").expect("the scheme");
-        rest.split('/').next().and_then(|addr| addr.parse().ok()).expect("an address")
-    }
+/// Its address.
+fn address(target: &Target) -> SocketAddr {
+    target.addr().parse().expect("an address")
 }
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-const PROGRAM: &str = env!("CARGO_BIN_EXE_longhaul");
 
 /// `info` of a path with 64 connections: its summary.
 fn sixty_four(mut command: Command, uri: &str) -> Value {
@@ -86,10 +61,10 @@ fn ready_in_time(rtt: Duration, mut run: impl FnMut() -> Value) {
 #[test]
 fn sixty_four_queues_are_ready_within_six_round_trips_of_a_relay() {
     const RTT: Duration = Duration::from_millis(100);
-    let target = Served::start(Command::new(PROGRAM), Ipv4Addr::LOCALHOST.into(), "disk=mem:64MiB");
+    let target = serve(Command::new(PROGRAM), Ipv4Addr::LOCALHOST.into(), "disk=mem:64MiB");
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let relay = Relay::start(loopback, target.address(), Link::round_trip(RTT)).expect("relay");
-    let uri = target.uri.replace(&target.address().to_string(), &relay.local_addr().to_string());
+    let relay = Relay::start(loopback, address(&target), Link::round_trip(RTT)).expect("relay");
+    let uri = target.uri(0).replace(&address(&target).to_string(), &relay.local_addr().to_string());
     ready_in_time(RTT, || sixty_four(Command::new(PROGRAM), &uri));
     // No connections besides those 65 were opened in any run.
     assert_eq!(relay.stats().connections % 65, 0);
@@ -97,18 +72,11 @@ fn sixty_four_queues_are_ready_within_six_round_trips_of_a_relay() {
 
 /// An emulated link of `rate` bit/s; `None`, with the reason on standard error, where it cannot be made.
 fn link(rtt: Duration, rate: u64) -> Option<Wan> {
-    match Wan::start(Plan::new(Plan::unique_name("d"), Conditions::new(rtt, Some(rate)))) {
-        Ok(wan) => Some(wan),
-        Err(Error::Unavailable(why)) => {
-            longhaul_skip::skip!("{why}");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
+    emulated(Plan::new(Plan::unique_name("d"), Conditions::new(rtt, Some(rate))))
 }
 
-fn serve_behind(wan: &Wan, export: &str) -> Served {
-    Served::start(wan.server(1).bound_command(PROGRAM), wan.server_address(1).into(), export)
+fn serve_behind(wan: &Wan, export: &str) -> Target {
+    serve(wan.server(1).bound_command(PROGRAM), wan.server_address(1).into(), export)
 }
 
 #[test]
@@ -116,11 +84,11 @@ fn sixty_four_queues_are_ready_within_six_round_trips_of_a_link() {
     let rtt = 100 * MS;
     let Some(wan) = link(rtt, 300_000_000) else { return };
     let target = serve_behind(&wan, "disk=mem:64MiB");
-    ready_in_time(rtt, || sixty_four(wan.client().bound_command(PROGRAM), &target.uri));
+    ready_in_time(rtt, || sixty_four(wan.client().bound_command(PROGRAM), &target.uri(0)));
     // The whole program, from start to exit.
     let begun = Instant::now();
     let mut command = wan.client().bound_command(PROGRAM);
-    command.args(["info", &target.uri, "--json"]).env("XDG_CONFIG_HOME", "/nonexistent");
+    command.args(["info", &target.uri(0), "--json"]).env("XDG_CONFIG_HOME", "/nonexistent");
     let ran = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started"));
     assert_eq!(ran.code, Some(0), "{ran:?}");
     eprintln!("info took {:?}, from start to end", begun.elapsed());
@@ -129,8 +97,8 @@ fn sixty_four_queues_are_ready_within_six_round_trips_of_a_link() {
 
 #[test]
 fn the_connection_setup_is_printed_without_json_too() {
-    let target = Served::start(Command::new(PROGRAM), Ipv4Addr::LOCALHOST.into(), "disk=mem:1MiB");
-    let ran = longhaul(&["info", &target.uri]);
+    let target = serve(Command::new(PROGRAM), Ipv4Addr::LOCALHOST.into(), "disk=mem:1MiB");
+    let ran = longhaul(&["info", &target.uri(0)]);
     assert!(ran.stdout.contains("ms, 4 round trips"), "{ran:?}");
 }
 
@@ -161,10 +129,10 @@ fn a_thousand_jobs(command: impl Fn() -> Command, uri: &str) {
 
 #[test]
 fn a_thousand_jobs_on_loopback() {
-    let target = Served::start(Command::new(PROGRAM), Ipv4Addr::LOCALHOST.into(), "disk=mem:64MiB");
+    let target = serve(Command::new(PROGRAM), Ipv4Addr::LOCALHOST.into(), "disk=mem:64MiB");
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let relay = Relay::start(loopback, target.address(), Link::round_trip(MS)).expect("relay");
-    let uri = target.uri.replace(&target.address().to_string(), &relay.local_addr().to_string());
+    let relay = Relay::start(loopback, address(&target), Link::round_trip(MS)).expect("relay");
+    let uri = target.uri(0).replace(&address(&target).to_string(), &relay.local_addr().to_string());
     a_thousand_jobs(|| Command::new(PROGRAM), &uri);
     // Each of four runs has an admin queue and at most sixteen I/O queues for each thread,
     // with a thread per processor: far fewer than one per job.
@@ -177,5 +145,5 @@ fn a_thousand_jobs_on_loopback() {
 fn a_thousand_jobs_on_a_long_link() {
     let Some(wan) = link(15 * MS, 300_000_000) else { return };
     let target = serve_behind(&wan, "disk=mem:64MiB");
-    a_thousand_jobs(|| wan.client().bound_command(PROGRAM), &target.uri);
+    a_thousand_jobs(|| wan.client().bound_command(PROGRAM), &target.uri(0));
 }

@@ -7,13 +7,13 @@
 
 mod common;
 
-use common::{Ran, command, follow, text};
+use common::{Ran, Running, Target, command, finish_within, text};
 use longhaul_engine::procfs::Process;
 use longhaul_lab::slowfs::{Slow, SlowFs};
 use longhaul_wan::{Change, Conditions, Direction, Error, Plan, Queue, Wan};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read};
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -186,31 +186,12 @@ fn summary(ran: &Ran) -> Value {
 
 /// Runs a command to its end, or fails after `limit`.
 fn run(mut command: Command, args: &[&str], limit: Duration) -> Ran {
-    let began = Instant::now();
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.env("XDG_CONFIG_HOME", "/nonexistent").spawn().expect("started");
-    let read = |mut pipe: Box<dyn Read + Send>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            pipe.read_to_end(&mut bytes).expect("read");
-            String::from_utf8_lossy(&bytes).into_owned()
-        })
-    };
-    let stdout = read(Box::new(child.stdout.take().expect("a pipe")));
-    let stderr = read(Box::new(child.stderr.take().expect("a pipe")));
-    let code = loop {
-        if let Some(status) = child.try_wait().expect("waited") {
-            break status.code();
-        }
-        if began.elapsed() > limit {
-            let _ = child.kill();
-            let _ = child.wait();
-            let why = format!("longhaul {} took longer than {} s", args.join(" "), limit.as_secs());
-            return Ran { code: None, stdout: String::new(), stderr: why };
-        }
-        std::thread::sleep(5 * MS);
-    };
-    Ran { code, stdout: stdout.join().expect("read"), stderr: stderr.join().expect("read") }
+    let child = command.env("XDG_CONFIG_HOME", "/nonexistent").spawn().expect("started");
+    finish_within(child, limit).unwrap_or_else(|| {
+        let why = format!("longhaul {} took longer than {} s", args.join(" "), limit.as_secs());
+        Ran { code: None, stdout: String::new(), stderr: why }
+    })
 }
 
 fn program() -> Command {
@@ -291,28 +272,17 @@ fn times(before: Option<f64>, after: Option<f64>) -> Option<f64> {
     Some(before? / after?)
 }
 
-/// A child that is killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// An agent, and its URI.
-fn agent(mut command: Command, args: &[&str]) -> (Running, String) {
+fn agent(mut command: Command, args: &[&str]) -> (Target, String) {
     command
         .args(["agent", "--json", "--user", &common::own_user()])
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    let mut child = command.env("XDG_CONFIG_HOME", "/nonexistent").spawn().expect("started");
-    let events = follow(child.stdout.take().expect("a pipe"));
-    let running = Running(child);
-    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
-    (running, ready["uri"].as_str().expect("a URI").to_owned())
+    command.env("XDG_CONFIG_HOME", "/nonexistent");
+    let agent = Target::spawn(command);
+    let uri = agent.ready["uri"].as_str().expect("a URI").to_owned();
+    (agent, uri)
 }
 
 fn set(wan: &Wan, change: Change) {

@@ -3,9 +3,11 @@
 
 mod common;
 
-use common::{Ran, command, finish, follow, signal, text, until};
+use common::{
+    PATIENCE, PROGRAM, Ran, Running, Target, command, emulated, finish, follow, signal, text, until, within,
+};
 use longhaul_engine::procfs::Process;
-use longhaul_wan::{Change, Conditions, Error, Namespace, Plan, Wan};
+use longhaul_wan::{Change, Conditions, Namespace, Plan, Wan};
 use serde_json::Value;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -22,45 +24,15 @@ const UUID: &str = "uuid=7d2a1f60-0000-4000-8000-000000000007";
 fn wan(servers: usize) -> Option<Wan> {
     let conditions = Conditions::new(10 * MS, Some(200_000_000));
     let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("p"), conditions) };
-    match Wan::start(plan) {
-        Ok(wan) => Some(wan),
-        Err(Error::Unavailable(why)) => {
-            longhaul_skip::skip!("{why}");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
-
-/// The program within a namespace.
-fn within(namespace: &Namespace, args: &[&str]) -> Command {
-    let plain = command(args);
-    let mut command = namespace.command(plain.get_program());
-    command.args(plain.get_args()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
-    command
-}
-
-/// A process that is killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    emulated(plan)
 }
 
 /// A target behind a link, once it is ready.
-fn serve(wan: &Wan, link: usize, export: &str, more: &[&str]) -> Running {
+fn serve(wan: &Wan, link: usize, export: &str, more: &[&str]) -> Target {
     let listen = format!("{}:4420", wan.server_address(link));
     let args = ["target", "--listen", &listen, "--discovery", "none", "--json", "--export", export];
     let all = [&args[..], more].concat();
-    let mut child = within(wan.server(link), &all).stderr(Stdio::inherit()).spawn().expect("started");
-    let events = follow(child.stdout.take().expect("a pipe"));
-    let running = Running(child);
-    assert_eq!(events.recv_timeout(common::PATIENCE).expect("an event")["event"], "ready");
-    running
+    Target::spawn(within(wan.server(link), PROGRAM, &all))
 }
 
 /// A `bench` process whose standard error is read by a thread as it is written.
@@ -94,13 +66,8 @@ impl Bench {
 
     /// Waits for its end.
     fn finish(mut self) -> Ran {
-        let stdout = self.child.0.stdout.take().map(OwnedFd::from);
-        let code = {
-            let child = &mut self.child.0;
-            let cell = std::cell::RefCell::new(child);
-            until("the end of the load", || cell.borrow_mut().try_wait().expect("waited").is_some());
-            cell.into_inner().wait().expect("waited").code()
-        };
+        let stdout = self.child.stdout.take().map(OwnedFd::from);
+        let code = self.child.end(PATIENCE).expect("the load does not end");
         self.reader.join().expect("read");
         let stdout = stdout.map(|fd| std::io::read_to_string(std::fs::File::from(fd)).expect("UTF-8"));
         let stderr = self.said.lock().expect("no panic").clone();
@@ -145,15 +112,15 @@ fn a_target_that_is_stopped_is_waited_for_at_no_cost() {
         let target = serve(&wan, 1, &format!("d=mem:64MiB,{UUID}"), &[]);
         let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
         let args = [&load(&uri, "4s")[..], &["--keep-alive", "1s", "--engine", engine]].concat();
-        let bench = running(&wan, 1, || Bench::start(within(wan.client(), &args)));
-        signal(&target.0, "STOP");
-        let before = ticks(&bench.child.0);
+        let bench = running(&wan, 1, || Bench::start(within(wan.client(), PROGRAM, &args)));
+        signal(&target.child, "STOP");
+        let before = ticks(&bench.child);
         bench.says("connection lost, attempt 1 to reconnect: no answer to Keep Alive for 1000 ms");
         bench.says("did not answer the connection set-up within");
         std::thread::sleep(Duration::from_secs(1));
-        let spent = ticks(&bench.child.0) - before;
+        let spent = ticks(&bench.child) - before;
         assert!(spent <= 20, "it spins: {spent}0 ms of processor time");
-        signal(&target.0, "CONT");
+        signal(&target.child, "CONT");
         bench.says(": reconnected after");
         verified(&bench.finish());
     }
@@ -161,7 +128,7 @@ fn a_target_that_is_stopped_is_waited_for_at_no_cost() {
 
 /// A hosts file for one process, as the resolver sees it.
 fn with_hosts(namespace: &Namespace, hosts: &Path, args: &[&str]) -> Command {
-    let plain = within(namespace, args);
+    let plain = within(namespace, PROGRAM, args);
     let mut command = namespace.command("unshare");
     let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
     command
@@ -208,7 +175,7 @@ fn a_target_that_comes_back_with_smaller_limits_is_used_within_them() {
     let first = serve(&wan, 1, &export, &["--in-capsule", "4MiB"]);
     let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
     let args = [&load(&uri, "4s")[..], &["--hdr-digest", "--data-digest"]].concat();
-    let bench = running(&wan, 1, || Bench::start(within(wan.client(), &args)));
+    let bench = running(&wan, 1, || Bench::start(within(wan.client(), PROGRAM, &args)));
     drop(first);
     let smaller = ["--in-capsule", "8KiB", "--max-queue-size", "8", "--max-queues", "1", "--memory", "32MiB"];
     let _second = serve(&wan, 1, &export, &[&smaller[..], &["--no-hdr-digest", "--no-data-digest"]].concat());
@@ -231,7 +198,7 @@ fn a_namespace_that_has_become_another_is_named() {
     ];
     for (size, uuid, complaint) in cases {
         let first = serve(&wan, 1, &export(&old, "64MiB", UUID), &[]);
-        let bench = running(&wan, 1, || Bench::start(within(wan.client(), &load(&uri, "60s"))));
+        let bench = running(&wan, 1, || Bench::start(within(wan.client(), PROGRAM, &load(&uri, "60s"))));
         drop(first);
         let second = serve(&wan, 1, &export(&new, size, &uuid), &[]);
         let ran = bench.finish();
@@ -255,7 +222,7 @@ fn a_subsystem_that_is_not_there_any_more_is_named_and_waited_for() {
     };
     let first = serve(&wan, 1, &export("mine", "mine"), &[]);
     let uri = format!("nvme+tcp://{}/nqn.2026-11.io.longhaul:test:mine", wan.server_address(1));
-    let bench = running(&wan, 1, || Bench::start(within(wan.client(), &load(&uri, "3s"))));
+    let bench = running(&wan, 1, || Bench::start(within(wan.client(), PROGRAM, &load(&uri, "3s"))));
     drop(first);
     let other = serve(&wan, 1, &export("other", "other"), &[]);
     bench.says("10.77.1.2:4420 has no subsystem 'nqn.2026-11.io.longhaul:test:mine'");
@@ -275,7 +242,7 @@ fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
     let _target = serve(&wan, 1, &format!("d=mem:64MiB,{UUID}"), &[]);
     let uri = format!("nvme+tcp://{}/d", wan.server_address(1));
     let begin = || {
-        let bench = running(&wan, 1, || Bench::start(within(wan.client(), &load(&uri, "4s"))));
+        let bench = running(&wan, 1, || Bench::start(within(wan.client(), PROGRAM, &load(&uri, "4s"))));
         wan.set(1, &Change::cut()).expect("cut");
         bench
     };
@@ -283,7 +250,7 @@ fn a_load_whose_link_is_dead_says_what_it_waits_for_and_ends_by_ctrl_c() {
     let bench = begin();
     bench.says(waits);
     bench.says("connection lost, attempt 1 to reconnect: nothing was acknowledged for ");
-    signal(&bench.child.0, "INT");
+    signal(&bench.child, "INT");
     let begun = Instant::now();
     let ran = bench.finish();
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
@@ -312,20 +279,17 @@ fn ctrl_c_ends_a_load_with_its_results() {
 }
 
 /// Starts an agent behind the link, and a copy of 1000 GiB to it; returns once data flows.
-fn endless(wan: &Wan, root: &Path, timeout: &str) -> (Running, Running, mpsc::Receiver<Value>) {
+fn endless(wan: &Wan, root: &Path, timeout: &str) -> (Target, Running, mpsc::Receiver<Value>) {
     let listen = format!("{}:7400", wan.server_address(1));
     let user = common::own_user();
     let args = ["agent", "--listen", &listen, "--root", text(root), "--insecure", "--user", &user, "--json"];
-    let mut child = within(wan.server(1), &args).stderr(Stdio::inherit()).spawn().expect("started");
-    let events = follow(child.stdout.take().expect("a pipe"));
-    let agent = Running(child);
-    assert_eq!(events.recv_timeout(common::PATIENCE).expect("an event")["event"], "ready");
+    let agent = Target::spawn(within(wan.server(1), PROGRAM, &args));
     let to = format!("lh://{listen}/null:");
     let args = ["cp", "--json", "--streams", "3", "--timeout", timeout, "zero:1000x1GiB", &to];
-    let mut child = within(wan.client(), &args).spawn().expect("started");
+    let mut child = within(wan.client(), PROGRAM, &args).spawn().expect("started");
     let events = follow(child.stdout.take().expect("a pipe"));
     // Progress with bytes means that data flows.
-    let progress = || events.recv_timeout(common::PATIENCE).expect("an event")["bytes"].as_u64();
+    let progress = || events.recv_timeout(PATIENCE).expect("an event")["bytes"].as_u64();
     while progress().unwrap_or_default() == 0 {}
     (agent, Running(child), events)
 }
@@ -336,20 +300,17 @@ fn a_copy_gives_a_path_up_that_is_dead_and_not_a_side_that_is_busy() {
     let dir = tempfile::tempdir().expect("a directory");
     let (agent, mut copy, _events) = endless(&wan, dir.path(), "3s");
     // The agent reads nothing for longer than the timeout, but its kernel answers window probes.
-    signal(&agent.0, "STOP");
+    signal(&agent.child, "STOP");
     std::thread::sleep(Duration::from_secs(10));
-    assert!(copy.0.try_wait().expect("waited").is_none(), "the other side was only busy");
-    signal(&agent.0, "CONT");
+    assert!(copy.try_wait().expect("waited").is_none(), "the other side was only busy");
+    signal(&agent.child, "CONT");
     std::thread::sleep(Duration::from_secs(2));
-    assert!(copy.0.try_wait().expect("waited").is_none(), "the copy continues");
+    assert!(copy.try_wait().expect("waited").is_none(), "the copy continues");
     wan.set(1, &Change::cut()).expect("cut");
     let cut = Instant::now();
-    let cell = std::cell::RefCell::new(&mut copy.0);
-    until("the end of the copy", || cell.borrow_mut().try_wait().expect("waited").is_some());
-    let child = cell.into_inner();
-    let mut stderr = String::new();
-    std::io::Read::read_to_string(&mut child.stderr.take().expect("a pipe"), &mut stderr).expect("UTF-8");
-    assert_eq!(child.wait().expect("waited").code(), Some(5), "{stderr}");
+    let code = copy.end(PATIENCE).expect("the copy does not end");
+    let stderr = std::io::read_to_string(copy.stderr.take().expect("a pipe")).expect("UTF-8");
+    assert_eq!(code, Some(5), "{stderr}");
     assert!(stderr.contains("nothing has come from the other side for 3 s"), "{stderr}");
     assert!(cut.elapsed() < Duration::from_secs(30), "after {:?}", cut.elapsed());
 }

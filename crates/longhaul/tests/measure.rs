@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{agent, command, finish, follow, longhaul, text};
-use longhaul_wan::{Conditions, Error, Namespace, Plan, Wan};
+use common::{PROGRAM, Running, Target, agent, command, emulated, finish, follow, longhaul, text, within};
+use longhaul_wan::{Conditions, Plan, Wan};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Runs a load of a moment, several times, and writes the result.
@@ -468,9 +468,9 @@ fn a_study_of_copies_that_is_interrupted_leaves_nothing_at_the_destination() {
     };
     let copied = || below(&there).iter().flat_map(|own| below(own)).flat_map(|copy| below(&copy)).count();
     common::until("files arrive", || copied() > 10);
-    let group = format!("-{}", study.0.id());
+    let group = format!("-{}", study.id());
     assert!(Command::new("kill").args(["-INT", "--", &group]).status().expect("kill").success());
-    assert_eq!(study.0.wait().expect("ended").code(), Some(3), "partly");
+    assert_eq!(study.wait().expect("ended").code(), Some(3), "partly");
     // `sync --delete` protects what a copy can be taken up from.
     let mut left: Vec<_> =
         below(&there).iter().flat_map(|own| below(own)).flat_map(|copy| below(&copy)).collect();
@@ -547,11 +547,11 @@ fn a_study_that_is_interrupted_leaves_nothing_mounted() {
         return;
     }
     if !cells(&path, "ext4").iter().any(|cell| cell["validity"]["reasons"][0]["code"] == "not-available") {
-        common::signal(&study.0, "INT");
-        assert_eq!(study.0.wait().expect("ended").code(), Some(3), "partly");
+        common::signal(&study, "INT");
+        assert_eq!(study.wait().expect("ended").code(), Some(3), "partly");
         assert!(cells(&path, "ext4").len() < 6 * 3, "it was interrupted");
     }
-    assert_eq!(study.0.wait().expect("ended").code().map(|code| code == 0 || code == 3), Some(true));
+    assert_eq!(study.wait().expect("ended").code().map(|code| code == 0 || code == 3), Some(true));
     let raw = cells(&path, "raw: Throughput");
     assert_eq!(raw.len(), 6, "three workloads, written and read");
     let mounts = fs::read_to_string("/proc/mounts").expect("read");
@@ -559,25 +559,11 @@ fn a_study_that_is_interrupted_leaves_nothing_mounted() {
     assert_eq!(fs::read_dir(&temporary).expect("read").count(), 0, "something is left");
 }
 
-/// A program that is killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A server for netbench, and where it listens.
-fn serve(mut command: Command) -> (Running, String) {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).env("XDG_CONFIG_HOME", "/nonexistent");
-    let mut child = command.spawn().expect("started");
-    let events = follow(child.stdout.take().expect("a pipe"));
-    let running = Running(child);
-    let ready = events.recv_timeout(common::PATIENCE).expect("an event");
-    assert_eq!(ready["event"], "ready");
-    (running, ready["listen"].as_str().expect("an address").to_owned())
+fn serve(command: Command) -> (Target, String) {
+    let server = Target::spawn(command);
+    let address = server.ready["listen"].as_str().expect("an address").to_owned();
+    (server, address)
 }
 
 #[test]
@@ -619,14 +605,6 @@ fn networks_that_cannot_be_measured() {
     fails(&["--listen", "192.0.2.1:1"], 1, "cannot listen on 192.0.2.1:1");
 }
 
-/// The program, or another one, within a namespace.
-fn within(namespace: &Namespace, program: &str, args: &[&str]) -> Command {
-    let mut command = namespace.command(program);
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
-    command
-}
-
 /// Bits per second that arrived, by iperf3.
 fn iperf3(wan: &Wan, streams: &str, direction: &str) -> f64 {
     let address = wan.server_address(1).to_string();
@@ -664,23 +642,15 @@ fn as_iperf3_measures(streams: &str, direction: &str, ways: f64) {
     const RATE: u64 = 100_000_000;
     const ROUNDS: usize = 3;
     let conditions = Conditions::new(Duration::from_millis(5), Some(RATE));
-    let wan = match Wan::start(Plan::new(Plan::unique_name("m"), conditions)) {
-        Ok(wan) => wan,
-        Err(Error::Unavailable(why)) => {
-            longhaul_skip::skip!("{why}");
-            return;
-        }
-        Err(e) => panic!("{e}"),
-    };
-    let program = env!("CARGO_BIN_EXE_longhaul");
+    let Some(wan) = emulated(Plan::new(Plan::unique_name("m"), conditions)) else { return };
     let listen = format!("{}:7411", wan.server_address(1));
     let (_server, address) =
-        serve(within(wan.server(1), program, &["netbench", "--listen", &listen, "--json"]));
+        serve(within(wan.server(1), PROGRAM, &["netbench", "--listen", &listen, "--json"]));
     let args =
         ["netbench", &address, "--json", "-P", streams, "--direction", direction, "-t", "3s", "-O", "1s"];
     let mut ratios = Vec::new();
     for _ in 0..3 * ROUNDS {
-        let ran = finish(within(wan.client(), program, &args).spawn().expect("started"));
+        let ran = finish(within(wan.client(), PROGRAM, &args).spawn().expect("started"));
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let result: Value = serde_json::from_str(&ran.stdout).expect("JSON");
         let job = &result["jobs"][0];

@@ -2,13 +2,12 @@
 
 mod common;
 
-use common::{Target, command, follow, signal, text};
+use common::{Target, command, text};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::Receiver;
+use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -16,8 +15,7 @@ const MIB: usize = 1 << 20;
 
 /// A server on a socket in a directory of its own.
 struct Server {
-    child: Child,
-    events: Receiver<Value>,
+    process: Target,
     dir: TempDir,
 }
 
@@ -29,16 +27,8 @@ impl Server {
         args.extend(exports.iter().flat_map(|export| ["--export", export]));
         args.extend(more);
         let mut command = command(&args);
-        command.env("XDG_RUNTIME_DIR", dir.path()).stderr(Stdio::inherit());
-        let mut child = command.spawn().expect("started");
-        let events = follow(child.stdout.take().expect("a pipe"));
-        let server = Server { child, events, dir };
-        assert_eq!(server.event()["event"], "ready");
-        server
-    }
-
-    fn event(&self) -> Value {
-        self.events.recv_timeout(common::PATIENCE).expect("an event")
+        command.env("XDG_RUNTIME_DIR", dir.path());
+        Server { process: Target::spawn(command), dir }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -55,19 +45,10 @@ impl Server {
         socket
     }
 
-    fn stop(mut self) {
-        signal(&self.child, "TERM");
-        assert_eq!(self.event()["event"], "stopping");
-        assert_eq!(self.event()["clean"], true);
-        assert!(self.child.wait().expect("ended").success());
-        assert!(!self.path("socket").exists());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    fn stop(self) {
+        let socket = self.path("socket");
+        self.process.stop();
+        assert!(!socket.exists());
     }
 }
 

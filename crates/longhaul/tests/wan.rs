@@ -3,12 +3,10 @@
 
 mod common;
 
-use common::{command, finish, longhaul, signal, until};
+use common::{Target, command, finish, longhaul, signal, until};
 use longhaul_wan::{Plan, control, unavailable};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Stdio};
 
 fn exists(name: &str, end: &str) -> bool {
     Path::new(&format!("/run/netns/{name}-{end}")).exists()
@@ -26,24 +24,17 @@ fn name() -> Option<String> {
 }
 
 /// A running path; it is ended when dropped, which is not what is tested.
-struct Running {
-    child: Child,
+struct EmulatedPath {
+    process: Target,
     name: String,
-    ready: Value,
 }
 
-impl Running {
-    fn start(more: &[&str]) -> Option<Running> {
+impl EmulatedPath {
+    fn start(more: &[&str]) -> Option<EmulatedPath> {
         let name = name()?;
         let args = ["wan", "--json", "--name", &name, "--via", "tun", "--rtt", "10ms"];
-        let mut child =
-            command(&[&args[..], more].concat()).stderr(Stdio::inherit()).spawn().expect("started");
-        let mut line = String::new();
-        let stdout = child.stdout.as_mut().expect("a pipe");
-        BufReader::with_capacity(1, stdout).read_line(&mut line).expect("read");
-        let ready: Value = serde_json::from_str(&line).expect("an event");
-        assert_eq!(ready["event"], "ready", "{ready}");
-        Some(Running { child, name, ready })
+        let process = Target::spawn(command(&[&args[..], more].concat()));
+        Some(EmulatedPath { process, name })
     }
 
     fn is_gone(&self) -> bool {
@@ -57,14 +48,6 @@ impl Running {
         let ran = longhaul(&["wan", "status", &self.name, "--json"]);
         assert_eq!(ran.code, Some(0), "{ran:?}");
         ran.events()[0]["paths"][0]["links"][0].clone()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The guard cleans up, also if a test has failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -124,9 +107,9 @@ fn events_stay_apart_from_what_the_command_prints() {
 
 #[test]
 fn a_path_is_changed_from_outside_until_a_signal_ends_it() {
-    let Some(mut path) = Running::start(&["--rate", "1Gbit", "--star", "2"]) else { return };
+    let Some(mut path) = EmulatedPath::start(&["--rate", "1Gbit", "--star", "2"]) else { return };
     let name = path.name.clone();
-    assert_eq!(path.ready["links"][0]["round_trip_us"], 10_000);
+    assert_eq!(path.process.ready["links"][0]["round_trip_us"], 10_000);
     let set = |args: &[&str]| {
         let ran = longhaul(&[&["wan", "set", &name], args].concat());
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -146,31 +129,34 @@ fn a_path_is_changed_from_outside_until_a_signal_ends_it() {
     let all = longhaul(&["wan", "status"]);
     assert!(all.code == Some(0) && all.stdout.contains(&name), "{all:?}");
 
-    signal(&path.child, "TERM");
+    signal(&path.process.child, "TERM");
     until("the path ends", || path.is_gone() && !exists(&name, "server2"));
-    assert_eq!(path.child.wait().expect("waited").code(), Some(0));
+    assert_eq!(path.process.child.wait().expect("waited").code(), Some(0));
 }
 
 #[test]
 fn nothing_is_left_when_it_is_killed() {
-    let Some(mut path) = Running::start(&[]) else { return };
-    path.child.kill().expect("killed");
-    path.child.wait().expect("waited");
+    let Some(mut path) = EmulatedPath::start(&[]) else { return };
+    path.process.child.kill().expect("killed");
+    path.process.child.wait().expect("waited");
     until("the guard cleans up", || path.is_gone());
 }
 
 #[test]
 fn a_signal_reaches_the_command() {
-    let Some(path) =
-        Running::start(&["--", "sh", "-c", "trap 'exit 5' TERM; echo on >&2; while :; do sleep 0.05; done"])
-    else {
+    let Some(path) = EmulatedPath::start(&[
+        "--",
+        "sh",
+        "-c",
+        "trap 'exit 5' TERM; echo on >&2; while :; do sleep 0.05; done",
+    ]) else {
         return;
     };
-    signal(&path.child, "TERM");
+    signal(&path.process.child, "TERM");
     let mut path = path;
     until("the command ends", || path.is_gone());
     // A shell that had no time to set its trap ends by the signal itself.
-    let code = path.child.wait().expect("waited").code();
+    let code = path.process.child.wait().expect("waited").code();
     assert!(matches!(code, Some(5 | 143)), "{code:?}");
 }
 
@@ -179,11 +165,11 @@ fn the_command_ends_with_a_path_that_is_killed() {
     let dir = tempfile::tempdir().expect("directory");
     let file = dir.path().join("pid");
     let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 1000", file.display());
-    let Some(mut path) = Running::start(&["--", "sh", "-c", &script]) else { return };
+    let Some(mut path) = EmulatedPath::start(&["--", "sh", "-c", &script]) else { return };
     until("the command runs", || file.exists());
     let pid = std::fs::read_to_string(&file).expect("read");
-    path.child.kill().expect("killed");
-    path.child.wait().expect("waited");
+    path.process.child.kill().expect("killed");
+    path.process.child.wait().expect("waited");
     let process = format!("/proc/{}/stat", pid.trim());
     // Gone, or a zombie: its parent was killed and cannot reap it.
     until("the command ends", || !std::fs::read_to_string(&process).is_ok_and(|stat| !stat.contains(") Z")));

@@ -6,11 +6,9 @@ use crate::program::finish;
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
 use longhaul_lab::filesystems::DeviceFormat;
-use serde_json::Value;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// A file or a directory, and the process that serves it; it is taken away
 /// when dropped.
@@ -21,7 +19,6 @@ pub(super) struct Place {
     log: PathBuf,
     setup: Setup,
     _process: Guard,
-    _stdout: BufReader<ChildStdout>,
 }
 
 impl Place {
@@ -59,13 +56,9 @@ impl Place {
         };
         serve.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log)?);
         let mut process = Guard(site.setup.load.start(&mut serve)?);
-        let mut stdout = BufReader::new(process.0.stdout.take().context("no pipe")?);
-        let mut line = String::new();
-        stdout.read_line(&mut line)?;
-        let event: Value = serde_json::from_str(&line)
-            .with_context(|| format!("{name}: {}", fs::read_to_string(&log).unwrap_or_default()))?;
-        ensure!(event["event"] == "ready", "{name}: {event}");
-        Ok(Place { kind, path, log, setup: site.setup.clone(), _process: process, _stdout: stdout })
+        let said = || format!("{name}: {}", fs::read_to_string(&log).unwrap_or_default());
+        process.ready().with_context(said)?;
+        Ok(Place { kind, path, log, setup: site.setup.clone(), _process: process })
     }
 
     /// How often a connection was lost so far.

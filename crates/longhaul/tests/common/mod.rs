@@ -6,8 +6,10 @@ pub mod ssh;
 pub mod testbed;
 
 use longhaul_engine::procfs::mounts;
+use longhaul_wan::{Error, Namespace, Plan, Wan};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
@@ -16,12 +18,15 @@ use std::time::{Duration, Instant};
 /// Timeout of waits: longer than any step of a passing test, so that a hang becomes a failure.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The program.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_longhaul");
+
 /// Directory of the program's state, unless a test sets another one.
 const STATE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/state");
 
 /// The program, away from the configuration and the state of this machine.
 pub fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_longhaul"));
+    let mut command = Command::new(PROGRAM);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
     command.env("XDG_STATE_HOME", STATE);
@@ -49,34 +54,85 @@ pub fn longhaul(args: &[&str]) -> Ran {
 }
 
 /// Waits for the end of a run.
-pub fn finish(mut child: Child) -> Ran {
-    let read = |pipe: Option<Box<dyn Read + Send>>| {
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            if let Some(mut pipe) = pipe {
-                pipe.read_to_string(&mut text).expect("UTF-8");
-            }
-            text
-        })
-    };
-    let stdout = read(child.stdout.take().map(|pipe| Box::new(pipe) as _));
-    let stderr = read(child.stderr.take().map(|pipe| Box::new(pipe) as _));
-    let code = end(&mut child);
-    Ran { code, stdout: stdout.join().expect("read"), stderr: stderr.join().expect("read") }
+pub fn finish(child: Child) -> Ran {
+    finish_within(child, PATIENCE).expect("the program does not end")
 }
 
-/// The exit code, once there is one.
-fn end(child: &mut Child) -> Option<i32> {
-    let limit = Instant::now() + PATIENCE;
-    loop {
-        if let Some(status) = child.try_wait().expect("waited") {
-            return status.code();
+/// Waits for the end of a run; kills it, and returns nothing, if it takes longer than `limit`.
+pub fn finish_within(child: Child, limit: Duration) -> Option<Ran> {
+    let read = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut pipe) = pipe {
+                pipe.read_to_end(&mut bytes).expect("read");
+            }
+            String::from_utf8(bytes).expect("UTF-8")
+        })
+    };
+    let mut child = Running(child);
+    let stdout = read(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let stderr = read(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let code = child.end(limit)?;
+    Some(Ran { code, stdout: stdout.join().expect("read"), stderr: stderr.join().expect("read") })
+}
+
+/// A child process that is killed when dropped.
+pub struct Running(pub Child);
+
+impl Running {
+    /// Waits for its end, and returns its exit code; nothing if it takes longer than `limit`.
+    pub fn end(&mut self, limit: Duration) -> Option<Option<i32>> {
+        let limit = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.0.try_wait().expect("waited") {
+                return Some(status.code());
+            }
+            if Instant::now() > limit {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
-        if Instant::now() > limit {
-            let _ = child.kill();
-            panic!("the program does not end");
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program within a network namespace, away from the configuration of this machine.
+pub fn within(namespace: &Namespace, program: &str, args: &[&str]) -> Command {
+    let mut command = namespace.command(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
+    command
+}
+
+/// Emulated links; `None`, with the reason on standard error, where they cannot be set up.
+pub fn emulated(plan: Plan) -> Option<Wan> {
+    match Wan::start(plan) {
+        Ok(wan) => Some(wan),
+        Err(Error::Unavailable(why)) => {
+            longhaul_skip::skip!("{why}");
+            None
         }
-        std::thread::sleep(Duration::from_millis(5));
+        Err(e) => panic!("{e}"),
     }
 }
 
@@ -95,9 +151,10 @@ pub fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// A running `longhaul target` on a free port; it is killed when dropped.
+/// A running program that prints JSON events: `longhaul target`, or another one that serves. It is
+/// killed when dropped.
 pub struct Target {
-    pub child: Child,
+    pub child: Running,
     events: mpsc::Receiver<Value>,
     pub ready: Value,
 }
@@ -113,7 +170,7 @@ impl Target {
 
     /// Starts a program that prints JSON events as a target does, and waits for its `ready` event.
     pub fn spawn(mut command: Command) -> Target {
-        let mut child = command.stderr(Stdio::inherit()).spawn().expect("started");
+        let mut child = Running(command.stderr(Stdio::inherit()).spawn().expect("started"));
         let events = follow(child.stdout.take().expect("a pipe"));
         let mut target = Target { child, events, ready: Value::Null };
         target.ready = target.event("ready");
@@ -142,14 +199,7 @@ impl Target {
         signal(&self.child, "TERM");
         self.event("stopping");
         assert_eq!(self.event("summary")["clean"], true);
-        assert_eq!(end(&mut self.child), Some(0));
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        assert_eq!(self.child.end(PATIENCE), Some(Some(0)));
     }
 }
 

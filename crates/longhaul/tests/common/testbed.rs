@@ -1,13 +1,13 @@
 //! A target behind an emulated link, and a mount point for its device.
 //! It needs root, FUSE, a loop device and `/dev/net/tun`.
 
-use super::{PATIENCE, Ran, finish, follow, kill_and_wait, mounts_below, signal, text, until};
+use super::{Ran, Target, emulated, finish, kill_and_wait, mounts_below, signal, text, until};
 use longhaul_engine::procfs::mounts;
-use longhaul_wan::{Conditions, Error, Plan, Wan};
+use longhaul_wan::{Conditions, Plan, Wan};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -47,7 +47,7 @@ impl Drop for Turn {
 pub struct Testbed {
     pub wan: Wan,
     pub dir: TempDir,
-    target: Option<Child>,
+    target: Option<Target>,
     /// Ends after all else.
     _turn: Turn,
 }
@@ -74,11 +74,7 @@ impl Testbed {
         }
         let turn = Turn::wait();
         let conditions = Conditions::new(10 * MS, Some(300_000_000));
-        let wan = match Wan::start(Plan { star: Some(1), ..Plan::new(Plan::unique_name("m"), conditions) }) {
-            Ok(wan) => wan,
-            Err(Error::Unavailable(why)) => return skip(why),
-            Err(e) => panic!("{e}"),
-        };
+        let wan = emulated(Plan { star: Some(1), ..Plan::new(Plan::unique_name("m"), conditions) })?;
         let mut testbed =
             Testbed { wan, dir: tempfile::tempdir().expect("directory"), target: None, _turn: turn };
         fs::create_dir(testbed.at()).expect("made");
@@ -106,25 +102,20 @@ impl Testbed {
         let args = ["target", "--listen", &listen, "--discovery", "none", "--json", "--export", &export];
         let mut command = self.wan.server(1).command(env!("CARGO_BIN_EXE_longhaul"));
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = command.env("XDG_CONFIG_HOME", "/nonexistent").spawn().expect("started");
-        let events = follow(child.stdout.take().expect("a pipe"));
-        assert_eq!(events.recv_timeout(PATIENCE).expect("an event")["event"], "ready");
-        self.target = Some(child);
+        command.env("XDG_CONFIG_HOME", "/nonexistent");
+        self.target = Some(Target::spawn(command));
     }
 
     /// Kills the target, as in a crash.
     pub fn kill_target(&mut self) {
-        if let Some(mut target) = self.target.take() {
-            target.kill().expect("killed");
-            target.wait().expect("ended");
-        }
+        self.target = None;
     }
 
     /// Truncates the exported file to `size` bytes, and makes the target look at it again (SIGHUP).
     pub fn shrink(&self, size: u64) {
         let disk = OpenOptions::new().write(true).open(self.dir.path().join("disk")).expect("opened");
         disk.set_len(size).expect("cut");
-        signal(self.target.as_ref().expect("a target"), "HUP");
+        signal(&self.target.as_ref().expect("a target").child, "HUP");
     }
 
     /// Runs the program on this side of the link.
