@@ -5,9 +5,10 @@ mod common;
 use common::rig::{Rig, SIZE, rig};
 use common::{Disk, options, simulate, start};
 use longhaul_array::{ArrayError, Condition, Health, Layout, MAX_SPARES};
-use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, Open, WriteFlags, ZeroFlags};
-use longhaul_engine::{Buf, BufMut, sleep, timeout};
-use std::rc::Rc;
+use longhaul_block::filter::OpKind;
+use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
+use longhaul_block::{BlockDevice, DeviceInfo, IoError};
+use longhaul_engine::{sleep, timeout};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -58,60 +59,19 @@ fn a_member_that_is_needed_is_not_replaced() {
     }
 }
 
-/// A device that reports other properties.
-struct OverriddenInfo {
-    disk: Arc<Disk>,
-    info: DeviceInfo,
+/// A disk with what `change` makes of its description.
+fn disk(name: &str, change: impl FnOnce(&mut DeviceInfo)) -> FaultDisk {
+    FaultDisk::with(SIZE, |info| {
+        info.name = name.into();
+        change(info);
+    })
 }
 
-impl BlockDevice for OverriddenInfo {
-    fn info(&self) -> DeviceInfo {
-        self.info.clone()
-    }
-
-    fn open(&self) -> Open<'_> {
-        self.disk.open()
-    }
-}
-
-/// A device whose flush fails.
-struct NoFlush(Arc<Disk>);
-
-struct NoFlushIo(Rc<dyn BlockIo>);
-
-impl BlockDevice for NoFlush {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
-    }
-
-    fn open(&self) -> Open<'_> {
-        Box::pin(async {
-            let io: Rc<dyn BlockIo> = Rc::new(NoFlushIo(self.0.open().await?));
-            Ok(io)
-        })
-    }
-}
-
-impl BlockIo for NoFlushIo {
-    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
-        self.0.read(offset, dst)
-    }
-
-    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        self.0.write(offset, src, flags)
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        IoFuture::ready(Err(IoError::Medium("it cannot be made durable".into())))
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.0.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.0.write_zeroes(offset, len, flags)
-    }
+/// A disk on which all operations of a kind fail.
+fn failing(name: &str, kind: OpKind, why: &str) -> FaultDisk {
+    let disk = disk(name, |_| {});
+    disk.inject(FaultRule::new(kind, Fault::Error(IoError::Medium(why.into()))));
+    disk
 }
 
 #[test]
@@ -119,30 +79,21 @@ fn a_member_stays_if_its_replacement_is_unusable() {
     simulate(2, async {
         let rig = rig(Layout::Parity, 3, options()).await;
         rig.fill().await;
-        let worn = rig.blank("worn");
-        worn.worn.store(true, SeqCst);
-        let reporting = |name: &str, change: fn(&mut DeviceInfo)| {
-            let disk = rig.blank(name);
-            let mut info = disk.info();
-            change(&mut info);
-            Arc::new(OverriddenInfo { disk, info }) as Arc<dyn BlockDevice>
-        };
-        let useless: [(Arc<dyn BlockDevice>, &str); 4] = [
-            (worn, "worn out"),
-            (Arc::new(NoFlush(rig.blank("forgetful"))), "cannot be made durable"),
-            (reporting("sealed", |info| info.read_only = true), "read-only"),
-            (reporting("coarse", |info| info.block_size = 8192), "4096 bytes or less"),
+        let useless = [
+            (failing("worn", OpKind::Write, "worn out"), "worn out"),
+            (failing("forgetful", OpKind::Flush, "it cannot be made durable"), "cannot be made durable"),
+            (disk("sealed", |info| info.read_only = true), "read-only"),
+            (disk("coarse", |info| info.block_size = 8192), "4096 bytes or less"),
         ];
         for (device, why) in useless {
-            let said = rig.refused(1, Arc::clone(&device)).await;
+            let said = rig.refused(1, Arc::new(device.clone())).await;
             assert!(said.contains(why) && said.contains(&device.info().name), "{why}: {said}");
             assert_eq!(rig.condition(1).await, Condition::Active, "{why}");
         }
-        for (name, change) in [
-            ("sealed", (|info| info.read_only = true) as fn(&mut DeviceInfo)),
-            ("coarse", |info| info.block_size = 8192),
-        ] {
-            let spare = rig.array.add_spare(reporting(name, change), false).await.expect_err("refused");
+        for spare in
+            [disk("sealed", |info| info.read_only = true), disk("coarse", |info| info.block_size = 8192)]
+        {
+            let spare = rig.array.add_spare(Arc::new(spare), false).await.expect_err("refused");
             assert!(matches!(spare, ArrayError::Device { .. }), "{spare}");
         }
         rig.is_well(Health::Healthy).await;
