@@ -15,12 +15,17 @@ use crate::figure::{Figure, NARROW, Scale, WIDE, escape, style};
 use longhaul_results::Document;
 use longhaul_results::host::Host;
 use longhaul_results::stats::Interval;
+use maud::{Markup, PreEscaped, Render, html};
 use std::fmt::Write;
 use std::path::{Component, Path, PathBuf};
 
-/// Appends to a text, which takes everything.
-macro_rules! put {
-    ($to:expr, $($arg:tt)*) => { let _ = writeln!($to, $($arg)*); };
+/// Text that may stand in HTML as in XML, whatever characters it has.
+struct Text<'a>(&'a str);
+
+impl Render for Text<'_> {
+    fn render_to(&self, page: &mut String) {
+        page.push_str(&escape(self.0));
+    }
 }
 
 /// Results up to this size stand in the page themselves, in bytes: larger ones
@@ -41,27 +46,26 @@ pub struct Report {
 pub fn report(title: &str, documents: &[Document], page: &Path) -> Report {
     let gathered = gather(documents);
     let table = csv(documents);
-    let mut body = String::new();
-    head(&mut body, title, documents);
     let findings = findings(documents, &gathered);
-    told(&mut body, &findings);
-    for (number, one) in (1..).zip(&gathered) {
-        let mine: Vec<&Finding> =
-            findings.iter().filter(|finding| finding.figure == Some(number - 1)).collect();
-        section(&mut body, number, one, &mine, documents);
-    }
     let timelines = timelines(documents);
-    if !timelines.is_empty() {
-        body.push_str("<h2>As time went on</h2>\n");
-        for figure in &timelines {
-            put!(body, "<h3>{}</h3>", escape(&figure.title));
-            picture(&mut body, figure);
+    let body = html! {
+        (head(title, documents))
+        (told(&findings))
+        @for (number, one) in (1..).zip(&gathered) {
+            (section(number, one, &of_one(&findings, number - 1), documents))
         }
-    }
-    for document in documents {
-        conditions(&mut body, document);
-    }
-    downloads(&mut body, (documents, page), &table);
+        @if !timelines.is_empty() {
+            h2 { "As time went on" }
+            @for figure in &timelines {
+                h3 { (Text(&figure.title)) }
+                (picture(figure))
+            }
+        }
+        @for document in documents {
+            (conditions(document))
+        }
+        (downloads((documents, page), &table))
+    };
     let figures = gathered.iter().map(|one| &one.figure).chain(&timelines);
     let mut files: Vec<(String, String)> =
         (1..).zip(figures).map(|(n, figure)| (format!("figure-{n}.svg"), figure.file())).collect();
@@ -69,32 +73,42 @@ pub fn report(title: &str, documents: &[Document], page: &Path) -> Report {
     Report { html: whole(title, &body), files }
 }
 
-fn whole(title: &str, body: &str) -> String {
-    let title = escape(title);
-    let css = include_str!("page.css");
-    let style = style();
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
-         <style>\n{css}{style}\n</style>\n</head>\n<body>\n<main>\n{body}</main>\n</body>\n</html>\n"
-    )
+/// The findings of the figure at an index.
+fn of_one(findings: &[Finding], figure: usize) -> Vec<&Finding> {
+    findings.iter().filter(|finding| finding.figure == Some(figure)).collect()
 }
 
-fn head(body: &mut String, title: &str, documents: &[Document]) {
-    put!(body, "<h1>{}</h1>", escape(title));
+fn whole(title: &str, body: &Markup) -> String {
+    let page = html! {
+        (PreEscaped("<!doctype html>\n"))
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (Text(title)) }
+                style { (PreEscaped(include_str!("page.css"))) (PreEscaped(style())) }
+            }
+            body { main { (body) } }
+        }
+    };
+    page.into_string()
+}
+
+fn head(title: &str, documents: &[Document]) -> Markup {
     let cells: Vec<_> = documents.iter().flat_map(|document| &document.record.cells).collect();
     let bad = cells.iter().filter(|cell| !cell.validity.valid).count();
-    for line in measured(documents) {
-        put!(body, "<p class=\"small\">{}</p>", escape(&line));
-    }
-    if bad > 0 {
-        put!(
-            body,
-            "<p class=\"note\"><b>{bad} of {} numbers do not count</b>: they are crossed in the figures, and the \
-             tables say why.</p>",
-            cells.len()
-        );
+    html! {
+        h1 { (Text(title)) }
+        @for line in measured(documents) {
+            p class="small" { (Text(&line)) }
+        }
+        @if bad > 0 {
+            p class="note" {
+                b { (bad) " of " (cells.len()) " numbers do not count" }
+                ": they are crossed in the figures, and the tables say why."
+            }
+        }
     }
 }
 
@@ -120,132 +134,141 @@ fn measured(documents: &[Document]) -> Vec<String> {
 }
 
 /// The findings, before anything else.
-fn told(body: &mut String, findings: &[Finding]) {
-    if findings.is_empty() {
-        return;
-    }
-    put!(body, "<section class=\"findings\">\n<h2>What was found</h2>\n<ul>");
-    for finding in findings {
-        let link = finding.figure.map_or(String::new(), |at| {
-            let number = at + 1;
-            format!(" <a href=\"#figure-{number}\">Figure {number}</a>")
-        });
-        put!(
-            body,
-            "<li><b>{}</b>: {}.{}{link}</li>",
-            escape(&finding.title),
-            escape(&finding.words),
-            published_words(finding)
-        );
-    }
-    put!(body, "</ul>\n</section>");
-}
-
-fn published_words(finding: &Finding) -> String {
-    match finding.published.as_str() {
-        "" => String::new(),
-        published => format!(" <span class=\"small\">Published: {}.</span>", escape(published)),
+fn told(findings: &[Finding]) -> Markup {
+    html! {
+        @if !findings.is_empty() {
+            section class="findings" {
+                h2 { "What was found" }
+                ul {
+                    @for finding in findings {
+                        li {
+                            (words(finding))
+                            @if let Some(at) = finding.figure {
+                                " "
+                                a href={ "#figure-" (at + 1) } { "Figure " (at + 1) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
-/// The findings of one figure, and the ratios behind them.
-fn behind(body: &mut String, findings: &[&Finding]) {
-    // Numbers that stand for themselves are in the table.
-    for finding in findings.iter().filter(|one| !one.ratios.is_empty() || !one.published.is_empty()) {
-        put!(
-            body,
-            "<p><b>{}</b>: {}.{}</p>",
-            escape(&finding.title),
-            escape(&finding.words),
-            published_words(finding)
-        );
+/// A finding, and what was published of it.
+fn words(finding: &Finding) -> Markup {
+    html! {
+        b { (Text(&finding.title)) } ": " (Text(&finding.words)) "."
+        @if !finding.published.is_empty() {
+            " "
+            span class="small" { "Published: " (Text(&finding.published)) "." }
+        }
     }
 }
 
 /// Ratios between results, with their intervals.
-fn ratios(body: &mut String, findings: &[&Finding]) {
-    for finding in findings.iter().filter(|finding| finding.ratios.len() > 1) {
-        put!(body, "<div class=\"scroll\"><table>\n<thead><tr><th>{}</th>", escape(&finding.title));
-        put!(body, "<th class=\"n\">Ratio (95 % between)</th></tr></thead>\n<tbody>");
-        for ratio in &finding.ratios {
-            put!(body, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(&ratio.label), ratio.words());
+fn ratios(findings: &[&Finding]) -> Markup {
+    html! {
+        @for finding in findings.iter().filter(|finding| finding.ratios.len() > 1) {
+            div class="scroll" {
+                table {
+                    thead {
+                        tr { th { (Text(&finding.title)) } th class="n" { "Ratio (95 % between)" } }
+                    }
+                    tbody {
+                        @for ratio in &finding.ratios {
+                            tr { td { (Text(&ratio.label)) } td class="n" { (ratio.words()) } }
+                        }
+                    }
+                }
+            }
         }
-        put!(body, "</tbody></table></div>");
     }
 }
 
-fn picture(body: &mut String, figure: &Figure) {
-    put!(body, "<figure><figcaption>{}</figcaption>", escape(&figure.title));
-    put!(body, "<div class=\"wide\">{}</div>", figure.svg(WIDE));
-    put!(body, "<div class=\"narrow\">{}</div></figure>", figure.svg(NARROW));
+fn picture(figure: &Figure) -> Markup {
+    html! {
+        figure {
+            figcaption { (Text(&figure.title)) }
+            div class="wide" { (PreEscaped(figure.svg(WIDE))) }
+            div class="narrow" { (PreEscaped(figure.svg(NARROW))) }
+        }
+    }
 }
 
-fn section(body: &mut String, number: usize, one: &Gathered, findings: &[&Finding], documents: &[Document]) {
-    put!(body, "<section>\n<h2 id=\"figure-{number}\">Figure {number}: {}</h2>", escape(&one.figure.title));
-    behind(body, findings);
-    picture(body, &one.figure);
-    ratios(body, findings);
+fn section(number: usize, one: &Gathered, findings: &[&Finding], documents: &[Document]) -> Markup {
     // What was published stands for what is not measured here.
     let value = |entry: &Entry| entry.mean().or(entry.published.first().map(|published| published.value));
     let most = one.entries.iter().filter_map(value).fold(0.0, f64::max);
     let scale = Scale::of(&one.figure.unit, most);
     let published = one.entries.iter().any(|entry| !entry.published.is_empty() || !entry.found.is_empty());
     let x = if one.figure.x_label.is_empty() { "What" } else { &one.figure.x_label };
-    put!(body, "<div class=\"scroll\"><table>\n<thead><tr><th>{}</th><th></th>", escape(x));
-    put!(
-        body,
-        "<th class=\"n\">{}</th><th class=\"n\">95 % between</th><th class=\"n\">Runs</th>",
-        escape(scale.unit())
-    );
-    if published {
-        put!(body, "<th>Published</th><th class=\"n\">Ours / published</th>");
+    // Numbers that stand for themselves are in the table.
+    let behind = findings.iter().filter(|one| !one.ratios.is_empty() || !one.published.is_empty());
+    html! {
+        section {
+            h2 id={ "figure-" (number) } { "Figure " (number) ": " (Text(&one.figure.title)) }
+            @for finding in behind {
+                p { (words(finding)) }
+            }
+            (picture(&one.figure))
+            (ratios(findings))
+            div class="scroll" {
+                table {
+                    thead {
+                        tr {
+                            th { (Text(x)) }
+                            th {}
+                            th class="n" { (Text(scale.unit())) }
+                            th class="n" { "95 % between" }
+                            th class="n" { "Runs" }
+                            @if published {
+                                th { "Published" }
+                                th class="n" { "Ours / published" }
+                            }
+                            th {}
+                        }
+                    }
+                    tbody {
+                        @for entry in &one.entries {
+                            (row(entry, &scale, published))
+                        }
+                    }
+                }
+            }
+            (sources(one))
+            @if let Some(figure) = of_figure(one, documents) {
+                h3 { (Text(&figure.title)) }
+                (picture(&figure))
+            }
+        }
     }
-    put!(body, "<th></th></tr></thead>\n<tbody>");
-    for entry in &one.entries {
-        row(body, entry, &scale, published);
-    }
-    put!(body, "</tbody></table></div>");
-    sources(body, one);
-    if let Some(figure) = of_figure(one, documents) {
-        put!(body, "<h3>{}</h3>", escape(&figure.title));
-        picture(body, &figure);
-    }
-    put!(body, "</section>");
 }
 
-fn row(body: &mut String, entry: &Entry, scale: &Scale, published: bool) {
-    let void = !entry.words.is_empty();
-    put!(
-        body,
-        "<tr{}><td>{}</td><td>{}</td>",
-        if void { " class=\"void\"" } else { "" },
-        escape(&entry.x),
-        escape(&entry.series)
-    );
+fn row(entry: &Entry, scale: &Scale, published: bool) -> Markup {
     let mean = entry.mean().map_or("–".into(), |mean| scale.number(mean));
     let ends = entry.summary.interval().map_or("–".into(), |interval| {
         format!("{} – {}", scale.number(floor(interval)), scale.number(interval.high))
     });
-    put!(
-        body,
-        "<td class=\"n\" data-name=\"{}\">{mean}</td><td class=\"n\" data-name=\"95 %\">{ends}</td>\
-         <td class=\"n\" data-name=\"runs\">{}</td>",
-        escape(scale.unit()),
-        entry.summary.n
-    );
-    if published {
-        let number = entry.published.first().map(|published| scale.number(published.value));
-        let ratio = entry.ratio().map_or(String::new(), |ratio| match ratio.low < ratio.high {
-            true => format!("{:.2} ({:.2}–{:.2})", ratio.value, ratio.low, ratio.high),
-            false => format!("{:.2}", ratio.value),
-        });
-        let words = number.unwrap_or_else(|| escape(&entry.found));
-        put!(
-            body,
-            "<td data-name=\"published\">{words}</td><td class=\"n\" data-name=\"ours / published\">{ratio}</td>"
-        );
+    let number = entry.published.first().map(|published| scale.number(published.value));
+    let ratio = entry.ratio().map_or(String::new(), |ratio| match ratio.low < ratio.high {
+        true => format!("{:.2} ({:.2}–{:.2})", ratio.value, ratio.low, ratio.high),
+        false => format!("{:.2}", ratio.value),
+    });
+    html! {
+        tr class=[(!entry.words.is_empty()).then_some("void")] {
+            td { (Text(&entry.x)) }
+            td { (Text(&entry.series)) }
+            td class="n" data-name=(Text(scale.unit())) { (mean) }
+            td class="n" data-name="95 %" { (ends) }
+            td class="n" data-name="runs" { (entry.summary.n) }
+            @if published {
+                td data-name="published" { (Text(&number.unwrap_or_else(|| entry.found.clone()))) }
+                td class="n" data-name="ours / published" { (ratio) }
+            }
+            td { (Text(&entry.words)) }
+        }
     }
-    put!(body, "<td>{}</td></tr>", escape(&entry.words));
 }
 
 /// The lower end: what is above zero in the mean is a rate or a time, and never below it.
@@ -253,30 +276,24 @@ fn floor(interval: Interval) -> f64 {
     if interval.value > 0.0 { interval.low.max(0.0) } else { interval.low }
 }
 
-fn sources(body: &mut String, one: &Gathered) {
+fn sources(one: &Gathered) -> Markup {
     let mut sources: Vec<&str> =
         one.entries.iter().flat_map(|entry| &entry.published).map(|p| p.source.as_str()).collect();
     let words = one.entries.iter().flat_map(|entry| entry.found_source.split("; "));
     sources.extend(words.filter(|source| !source.is_empty()));
     sources.sort_unstable();
     sources.dedup();
-    if !sources.is_empty() {
-        put!(body, "<p class=\"small\">Published: {}.</p>", escape(&sources.join("; ")));
+    html! {
+        @if !sources.is_empty() {
+            p class="small" { "Published: " (Text(&sources.join("; "))) "." }
+        }
     }
 }
 
-fn conditions(body: &mut String, document: &Document) {
+fn conditions(document: &Document) -> Markup {
     let record = &document.record;
-    put!(
-        body,
-        "<section>\n<h2>Conditions of {}</h2>\n<div class=\"scroll\"><table><tbody>",
-        escape(&document.label())
-    );
-    let mut line = |name: &str, value: &str| {
-        if !value.is_empty() {
-            put!(body, "<tr><th>{}</th><td>{}</td></tr>", escape(name), escape(value));
-        }
-    };
+    let mut lines: Vec<(String, String)> = Vec::new();
+    let mut line = |name: &str, value: &str| lines.push((name.to_owned(), value.to_owned()));
     line("Measured by", &record.program);
     line("Written", &document.time);
     line("Command", &record.command.join(" "));
@@ -295,7 +312,20 @@ fn conditions(body: &mut String, document: &Document) {
         line("Runs", &format!("{runs}, {seconds:.1} s in all, {cpu:.1} s of processor time"));
     }
     line("Does not count", &record.validity.words());
-    put!(body, "</tbody></table></div>\n</section>");
+    html! {
+        section {
+            h2 { "Conditions of " (Text(&document.label())) }
+            div class="scroll" {
+                table {
+                    tbody {
+                        @for (name, value) in lines.iter().filter(|(_, value)| !value.is_empty()) {
+                            tr { th { (Text(name)) } td { (Text(value)) } }
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 fn describe(host: &Host) -> String {
@@ -321,27 +351,37 @@ fn describe(host: &Host) -> String {
 }
 
 /// The numbers and the results themselves, to be saved from the page.
-fn downloads(body: &mut String, (documents, page): (&[Document], &Path), table: &str) {
-    put!(body, "<section>\n<h2>Raw data</h2>\n<ul>");
+fn downloads((documents, page): (&[Document], &Path), table: &str) -> Markup {
     let link = |name: &str, kind: &str, text: &str| {
-        format!("<li><a download=\"{0}\" href=\"data:{kind},{1}\">{0}</a></li>", escape(name), percent(text))
-    };
-    put!(body, "{}", link("results.csv", "text/csv;charset=utf-8", table));
-    for document in documents {
-        let name = document.path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = name.unwrap_or_else(|| "result.json".into());
-        match document.text.len() {
-            0..=RAW_MAX => {
-                put!(body, "{}", link(&name, "application/json", &document.text));
+        html! {
+            li {
+                a download=(Text(name)) href={ "data:" (PreEscaped(kind)) "," (PreEscaped(percent(text))) } {
+                    (Text(name))
+                }
             }
-            bytes => {
-                let size = Scale::of("B", bytes as f64).with_unit(bytes as f64);
-                let (address, name) = (address(page, &document.path), escape(&name));
-                put!(body, "<li><a href=\"{address}\">{name}</a> ({size}, beside this page)</li>");
+        }
+    };
+    html! {
+        section {
+            h2 { "Raw data" }
+            ul {
+                (link("results.csv", "text/csv;charset=utf-8", table))
+                @for document in documents {
+                    @let name = document.path.file_name().map(|name| name.to_string_lossy().into_owned());
+                    @let name = name.unwrap_or_else(|| "result.json".into());
+                    @if document.text.len() <= RAW_MAX {
+                        (link(&name, "application/json", &document.text))
+                    } @else {
+                        @let bytes = document.text.len() as f64;
+                        li {
+                            a href=(PreEscaped(address(page, &document.path))) { (Text(&name)) }
+                            " (" (Scale::of("B", bytes).with_unit(bytes)) ", beside this page)"
+                        }
+                    }
+                }
             }
         }
     }
-    put!(body, "</ul>\n</section>");
 }
 
 /// Where a file is, as seen from a page: so that both can go elsewhere together.

@@ -189,7 +189,7 @@ fn results_that_are_too_large_are_linked() {
     large.text = "x".repeat(RAW_MAX + 1);
     let link = |page: &str| {
         let html = report("x", &[large.clone()], Path::new(page)).html;
-        let (_, rest) = html.split_once("</a></li>\n<li><a href=\"").expect("a link");
+        let (_, rest) = html.split_once("</a></li><li><a href=\"").expect("a link");
         rest.split_once("</a>").expect("its end").0.to_owned()
     };
     assert_eq!(link("report.html"), "results/of%20today.json\">of today.json");
