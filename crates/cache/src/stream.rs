@@ -14,15 +14,15 @@
 //!
 //! # Writing
 //!
-//! Writes are coalesced into I/Os of the size that the device likes, and done
-//! behind the writer's back.
+//! Writes are coalesced into I/Os of the size that the device advises, and done
+//! behind the writer.
 //!
 //! - **`write` returns** when the bytes are taken: they are neither durable
 //!   nor certain to become so. It waits while as many are under way as the
 //!   device advises.
 //! - **`flush` returns** when everything that was written through this handle
 //!   is durable, as after `fsync` on a file, or with an error. A device that
-//!   has lost its power meanwhile is sent again what it had not made durable:
+//!   has lost its power meanwhile gets again what it had not made durable:
 //!   up to 64 MiB of that are kept.
 //! - **Errors** of earlier writes come from the next `write`, `seek`, `read`
 //!   or `flush`, whichever is first: the first one, once. A `write` that fails
@@ -249,7 +249,7 @@ impl AsyncStream {
     }
 
     /// Hands everything over to the device and waits until it has it; an
-    /// error is logged. What drop does, for those who wait.
+    /// error is logged. As drop does, but it can be awaited.
     pub async fn close(mut self) {
         if let Some(inner) = self.inner.take() {
             inner.finish().await;

@@ -2,7 +2,7 @@
 //! user, to be resent when the device may have lost them.
 //!
 //! Invariants:
-//! - of each byte the latest change is kept, and no other: what is sent again
+//! - of each byte the latest change is kept, and no other: what is resent
 //!   in any order makes the content that was acknowledged;
 //! - memory is counted for as long as any part of it is kept.
 
@@ -42,7 +42,7 @@ struct Kept {
     end: u64,
     change: Change,
     number: u64,
-    /// The device's when the change was sent; nothing if it must be sent again.
+    /// The device's when the change was sent; `None` if it must be resent.
     generation: Option<u64>,
     _weight: Rc<Weight>,
 }
@@ -120,7 +120,7 @@ impl Unflushed {
     }
 
     /// What of a range was sent to another generation of the device than this
-    /// one, and so has to be sent again: as much as `most` bytes, and as many
+    /// one, and so has to be resent: as much as `most` bytes, and as many
     /// as `count` changes, but one at least.
     pub fn stale(
         &self,
@@ -143,7 +143,7 @@ impl Unflushed {
             .collect()
     }
 
-    /// Whether any of a range has to be sent again.
+    /// Whether any of a range has to be resent.
     pub fn is_stale(&self, range: &Range<u64>, generation: u64) -> bool {
         !self.stale(range, generation, 0, 1).is_empty()
     }
@@ -225,7 +225,7 @@ mod tests {
             assert!(content == model, "round {round}");
             assert!(!kept.is_stale(&ALL, 1));
         }
-        // What is sent again makes the same.
+        // What is resent makes the same.
         let mut content = vec![0; model.len()];
         for (range, change) in kept.stale(&ALL, 2, u64::MAX, usize::MAX) {
             if let Change::Data(buf) = change {

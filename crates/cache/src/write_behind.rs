@@ -4,7 +4,7 @@
 //! - a change takes its turn when it is called, and whatever comes later and touches the
 //!   same blocks waits for it;
 //! - a change that is written behind is acknowledged when its bytes are taken. If it
-//!   fails, `user` is told;
+//!   fails, `user` gets the error;
 //! - a change that the device may forget is kept before its turn ends.
 //!
 //! How kept changes become durable is in [`durable`](crate::durable).

@@ -1,5 +1,5 @@
 //! Streams for code that blocks: the asynchronous one lives on an engine
-//! thread, and is asked through a channel.
+//! thread, and gets requests through a channel.
 //!
 //! Invariants:
 //! - bytes to write that wait here are next to each other and end at the

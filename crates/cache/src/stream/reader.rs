@@ -48,7 +48,7 @@ impl ReadSide {
     }
 
     /// Bytes from `offset` on: at least one, if it is within the device. The
-    /// caller means to read `len` bytes there; who reads sequentially gets
+    /// caller means to read `len` bytes there; a sequential reader gets
     /// more, if it is here.
     pub(super) async fn read(
         &mut self,

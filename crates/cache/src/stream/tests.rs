@@ -1,12 +1,11 @@
-//! Streams over devices that are slow, that fail, and that count.
+//! Streams over devices that are slow, that fail, and that lose their power.
 
 use super::*;
 use fastrand::Rng;
-use longhaul_block::filter::{Delay, ErrorKind, Errors, Filtered, OpKind, OpSet, Stats};
+use longhaul_block::filter::{ErrorKind, Errors, Filtered, OpKind, OpSet, Stats};
 use longhaul_block::testing::FaultDisk;
-use longhaul_block::{Advice, IoError, IoFuture, MemDevice, WriteFlags, ZeroFlags};
-use longhaul_engine::{BufMut, Config, Engine};
-use std::cell::Cell;
+use longhaul_block::{Advice, IoError, MemDevice, WriteFlags};
+use longhaul_engine::{Config, Engine};
 use std::future::Future;
 use std::io::{BufRead, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
@@ -26,90 +25,35 @@ fn memory(size: u64, block: u32) -> Arc<MemDevice> {
     Arc::new(MemDevice::new(size, block).expect("mapped"))
 }
 
-fn counted(size: u64) -> Arc<Filtered<Stats>> {
-    let slow = Delay { time: Duration::from_micros(200), ops: OpSet::ALL };
-    Arc::new(Filtered::new(Arc::new(Filtered::new(memory(size, 512), slow)), Stats::default()))
-}
-
-/// Advises, and remembers the most that was in flight.
-struct Advised {
-    io: Rc<dyn BlockIo>,
-    advice: Cell<Advice>,
-    in_flight: Rc<Cell<u64>>,
-    most: Rc<Cell<u64>>,
-}
-
-impl Advised {
-    async fn open(device: &dyn BlockDevice, advice: Advice) -> Rc<Advised> {
-        let io = device.open().await.expect("opened");
-        Rc::new(Advised { io, advice: Cell::new(advice), in_flight: Rc::default(), most: Rc::default() })
-    }
-
-    fn count<T: Unpin + 'static>(&self, len: u64, io: IoFuture<T>) -> IoFuture<T> {
-        let in_flight = Rc::clone(&self.in_flight);
-        in_flight.set(in_flight.get() + len);
-        self.most.set(self.most.get().max(in_flight.get()));
-        // In a task, so that it ends also if its caller drops it.
-        let task = spawn(async move {
-            let result = io.await;
-            in_flight.set(in_flight.get() - len);
-            result
-        });
-        IoFuture::new(task)
-    }
-}
-
-impl BlockIo for Advised {
-    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
-        self.count(dst.len() as u64, self.io.read(offset, dst))
-    }
-
-    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        self.count(src.len() as u64, self.io.write(offset, src, flags))
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        self.io.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.io.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.io.write_zeroes(offset, len, flags)
-    }
-
-    fn advice(&self) -> Option<Advice> {
-        Some(self.advice.get())
-    }
-}
-
 fn advice(bytes: u64) -> Advice {
     Advice { read: bytes, write: bytes, io_size: 128 << 10, read_ahead: bytes, commands: 1000 }
 }
 
+/// Operations take this time twice, so that several are under way.
+const TIME: Duration = Duration::from_micros(100);
+
 #[test]
 fn a_sequential_reader_has_the_advised_bytes_on_their_way() {
     on_engine(async {
-        let device = counted(32 << 20);
+        let disk = FaultDisk::new(32 << 20);
         let content = pattern(32 << 20, 1);
-        let io = device.open().await.expect("opened");
+        let io = disk.open().await.expect("opened");
         for at in (0..content.len()).step_by(1 << 20) {
             let part = Buf::copy_of(&content[at..at + (1 << 20)]);
             io.write(at as u64, part, WriteFlags::default()).await.expect("written");
         }
-        let advised = Advised::open(&*device, advice(4 << 20)).await;
-        let mut stream = AsyncStream::new(advised.clone(), device.info());
+        disk.delay(|| TIME);
+        disk.advise(advice(4 << 20));
+        let mut stream = AsyncStream::open(&disk).await.expect("opened");
         let (mut all, mut part) = (Vec::new(), vec![0; 128 << 10]);
         while all.len() < 16 << 20 {
             let n = stream.read(&mut part).await.expect("read");
             all.extend_from_slice(&part[..n]);
         }
-        let most = advised.most.replace(0);
+        let most = disk.counts().most_in_flight;
         assert!((3 << 20..=(4 << 20) + (128 << 10)).contains(&most), "{most} bytes");
         // A path that has become shorter needs less.
-        advised.advice.set(advice(1 << 20));
+        disk.advise(advice(1 << 20));
         loop {
             let n = stream.read(&mut part).await.expect("read");
             if n == 0 {
@@ -118,16 +62,16 @@ fn a_sequential_reader_has_the_advised_bytes_on_their_way() {
             all.extend_from_slice(&part[..n]);
         }
         assert!(all == content);
-        assert!(advised.in_flight.get() == 0);
-        assert_eq!(device.filter().snapshot().of(OpKind::Read).bytes, 32 << 20, "nothing twice");
+        assert_eq!((disk.counts().in_flight, disk.counts().read), (0, 32 << 20), "nothing twice");
     });
 }
 
 #[test]
 fn a_random_reader_wastes_nothing() {
     on_engine(async {
-        let device = counted(8 << 20);
-        let mut stream = AsyncStream::open(&*device).await.expect("opened");
+        let disk = FaultDisk::new(8 << 20);
+        disk.delay(|| TIME);
+        let mut stream = AsyncStream::open(&disk).await.expect("opened");
         let mut part = [0; 4096];
         for n in [77u64, 3, 1500, 900, 41, 1999, 700] {
             stream.seek(n * 4096);
@@ -136,29 +80,30 @@ fn a_random_reader_wastes_nothing() {
                 got += stream.read(&mut part[got..]).await.expect("read");
             }
         }
-        let reads = device.filter().snapshot();
-        assert_eq!(reads.of(OpKind::Read).bytes, 7 * 4096);
+        assert_eq!(disk.counts().read, 7 * 4096);
     });
 }
 
 #[test]
 fn a_writer_has_the_advised_bytes_on_their_way_and_coalesces() {
     on_engine(async {
-        let device = counted(32 << 20);
+        let disk = FaultDisk::new(32 << 20);
+        disk.delay(|| TIME);
+        disk.advise(advice(2 << 20));
+        let device = Filtered::new(Arc::new(disk.clone()), Stats::default());
         let content = pattern(16 << 20, 2);
-        let advised = Advised::open(&*device, advice(2 << 20)).await;
-        let mut stream = AsyncStream::new(advised.clone(), device.info());
+        let mut stream = AsyncStream::open(&device).await.expect("opened");
         for part in content.chunks(10_000) {
             stream.write_all(part).await.expect("written");
         }
         stream.flush().await.expect("flushed");
-        let most = advised.most.get();
+        let most = disk.counts().most_in_flight;
         assert!((1 << 20..=(2 << 20) + (128 << 10)).contains(&most), "{most} bytes");
         let stats = device.filter().snapshot();
         assert_eq!(stats.of(OpKind::Write).done, 128, "of 128 KiB each");
         assert_eq!((stats.of(OpKind::Read).done, stats.of(OpKind::Flush).done), (0, 1));
         stream.flush().await.expect("flushed");
-        assert_eq!(device.filter().snapshot().of(OpKind::Flush).done, 1, "nothing new");
+        assert_eq!(disk.counts().flushes, 1, "nothing new");
         stream.seek(0);
         let mut all = vec![0; content.len()];
         let mut got = 0;
@@ -243,29 +188,29 @@ fn failing(range: std::ops::Range<u64>) -> Arc<Filtered<Errors>> {
 }
 
 #[test]
-fn the_error_of_an_earlier_write_is_told_once() {
+fn the_error_of_an_earlier_write_is_reported_once() {
     on_engine(async {
         let device = failing(0..512);
         let mut stream = AsyncStream::open(&*device).await.expect("opened");
         // Coalesced, so taken.
         assert_eq!(stream.write(&[7; 1000]).await, Ok(1000));
         assert_eq!(stream.flush().await, Err(IoError::NoSpace));
-        assert_eq!(stream.flush().await, Ok(()), "told once");
+        assert_eq!(stream.flush().await, Ok(()), "reported once");
         stream.seek(0);
         stream.write_all(&[7; 512]).await.expect("taken");
         stream.seek(8192);
         // Handed over by the next write, which is somewhere else.
         stream.write_all(&[8; 512]).await.expect("taken");
         stream.seek(16384);
-        let mut told = 0;
+        let mut reported = 0;
         for _ in 0..3 {
-            told += u32::from(stream.write(&[9; 512]).await.is_err());
-            told += u32::from(stream.flush().await.is_err());
+            reported += u32::from(stream.write(&[9; 512]).await.is_err());
+            reported += u32::from(stream.flush().await.is_err());
         }
-        assert_eq!(told, 1);
+        assert_eq!(reported, 1);
         stream.seek(0);
         stream.write_all(&[7; 512]).await.expect("taken");
-        assert_eq!(stream.read(&mut [0; 8]).await, Err(IoError::NoSpace), "reads tell it too");
+        assert_eq!(stream.read(&mut [0; 8]).await, Err(IoError::NoSpace), "reads report it too");
     });
 }
 
@@ -275,104 +220,41 @@ fn a_blocking_writer_hears_of_errors() {
     writer.write_all(&[7; 100]).expect("taken");
     let e = writer.flush().expect_err("it failed");
     assert_eq!(e.kind(), std::io::ErrorKind::StorageFull);
-    writer.flush().expect("told once");
-}
-
-/// A device whose power goes when it is told: without what was not flushed.
-struct Forgetful {
-    io: Rc<dyn BlockIo>,
-    /// Where writes went, and what was there before.
-    before: Rc<std::cell::RefCell<Vec<(u64, BufMut)>>>,
-    generation: Rc<Cell<u64>>,
-    flushes: Cell<u64>,
-}
-
-impl Forgetful {
-    async fn lose_power(&self) {
-        let all = std::mem::take(&mut *self.before.borrow_mut());
-        for (at, before) in all.into_iter().rev() {
-            self.io.write(at, before.freeze(), WriteFlags::default()).await.expect("written");
-        }
-        self.generation.set(self.generation.get() + 1);
-    }
-}
-
-impl BlockIo for Forgetful {
-    fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
-        self.io.read(offset, dst)
-    }
-
-    fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        let (io, kept) = (Rc::clone(&self.io), Rc::clone(&self.before));
-        IoFuture::new(spawn(async move {
-            let before = io.read(offset, BufMut::zeroed(src.len())).await?;
-            kept.borrow_mut().push((offset, before));
-            io.write(offset, src, flags).await
-        }))
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        self.flushes.set(self.flushes.get() + 1);
-        self.before.borrow_mut().clear();
-        IoFuture::ready(Ok(()))
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.io.discard(offset, len)
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.io.write_zeroes(offset, len, flags)
-    }
-
-    fn generation(&self) -> u64 {
-        self.generation.get()
-    }
+    writer.flush().expect("reported once");
 }
 
 #[test]
 fn what_a_device_forgot_is_written_again() {
     on_engine(async {
-        let device = memory(256 << 20, 512);
-        let io = Rc::new(Forgetful {
-            io: device.open().await.expect("opened"),
-            before: Rc::default(),
-            generation: Rc::default(),
-            flushes: Cell::new(0),
-        });
-        let info = DeviceInfo { volatile_cache: true, ..device.info() };
-        let mut stream = AsyncStream::new(io.clone(), info);
+        let disk = FaultDisk::new(208 << 20);
+        let mut stream = AsyncStream::open(&disk).await.expect("opened");
         let content = pattern(1_000_000, 3);
         stream.write_all(&content).await.expect("taken");
         // Reading makes the device have it.
         stream.seek(0);
         assert_eq!(stream.fill(512).await.expect("read")[..512], content[..512]);
-        io.lose_power().await;
-        stream.seek(0);
-        assert_eq!(stream.fill(512).await.expect("read")[..512], content[..512], "forgotten, and read");
-        io.lose_power().await;
+        disk.cut_power();
+        stream.seek(1);
+        assert_eq!(stream.fill(512).await.expect("read")[..511], content[1..512], "forgotten, and read");
+        disk.cut_power();
         // Behind a part of a block, which is read first.
         stream.seek(1_000_000);
         stream.write_all(&[7; 100]).await.expect("taken");
         stream.flush().await.expect("durable");
-        io.lose_power().await;
-        let mut back = vec![0; 1_000_100];
-        let mut reader = AsyncStream::open(&*device).await.expect("opened");
-        let mut got = 0;
-        while got < back.len() {
-            got += reader.read(&mut back[got..]).await.expect("read");
-        }
+        disk.cut_power();
+        let back = disk.content(0..1_000_100);
         assert!(back[..1_000_000] == content[..], "lost by a flush that said nothing");
         assert_eq!(back[1_000_000..], [7; 100]);
 
         // A long one is flushed on the way, and so it is bounded.
-        io.flushes.set(0);
+        let before = disk.counts().flushes;
         let part = vec![1; 1 << 20];
         stream.seek(0);
         for _ in 0..200 {
             stream.write_all(&part).await.expect("taken");
         }
-        assert!((3..20).contains(&io.flushes.get()), "{} flushes", io.flushes.get());
+        let flushes = disk.counts().flushes - before;
+        assert!((3..20).contains(&flushes), "{flushes} flushes");
     });
 }
 
