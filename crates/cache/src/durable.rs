@@ -50,7 +50,8 @@ impl WriteBehind {
             // Whether the device owes something here that it may forget.
             let (owes, forgot) = {
                 let kept = self.kept.borrow();
-                (kept.touches(&blocks), kept.is_stale(&blocks, generation))
+                let owes = kept.touches(&blocks);
+                (owes, owes && kept.is_stale(&blocks, generation))
             };
             if forgot {
                 self.resend().await;

@@ -113,7 +113,9 @@ impl Room {
             }
         }
         drop(waiting);
-        self.over.take().into_iter().for_each(Waker::wake);
+        if !self.over.borrow().is_empty() {
+            self.over.take().into_iter().for_each(Waker::wake);
+        }
     }
 
     /// Whether more is under way than the device advises, or more is kept than the limit;

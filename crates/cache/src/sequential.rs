@@ -5,20 +5,17 @@
 //!   longest makes way for a new one;
 //! - a sequence begins with any operation, and its second operation begins exactly where
 //!   the first one ended; from then on operations may be `disorder` bytes early or late;
-//! - `skipped` is at most `disorder`: a sequence with larger gaps begins again.
+//! - `skipped` is at most `disorder`: a sequence with larger gaps begins again;
+//! - `nexts`, `touched` and `runs` have one entry for each sequence, at the same index.
 
 use std::ops::Range;
 
-/// One sequence of operations.
-struct Sequence {
-    /// Where it goes on.
-    next: u64,
-    /// Bytes of its operations, once there are two of them; 0 before.
+/// The operations of one sequence.
+struct Run {
+    /// Their bytes, once there are two of them; 0 before.
     bytes: u64,
-    /// Bytes before `next` that no operation covered.
+    /// Bytes before the end of the sequence that no operation covered.
     skipped: u64,
-    /// Number of the operation that continued it last.
-    touched: u64,
 }
 
 /// What an operation continues.
@@ -36,7 +33,11 @@ pub struct Continued {
 
 /// Finds sequential operations among others.
 pub struct SequentialDetector {
-    sequences: Vec<Sequence>,
+    /// Of each sequence, where it goes on, the number of the operation that continued it last, and
+    /// the rest: apart, since each operation is compared with all of them.
+    nexts: Vec<u64>,
+    touched: Vec<u64>,
+    runs: Vec<Run>,
     limit: usize,
     disorder: u64,
     operations: u64,
@@ -53,54 +54,65 @@ impl SequentialDetector {
     /// Follows at most `limit` sequences, whose operations may arrive out of order by
     /// `disorder` bytes.
     pub fn new(limit: usize, disorder: u64) -> SequentialDetector {
-        SequentialDetector { sequences: Vec::with_capacity(limit), limit, disorder, operations: 0 }
+        let (nexts, touched, runs) = (Vec::new(), Vec::new(), Vec::new());
+        SequentialDetector { nexts, touched, runs, limit, disorder, operations: 0 }
     }
 
     /// Records an operation; returns what it continues, and nothing if it may begin a sequence.
     pub fn record(&mut self, bytes: &Range<u64>) -> Option<Continued> {
         self.operations += 1;
-        let (len, disorder) = (bytes.end - bytes.start, self.disorder);
-        let continues = |sequence: &Sequence| {
-            if bytes.start == sequence.next {
-                return true;
-            }
-            // Before the next byte there is only what was skipped.
-            let late = bytes.start < sequence.next
-                && bytes.start + disorder > sequence.next
-                && sequence.skipped >= len;
-            let early = bytes.start > sequence.next && bytes.start < sequence.next + disorder;
-            sequence.bytes > 0 && (late || early)
-        };
-        let Some(sequence) = self.sequences.iter_mut().find(|sequence| continues(sequence)) else {
+        let Some(at) = self.find(bytes) else {
             self.begin(bytes.end);
             return None;
         };
-        sequence.touched = self.operations;
-        let advanced = bytes.end.saturating_sub(sequence.next);
-        sequence.next += advanced;
-        sequence.skipped = (sequence.skipped + advanced).saturating_sub(len);
-        if sequence.skipped > disorder {
-            (sequence.bytes, sequence.skipped) = (0, 0);
+        let len = bytes.end - bytes.start;
+        let (next, run) = (&mut self.nexts[at], &mut self.runs[at]);
+        self.touched[at] = self.operations;
+        let advanced = bytes.end.saturating_sub(*next);
+        *next += advanced;
+        run.skipped = (run.skipped + advanced).saturating_sub(len);
+        if run.skipped > self.disorder {
+            (run.bytes, run.skipped) = (0, 0);
             return None;
         }
-        sequence.bytes = if sequence.bytes == 0 { 2 * len } else { sequence.bytes + len };
-        Some(Continued { next: sequence.next, bytes: sequence.bytes, skipped: sequence.skipped, advanced })
+        run.bytes = if run.bytes == 0 { 2 * len } else { run.bytes + len };
+        Some(Continued { next: *next, bytes: run.bytes, skipped: run.skipped, advanced })
+    }
+
+    /// The sequence that an operation continues.
+    fn find(&self, bytes: &Range<u64>) -> Option<usize> {
+        let (start, disorder) = (bytes.start, self.disorder);
+        if disorder == 0 {
+            return self.nexts.iter().position(|&next| next == start);
+        }
+        let continues = |(&next, run): (&u64, &Run)| {
+            // Before the next byte there is only what was skipped.
+            let late = start < next && start + disorder > next && run.skipped >= bytes.end - start;
+            let early = start > next && start < next + disorder;
+            start == next || run.bytes > 0 && (late || early)
+        };
+        self.nexts.iter().zip(&self.runs).position(continues)
     }
 
     /// Begins a sequence with an operation that ended at `next`.
     fn begin(&mut self, next: u64) {
-        if self.sequences.len() >= self.limit
-            && let Some(oldest) = (0..self.sequences.len()).min_by_key(|&at| self.sequences[at].touched)
+        if self.runs.len() == self.limit
+            && let Some(oldest) = self.touched.iter().min()
+            && let Some(at) = self.touched.iter().position(|touched| touched == oldest)
         {
-            self.sequences.swap_remove(oldest);
+            self.nexts.swap_remove(at);
+            self.touched.swap_remove(at);
+            self.runs.swap_remove(at);
         }
-        self.sequences.push(Sequence { next, bytes: 0, skipped: 0, touched: self.operations });
+        self.nexts.push(next);
+        self.touched.push(self.operations);
+        self.runs.push(Run { bytes: 0, skipped: 0 });
     }
 
     /// The last operation covered the bytes up to `end`, and not up to where it was recorded.
     pub fn end_last(&mut self, end: u64) {
-        if let Some(last) = self.sequences.iter_mut().max_by_key(|sequence| sequence.touched) {
-            last.next = end;
+        if let Some(last) = self.touched.iter().position(|&touched| touched == self.operations) {
+            self.nexts[last] = end;
         }
     }
 
@@ -108,7 +120,8 @@ impl SequentialDetector {
     /// operations before the next one.
     pub fn active(&self, recent: u64) -> usize {
         let now = self.operations + 1;
-        self.sequences.iter().filter(|s| s.bytes > 0 && now - s.touched < recent).count()
+        let is_active = |&(&touched, run): &(&u64, &Run)| run.bytes > 0 && now - touched < recent;
+        self.touched.iter().zip(&self.runs).filter(is_active).count()
     }
 }
 

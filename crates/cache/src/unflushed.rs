@@ -116,7 +116,7 @@ impl Unflushed {
 
     /// Whether any of a range is kept.
     pub fn touches(&self, range: &Range<u64>) -> bool {
-        self.within(range).next().is_some()
+        !self.changes.is_empty() && self.within(range).next().is_some()
     }
 
     /// What of a range was sent to another generation of the device than this
