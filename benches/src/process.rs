@@ -132,7 +132,7 @@ pub(crate) struct Usage {
     pub(crate) memory: u64,
 }
 
-/// Waits for a child; whether it ended well, and what it has used.
+/// Waits for a child; returns whether its exit status is 0, and its resource usage.
 pub(crate) fn wait_usage(child: Child) -> Result<(bool, Usage)> {
     let mut status = 0;
     // SAFETY: a structure of numbers, for which zero is a valid value.
@@ -147,7 +147,7 @@ pub(crate) fn wait_usage(child: Child) -> Result<(bool, Usage)> {
 }
 
 /// Waits until a process has no children that it must still wait for, whose time would
-/// not be counted yet; gives up on those that go on.
+/// not be counted yet; gives up on those that do not end.
 pub(crate) fn await_children(pid: u32) {
     let end = Instant::now() + PATIENCE;
     let children = || -> Vec<u32> {

@@ -35,7 +35,7 @@ impl Place {
         Place { address, cpu: None, namespace: Some(namespace.clone()), home: None }
     }
 
-    /// The same, as those who are there know it.
+    /// The same place, with the address that its own programs use.
     pub(crate) fn itself(&self) -> Place {
         Place { address: Ipv4Addr::LOCALHOST, ..self.clone() }
     }

@@ -5,7 +5,7 @@ use longhaul_wire::digest::{append_header_digest, check_header_digest, crc32c};
 use longhaul_wire::pdu::{CommonHeader, Format, PduType};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// One PDU.
+/// One PDU of an input, with its length.
 #[derive(Clone, Debug)]
 pub(crate) struct Pdu {
     pub(crate) kind: PduType,

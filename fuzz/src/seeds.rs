@@ -15,18 +15,18 @@ use longhaul_wire::pdu::{CommonHeader, DataPdu, Fes, Format, IcReq, PduType, Ter
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-/// One input.
+/// One input of the corpus.
 #[derive(Clone, Debug)]
 pub struct Seed {
     /// The target that it is for.
     pub target: &'static str,
     /// What it is.
     pub name: String,
-    /// The input.
+    /// Content of the input.
     pub bytes: Vec<u8>,
 }
 
-/// Every seed.
+/// All inputs that the corpus begins with.
 pub fn all() -> Vec<Seed> {
     let mut all = Vec::new();
     for digests in 0..4u8 {

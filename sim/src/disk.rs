@@ -39,7 +39,7 @@ const STRAGGLING: u64 = 700;
 /// What a disk is made like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Make {
-    /// Bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
     /// Bytes of a logical block, which is written as a whole or not at all.
     pub block: u32,
@@ -47,9 +47,9 @@ pub struct Make {
     pub volatile: bool,
     /// About how long an operation takes.
     pub latency: Duration,
-    /// Bytes that it says are to be kept in flight, if it says so.
+    /// Bytes to keep in flight that it advises, if any.
     pub window: Option<u64>,
-    /// Whether it says that it hangs.
+    /// Whether it reports that it hangs.
     pub knows: bool,
 }
 
@@ -141,7 +141,7 @@ impl Disk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its name.
+    /// Name of the disk, as in the plan.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -153,7 +153,7 @@ impl Disk {
         state.pending.is_empty() && state.unanswered.is_empty()
     }
 
-    /// A host that used it runs no more, and those that go on had no change under
+    /// A host that used it has ended, and the remaining hosts had no change under
     /// way: what was under way may have had its effect, or parts of it.
     pub(crate) fn settle(&self) {
         let mut state = self.state();
@@ -216,7 +216,7 @@ impl Disk {
         state.waiting.drain(..).for_each(Waker::wake);
     }
 
-    /// Puts it in reach again, as it is.
+    /// Makes it reachable again, with its content.
     pub fn come_back(&self) {
         let mut state = self.state();
         state.gone = false;

@@ -269,7 +269,7 @@ impl Load {
         }
     }
 
-    /// Reads everything.
+    /// Reads the whole device, and has the model judge it.
     pub(crate) async fn read_all(&self, mut random: Random) {
         let all = self.model.borrow().len();
         let most = self.longest();

@@ -33,8 +33,8 @@ pub struct Model {
     reads: BTreeMap<u64, Reading>,
     /// Counts tokens and writers.
     next: u64,
-    /// When power was lost for the last time beside those who go on: a flush
-    /// that began before may have been done before.
+    /// Time of the last loss of power while other hosts continued: a flush
+    /// that began earlier may have completed earlier.
     power_lost: u64,
 }
 
@@ -79,7 +79,7 @@ pub struct Read(u64);
 #[must_use]
 pub struct Write {
     blocks: Range<usize>,
-    /// Who writes.
+    /// The load that writes them.
     pub writer: Writer,
     kind: Kind,
 }

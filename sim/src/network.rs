@@ -168,8 +168,8 @@ impl Net {
     }
 
     /// Resets every connection between two hosts, as a middle box does that has
-    /// forgotten them. If not `both`, only the first one gets to know: what it has
-    /// sent arrives, and is taken.
+    /// forgotten them. If not `both`, only the first one notices: what it has
+    /// sent arrives, and is accepted.
     pub fn reset(&self, one: IpAddr, other: IpAddr, both: bool) {
         let mut state = self.state();
         let whose = if both { "" } else { ", for the first one" };
@@ -381,7 +381,7 @@ impl State {
         }
     }
 
-    /// Gives a connection that is established to those who accept.
+    /// Offers an established connection to the tasks that accept.
     fn offer(&mut self, id: u64) {
         let Some(end) = self.ends.get_mut(&id) else { return };
         if id.is_multiple_of(2) || end.offered {

@@ -59,11 +59,11 @@ pub struct Plan {
     pub layouts: Vec<Layout>,
     /// How blocks are spread.
     pub layout: Layout,
-    /// Members.
+    /// Number of members of the array.
     pub width: usize,
     /// Stripe unit in bytes.
     pub unit: u64,
-    /// Stripes.
+    /// Number of stripes of the array.
     pub rows: u64,
     /// Bytes of a disk's logical block.
     pub block: u32,

@@ -31,7 +31,7 @@ const ALIKE: u32 = 30;
 pub struct Done {
     /// Events on disks.
     pub events: u64,
-    /// Crashes.
+    /// Number of crashes of the host.
     pub crashes: u64,
     /// Tells runs apart: two of the same seed have the same.
     pub digest: u64,

@@ -11,7 +11,7 @@ use crate::repo::{File, Finding, Repo};
 pub(crate) const DOCUMENTS: [&str; 5] =
     ["NVMe Base 2.1", "NVMe Base 2.3", "NVMe-TCP 1.1", "NVM Command Set 1.1", "NVMe Boot 1.1"];
 
-/// One citation.
+/// One citation of a specification, in a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Citation {
     /// One of [`DOCUMENTS`].

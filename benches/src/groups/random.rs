@@ -23,7 +23,7 @@ const MICRO: f64 = 1e-6;
 const KILO: f64 = 1e3;
 
 enum Subject {
-    /// Engine number.
+    /// Longhaul, on the engine with this index in `Setup::engines`.
     Ours(usize),
     Bare(Wait),
 }

@@ -17,7 +17,7 @@ const SIZES: [u64; 2] = [128 << 10, 1 << 20];
 const GB: f64 = 1e9;
 
 enum Subject {
-    /// Engine number.
+    /// Longhaul, on the engine with this index in `Setup::engines`.
     Ours(usize),
     Plain,
     Iperf(Iperf),

@@ -25,7 +25,7 @@ const FILES_AT_ONCE: &str = "16";
 /// Bytes that socat moves at once.
 const BLOCK: &str = "262144";
 
-/// Whose program.
+/// A program that copies trees of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Longhaul,

@@ -25,7 +25,7 @@ pub enum ArrayError {
     },
     /// The device is a member of another array.
     #[error(
-        "{device} is a member of array {name} ({array}): --force takes it away, and all that array's data with it"
+        "{device} is a member of array {name} ({array}): --force overwrites it, and all data of that array is lost"
     )]
     Taken {
         /// Name of the device, as its `DeviceInfo` gives it.
@@ -37,8 +37,8 @@ pub enum ArrayError {
     },
     /// The device is a member of an array whose superblock cannot be read.
     #[error(
-        "{device} is a member of an array, though its superblock {superblock}: --force takes it away, \
-         and all that array's data with it"
+        "{device} is a member of an array, though its superblock {superblock}: --force overwrites it, \
+         and all data of that array is lost"
     )]
     TakenUnknown {
         /// Name of the device, as its `DeviceInfo` gives it.

@@ -36,7 +36,7 @@ use window::ReadWindow;
 /// Counts since the array was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Full-stripe writes.
+    /// Stripe writes of a whole stripe, without reading.
     pub full_writes: u64,
     /// Read-modify-writes, in parts of stripes.
     pub modify_writes: u64,

@@ -43,7 +43,7 @@ pub enum Mechanism {
 }
 
 impl Mechanism {
-    /// All mechanisms.
+    /// All mechanisms that a simulation may leave out.
     #[cfg(feature = "switch-off")]
     pub const ALL: [Mechanism; 15] = [
         Mechanism::Journal,

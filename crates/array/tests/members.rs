@@ -105,7 +105,7 @@ fn an_unreadable_superblock_is_not_taken_for_blank() {
             let added = array.add_spare(damaged(), false).await;
             for result in [created, replaced, added] {
                 let text = result.expect_err("refused").to_string();
-                assert!(text.contains("its superblock is damaged: --force takes it away"), "{text}");
+                assert!(text.contains("its superblock is damaged: --force overwrites it"), "{text}");
             }
             assert_eq!(old[1].writes.load(SeqCst), before, "it was written to");
             array.add_spare(damaged(), true).await.expect("taken by force");

@@ -86,7 +86,7 @@ impl Blocking {
         let (jobs, inbox) = mpsc::unbounded::<Job>();
         let (opened, result) = std_mpsc::channel();
         let shared = Arc::clone(&device);
-        // The result comes by `opened`: the task itself goes on.
+        // The result comes by `opened`; the task itself continues.
         drop(thread.handle().spawn(move || async move {
             match shared.open().await {
                 Ok(io) => {

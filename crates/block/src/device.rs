@@ -71,7 +71,7 @@ pub enum IoError {
     /// Past the end of the device.
     #[error("{len} bytes at {offset} are past the end of the device ({size} bytes)")]
     OutOfRange {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
         /// Length in bytes.
         len: u64,
@@ -81,7 +81,7 @@ pub enum IoError {
     /// Not a whole number of logical blocks.
     #[error("{len} bytes at {offset} are not whole blocks of {block_size} bytes")]
     Unaligned {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
         /// Length in bytes.
         len: u64,

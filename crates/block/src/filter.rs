@@ -1,7 +1,7 @@
 //! Filters: devices that wrap a device.
 //!
-//! A filter is an [`Around`]: it sees each operation begin, and decides how
-//! it goes on. [`Filtered`] makes a device of it, so filters stack, and a
+//! A filter is an [`Around`]: it sees each operation begin, and decides what
+//! follows. [`Filtered`] makes a device of it, so filters stack, and a
 //! fault is a filter and never an `if` in a back end.
 //!
 //! Invariants:
@@ -31,15 +31,15 @@ use std::time::Instant;
 /// The kinds of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
-    /// [`BlockIo::read`].
+    /// Reads: [`BlockIo::read`].
     Read,
-    /// [`BlockIo::write`].
+    /// Writes: [`BlockIo::write`].
     Write,
-    /// [`BlockIo::flush`].
+    /// Flushes: [`BlockIo::flush`].
     Flush,
-    /// [`BlockIo::discard`].
+    /// Discards: [`BlockIo::discard`].
     Discard,
-    /// [`BlockIo::write_zeroes`].
+    /// Zeroed ranges: [`BlockIo::write_zeroes`].
     WriteZeroes,
 }
 
@@ -65,9 +65,9 @@ impl OpKind {
 pub struct OpSet(u8);
 
 impl OpSet {
-    /// Every kind.
+    /// All kinds of operations.
     pub const ALL: OpSet = OpSet(0b1_1111);
-    /// No kind.
+    /// No kind of operation.
     pub const NONE: OpSet = OpSet(0);
 
     /// This set and `kind`.
@@ -87,7 +87,7 @@ impl OpSet {
 pub struct Op {
     /// What is done.
     pub kind: OpKind,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,

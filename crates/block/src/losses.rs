@@ -49,7 +49,7 @@ fn lock(generations: &Mutex<Generations>) -> MutexGuard<'_, Generations> {
 }
 
 impl TellsLosses {
-    /// Around `inner`.
+    /// Puts the filter around `inner`.
     pub fn new(inner: Arc<dyn BlockDevice>) -> TellsLosses {
         TellsLosses { inner, unflushed: Arc::default() }
     }

@@ -42,11 +42,11 @@ pub struct Medium {
 /// What of a medium no copy of it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Facts {
-    /// Inode number.
+    /// Inode number on its file system.
     inode: u64,
     /// Time of birth in nanoseconds since 1970; 0 where the file system keeps none.
     born: u128,
-    /// The machine.
+    /// Board and network addresses of the machine.
     hardware: Hardware,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One rule for all verbs that write to a device: what was found is named, with its place, and only
 //! `--force` overrides it. Recognised are signatures at the beginning and at the end of a device, as
-//! `wipefs` of util-linux knows them. Anything else that is not zero there is told apart: an earlier
+//! `wipefs` of util-linux knows them. Other content that is not zero there is distinguished: an earlier
 //! load leaves such data, so it stops neither a load nor an array.
 
 use crate::{BlockIo, DeviceInfo, IoResult};

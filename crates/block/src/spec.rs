@@ -40,7 +40,7 @@ pub enum SpecError {
     Option {
         /// The back end.
         kind: &'static str,
-        /// The option.
+        /// The option, as it was written.
         option: String,
     },
     /// The value of an option is wrong.
@@ -58,14 +58,14 @@ pub enum SpecError {
 pub enum Backend {
     /// A regular file.
     File {
-        /// Its path.
+        /// Path of the file or device.
         path: PathBuf,
         /// Created or grown to this many bytes.
         size: Option<u64>,
     },
     /// A block device of this machine.
     Block {
-        /// Its path.
+        /// Path of the file or device.
         path: PathBuf,
     },
     /// This many bytes of memory.
@@ -73,7 +73,7 @@ pub enum Backend {
         /// Size in bytes.
         size: u64,
     },
-    /// Nowhere.
+    /// Reads return zeroes, writes are discarded.
     Null {
         /// Size in bytes.
         size: u64,
@@ -94,23 +94,23 @@ impl Backend {
 /// A filter around the back end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FilterSpec {
-    /// [`Delay`].
+    /// Delays operations: [`Delay`].
     Delay {
         /// Added to each operation.
         time: Duration,
-        /// Which operations.
+        /// The kinds of operations that it applies to.
         ops: OpSet,
     },
-    /// [`Bound`].
+    /// Limits the throughput: [`Bound`].
     Rate {
         /// Of reads and writes together.
         bits_per_second: u64,
     },
-    /// [`Errors`].
+    /// Fails a share of the operations: [`Errors`].
     Error {
         /// Share of the operations that fail, 0 to 1.
         share: f64,
-        /// Which operations.
+        /// The kinds of operations that it applies to.
         ops: OpSet,
         /// Chooses which ones fail.
         seed: u64,
@@ -119,7 +119,7 @@ pub enum FilterSpec {
         /// What they end in.
         kind: ErrorKind,
     },
-    /// [`Stats`].
+    /// Counts operations, bytes and latencies: [`Stats`].
     Stats,
 }
 

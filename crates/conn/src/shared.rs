@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The side that knows the commands and owns their memory.
 pub trait Driver {
-    /// Its end of the connection.
+    /// The protocol state machine of this end.
     type Queue: Endpoint;
 
     /// Takes out the memory that payload of `slot` goes to. It is given back
@@ -56,15 +56,15 @@ fn prepare_if_far(stream: &TcpStream) {
 pub struct Shared<Q> {
     /// The state machine. Never borrowed across an await.
     pub queue: RefCell<Q>,
-    /// The socket.
+    /// The socket of the connection.
     pub stream: TcpStream,
     /// Something may be ready to be sent.
     pub output: Notify,
-    /// Input that was held back may go on.
+    /// Signalled when input that was held back may be handled.
     pub resume: Notify,
     /// Receives and sends that were done: shows a peer that has stalled.
     pub progress: Cell<u64>,
-    /// Bytes received.
+    /// Bytes received from the peer so far.
     pub received: Cell<u64>,
     /// A send is under way.
     pub sending: Cell<bool>,
@@ -75,7 +75,7 @@ pub struct Shared<Q> {
 }
 
 impl<Q> Shared<Q> {
-    /// Joins both.
+    /// Joins a state machine and its socket.
     pub fn new(queue: Q, stream: TcpStream) -> Shared<Q> {
         prepare_if_far(&stream);
         Shared {

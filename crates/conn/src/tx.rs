@@ -84,8 +84,7 @@ async fn send_batch<D: Driver>(
             }
         }
         result?;
-        // What waited for memory to be sent may go on: completions that were
-        // held back, and input for which there was no slot.
+        // Completions and input that waited for memory to be sent may continue.
         driver.events();
         shared.resume.notify();
     }

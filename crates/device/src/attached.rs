@@ -31,7 +31,7 @@ pub struct Attachment {
     pub devices: Vec<String>,
     /// The front end, such as `fuse`; with `+loop` or `+mount` for a mounted file system.
     pub via: String,
-    /// In bytes.
+    /// Size of the device in bytes.
     pub size: u64,
     /// All writes are refused.
     pub read_only: bool,

@@ -52,7 +52,7 @@ impl User {
         find(&named?).ok().flatten().filter(|user| !user.is_root())
     }
 
-    /// The UID.
+    /// Numeric user id.
     pub fn uid(&self) -> u32 {
         self.uid
     }

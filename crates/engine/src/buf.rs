@@ -32,7 +32,7 @@ struct Block {
     pool: Option<Arc<PoolShared>>,
 }
 
-// SAFETY: a block is plain memory; who may touch which part of it is governed
+// SAFETY: a block is plain memory; access to its parts is governed
 // by `BufMut` (unique) and `Buf` (read-only).
 unsafe impl Send for Block {}
 // SAFETY: as above.

@@ -12,13 +12,13 @@ pub(crate) const ENGINE_ENV: &str = "LONGHAUL_ENGINE";
 /// worth a core.
 const SPIN_MAX: Duration = Duration::from_micros(50);
 
-/// Which driver.
+/// The kernel interface that an engine uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// io_uring where it works, else epoll.
     #[default]
     Auto,
-    /// io_uring.
+    /// io_uring, where the kernel supports it.
     Uring,
     /// epoll, with file I/O on helper threads.
     Epoll,

@@ -276,7 +276,7 @@ impl Engine {
     ///
     /// # Panics
     /// If the thread has an engine already. [`block_on`](Engine::block_on)
-    /// panics when nothing is left that could ever go on.
+    /// panics when no task can ever be woken again.
     pub fn simulated(seed: u64) -> io::Result<Engine> {
         let signal = Arc::new(crate::driver::Signal::new()?);
         let simulated = Simulated::new(seed);
@@ -524,7 +524,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Runs what `f` makes as a task on the engine's thread. The task goes on
+    /// Runs what `f` makes as a task on the engine's thread. The task continues
     /// if the [`Remote`] is dropped.
     pub fn spawn<F, Fut>(&self, f: F) -> Remote<Fut::Output>
     where

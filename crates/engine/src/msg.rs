@@ -231,7 +231,7 @@ impl Default for SendMsg {
 }
 
 impl SendMsg {
-    /// Without content.
+    /// A message without content.
     pub fn new() -> SendMsg {
         SendMsg(Box::new(SendInner {
             header: empty_header(),

@@ -463,7 +463,7 @@ impl TcpStream {
         while !msg.is_empty() {
             let iov = msg.0.prepare();
             let result = if source.key.is_none() {
-                // With WAITALL the kernel itself goes on after a short write.
+                // With WAITALL the kernel itself continues after a short write.
                 let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
                 let entry = match *iov {
                     [one] => {
@@ -608,8 +608,8 @@ impl TcpStream {
 
     /// Lets the peer send up to `bytes` before the kernel has seen how much
     /// comes in a round trip: without, a window of 64 KiB holds back the first
-    /// round trips of a peer whose segments are large. The kernel goes on to
-    /// size the buffer by itself, and bounds it as ever (`tcp_rmem`).
+    /// round trips of a peer whose segments are large. The kernel still
+    /// sizes the buffer by itself, and bounds it as ever (`tcp_rmem`).
     ///
     /// # Errors
     /// Of setsockopt(2).

@@ -19,7 +19,7 @@ impl Notify {
         Notify::default()
     }
 
-    /// Signals.
+    /// Wakes the waiting task, or the next one that waits.
     pub fn notify(&self) {
         self.set.set(true);
         if let Some(waiter) = self.waiter.borrow_mut().take() {

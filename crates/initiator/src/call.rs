@@ -107,7 +107,7 @@ impl Call {
     }
 }
 
-/// A command under way. It goes on if this is dropped.
+/// A command under way. Dropping this does not abort it.
 pub(crate) struct Pending(pub(crate) Rc<Call>);
 
 impl Future for Pending {

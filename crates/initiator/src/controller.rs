@@ -72,7 +72,7 @@ pub struct Outage {
 
 enum ControllerPhase {
     Up(Arc<Session>),
-    /// Since then.
+    /// No session since this time; another one is being made.
     Down(Instant),
     Over(IoError),
 }

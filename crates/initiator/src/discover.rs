@@ -31,7 +31,7 @@ pub struct Record {
     pub trtype: u8,
     /// Address family ([`longhaul_wire::log::adrfam`]).
     pub adrfam: u8,
-    /// Address.
+    /// Transport address: an IP address or a host name.
     pub traddr: String,
     /// Service: the TCP port.
     pub trsvcid: String,
@@ -48,7 +48,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// What it leads to, in a word or two.
+    /// Name of its type, as `nvme discover` prints it.
     pub fn kind_name(&self) -> &'static str {
         match self.kind {
             SubsystemType::Referral => "referral",
@@ -58,7 +58,7 @@ impl Record {
         }
     }
 
-    /// Its transport.
+    /// Name of the transport, as `nvme discover` prints it.
     pub fn transport_name(&self) -> &'static str {
         match self.trtype {
             trtype::RDMA => "rdma",
@@ -94,7 +94,7 @@ impl Record {
 pub struct Discovery {
     /// Changes with the content.
     pub generation: u64,
-    /// The records.
+    /// The records, in the order of the log.
     pub records: Vec<Record>,
 }
 

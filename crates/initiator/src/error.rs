@@ -15,7 +15,7 @@ pub enum Error {
     /// The name of the host does not resolve.
     #[error("cannot resolve host '{host}': {reason}")]
     Resolve {
-        /// The host.
+        /// Host name of the URI.
         host: String,
         /// What the resolver said.
         reason: String,
@@ -25,7 +25,7 @@ pub enum Error {
     Unreachable {
         /// Address and port.
         addr: String,
-        /// Why.
+        /// Why there is no connection, as the system reports it.
         reason: String,
         /// The error of connect(2), where no connection was made.
         connect: Option<std::io::ErrorKind>,
@@ -50,7 +50,7 @@ pub enum Error {
         addr: String,
         /// What was asked.
         what: String,
-        /// Its answer.
+        /// The target's answer, as a status or a sentence.
         reason: String,
     },
     /// The far side has no such subsystem or namespace.
@@ -61,7 +61,7 @@ pub enum Error {
     Incompatible {
         /// Address and port.
         addr: String,
-        /// Why.
+        /// What the target violates or lacks.
         reason: String,
     },
     /// This machine cannot: no thread, no engine.

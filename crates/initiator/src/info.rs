@@ -21,13 +21,13 @@ pub struct ControllerInfo {
     pub address: String,
     /// NQN of its subsystem.
     pub subnqn: String,
-    /// Its identifier.
+    /// Controller identifier (CNTLID).
     pub cntlid: u16,
-    /// Model.
+    /// Model number (MN), without padding.
     pub model: String,
-    /// Serial number.
+    /// Serial number (SN), without padding.
     pub serial: String,
-    /// Firmware revision.
+    /// Firmware revision (FR), without padding.
     pub firmware: String,
     /// NVMe version, as "2.1.0".
     pub version: String,
@@ -65,7 +65,7 @@ pub struct ControllerInfo {
 /// What a namespace is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceInfo {
-    /// Its identifier.
+    /// Namespace identifier, from 1.
     pub nsid: u32,
     /// Capacity in bytes.
     pub size: u64,
@@ -75,7 +75,7 @@ pub struct NamespaceInfo {
     pub optimal_io: u32,
     /// It refuses writes.
     pub read_only: bool,
-    /// Identity.
+    /// UUID, if the namespace reports one.
     pub uuid: Option<Uuid>,
     /// Identity of 16 bytes, all zero if it has none.
     pub nguid: [u8; 16],
@@ -132,7 +132,7 @@ pub struct SetUp {
     pub round_trips: u32,
     /// The same for the I/O queues, from when they were asked for.
     pub queue_round_trips: u32,
-    /// I/O queues.
+    /// Number of I/O queues that were opened at once.
     pub queues: u16,
 }
 
@@ -153,7 +153,7 @@ pub enum ControllerEvent {
         /// The attempt, from 1. Not every later one is reported.
         attempt: u32,
     },
-    /// There is a connection again; I/O goes on.
+    /// There is a connection again; I/O continues.
     Reconnected {
         /// Why the last one was lost.
         reason: String,

@@ -70,7 +70,7 @@ pub(crate) fn check(done: &Done) -> IoResult<()> {
 
 impl RemoteIo {
     /// Begins operations in `begin`, and gives what aborts them. (Dropping an
-    /// [`IoFuture`] does not: the operation goes on to its end.)
+    /// [`IoFuture`] does not: the operation runs to its end.)
     pub fn abortable<T>(&self, begin: impl FnOnce(&RemoteIo) -> T) -> (T, Abort) {
         let first = self.pool.next_seq();
         let result = begin(self);

@@ -109,7 +109,7 @@ impl Pool {
         pool
     }
 
-    /// One that is ready, or the next that will be; nothing if there are none
+    /// A connection that is ready, or the next that will be; `None` if no connection is
     /// left for the caller.
     pub(crate) async fn take(&self) -> Option<Prepared> {
         let next = match lock(&self.0).take() {

@@ -62,7 +62,7 @@ struct QueueInner {
     signs: Signs,
     /// Bytes of kept commands that are done, over all connections of an I/O queue.
     done_bytes: Rc<Cell<u64>>,
-    /// Commands completed.
+    /// Number of commands that have completed.
     completed: Cell<u64>,
     /// Whether [`Signs::work`] was given.
     worked: Cell<bool>,
@@ -248,7 +248,7 @@ impl Queue {
         self.inner.close_if_done();
     }
 
-    /// The socket.
+    /// The socket of the queue's connection.
     pub(crate) fn stream(&self) -> &TcpStream {
         &self.inner.shared.stream
     }
@@ -383,8 +383,8 @@ impl QueueInner {
     }
 }
 
-/// A call as it was submitted: its time begins anew, by the clock of who
-/// watches the next connection.
+/// A call as it was submitted: its time limit starts again with the next
+/// connection.
 fn kept(call: Rc<Call>, memory: Option<Memory>) -> Waiting {
     call.due.set(0);
     call.aborting.set(false);
@@ -416,7 +416,7 @@ impl Driver for QueueInner {
             Some(Memory::Shared(buf)) => buf.slice(offset..offset + len).segment(),
             Some(Memory::Device(segment)) => segment.slice(offset..offset + len),
             // Only a connection that has ended has lost the memory of a
-            // command; nothing of what is sent now is looked at.
+            // command; the target ignores what is sent now.
             _ => longhaul_engine::BufMut::zeroed(len).freeze().segment(),
         }
     }

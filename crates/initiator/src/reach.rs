@@ -13,7 +13,7 @@ use longhaul_engine::sleep;
 use std::time::Duration;
 
 /// Time between the beginnings of two attempts: a fraction of the second
-/// within which I/O is to go on.
+/// within which I/O must continue.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Attempts under way at a time. When there are so many, the first is older
 /// than any round trip (2 s), and it is time to look at the name again.

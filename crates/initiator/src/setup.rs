@@ -93,7 +93,7 @@ impl Endpoint {
         Error::Unreachable { addr: self.name.clone(), reason: reason.to_string(), connect: None }
     }
 
-    /// connect(2) failed.
+    /// The error for a connect(2) that has failed with `e`.
     pub(crate) fn not_connected(&self, e: &std::io::Error) -> Error {
         Error::Unreachable { addr: self.name.clone(), reason: e.to_string(), connect: Some(e.kind()) }
     }
@@ -335,7 +335,7 @@ impl Admin {
         Ok((cap, questions().await?))
     }
 
-    /// Another one.
+    /// Counts one more round trip of the set-up.
     pub(crate) fn round_trip(&self) {
         self.round_trips.set(self.round_trips.get() + 1);
     }
@@ -377,7 +377,7 @@ impl Admin {
     }
 
     /// Why an answer of `len` bytes does not come from a controller that has
-    /// answered before, where that can be told.
+    /// answered before, if that is known.
     fn explain(&self, mut e: Error, len: usize) -> Error {
         // Whatever hurries may have been too early.
         let waited = self.timeout >= SILENCE && len >= IDENTIFY_LEN;
@@ -456,7 +456,7 @@ impl Admin {
         Ok(bytes_of(&done))
     }
 
-    /// Identify Controller.
+    /// Sends Identify Controller (CNS 01h) and parses the answer.
     pub(crate) async fn identify_controller(&self) -> Result<IdentifyController> {
         let bytes = self.identify("Identify Controller", cns::CONTROLLER, 0).await?;
         IdentifyController::decode(&bytes)

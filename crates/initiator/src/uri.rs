@@ -17,7 +17,7 @@ pub const DISCOVERY_PORT: u16 = 8009;
 pub struct Uri {
     /// Host name or address (without the brackets of IPv6).
     pub host: String,
-    /// TCP port.
+    /// TCP port; 4420 if the URI has none.
     pub port: u16,
     /// NQN of the subsystem, or the short name that ends it: an NQN that
     /// does not begin with `nqn.` is looked up by discovery.
@@ -192,7 +192,7 @@ fn boolean(key: &str, value: &str) -> Result<bool, String> {
     }
 }
 
-/// Resolves `%XX`.
+/// Resolves percent-encoded bytes (`%XX`).
 fn decode(s: &str) -> Result<String, String> {
     let bad = || format!("bad percent escape in '{s}'");
     let mut bytes = Vec::with_capacity(s.len());

@@ -28,7 +28,7 @@ const PROBES: u8 = 3;
 /// A connection on which nothing was acknowledged for too long.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Silent {
-    /// Since then.
+    /// Time of the last acknowledgement.
     pub(crate) since: Instant,
     /// What TCP knows.
     pub(crate) life: Life,

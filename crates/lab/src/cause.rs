@@ -58,7 +58,7 @@ impl fmt::Display for End {
 /// Runs with another number of something at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tried {
-    /// How many.
+    /// The number that was tried.
     pub value: u32,
     /// Seconds that the quickest one took.
     pub seconds: f64,
@@ -192,7 +192,7 @@ pub struct HostSeen {
 pub struct Seen {
     /// Files of the copy.
     pub files: f64,
-    /// Its bytes.
+    /// Bytes of the copy.
     pub bytes: f64,
     /// The copy as it is.
     pub whole: Fit,
@@ -203,7 +203,7 @@ pub struct Seen {
     pub threads: Sweep,
     /// Seconds with the best of those for reading alone, and for writing alone.
     pub alone: [Option<f64>; 2],
-    /// Connections.
+    /// The copy with other numbers of connections.
     pub streams: Sweep,
     /// With and without checksums of the strength that is in use.
     pub checksum: Option<Pair>,
@@ -246,7 +246,7 @@ pub enum Cause {
     SlowOpen,
     /// Reading their bytes.
     SlowRead,
-    /// Creating files.
+    /// Creating files at the destination.
     SlowCreate,
     /// Writing their bytes.
     SlowWrite,
@@ -270,9 +270,9 @@ pub enum Cause {
     Congestion,
     /// Large packets vanish.
     BlackHole,
-    /// Checksums.
+    /// Computing checksums of the content.
     Checksum,
-    /// Encryption.
+    /// Encrypting and decrypting the content.
     Encryption,
     /// A processor, all of it.
     Processor(End),
@@ -305,9 +305,9 @@ pub enum Change {
     Readers(u32),
     /// Threads that write.
     Writers(u32),
-    /// Connections.
+    /// Number of data connections.
     Streams(u32),
-    /// Congestion control.
+    /// Congestion control of the sending end, by the kernel's name.
     Congestion(String),
     /// The quick checksum.
     QuickChecksum,
@@ -335,8 +335,8 @@ pub struct Finding {
     pub cause: Cause,
     /// What to do about it.
     pub remedy: Remedy,
-    /// How many times as fast the copy would be with that, where it can be
-    /// told; 1 where nothing can be gained.
+    /// How many times as fast the copy would be with that, where that can be
+    /// predicted; 1 where nothing can be gained.
     pub gain: Option<f64>,
     /// What shows it.
     pub evidence: String,

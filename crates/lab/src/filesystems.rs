@@ -45,9 +45,9 @@ pub const WORKLOADS: [Workload; 4] = [
 pub enum DeviceFormat {
     /// No file system: the device is attached as one file.
     Raw,
-    /// ext4.
+    /// ext4, as `mkfs.ext4` makes it.
     Ext4,
-    /// XFS.
+    /// XFS, as `mkfs.xfs` makes it.
     Xfs,
 }
 

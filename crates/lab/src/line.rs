@@ -24,5 +24,5 @@ pub fn cells(copy: &str) -> [Cell; 2] {
 
 /// The validity of R where the fit of a round has no slope: the time does not depend on the bytes.
 pub fn of_nothing() -> Validity {
-    Validity::not(Code::TooNoisy, "the bytes cost nothing that could be told from the noise")
+    Validity::not(Code::TooNoisy, "the cost of the bytes is within the noise")
 }

@@ -12,7 +12,7 @@ use longhaul_results::stats::{Interval, margin};
 /// A copy that was timed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Copy {
-    /// Files.
+    /// Number of files.
     pub files: f64,
     /// Bytes in all.
     pub bytes: f64,
@@ -51,7 +51,9 @@ pub enum FitError {
     #[error("{0} copies are too few to fit t0 and R with an interval: three are needed")]
     TooFew(usize),
     /// One combination cannot tell files from bytes.
-    #[error("all copies have the same bytes for each file: files and bytes cannot be told apart")]
+    #[error(
+        "all copies have the same bytes for each file: the costs of files and of bytes cannot be separated"
+    )]
     Alike,
     /// A time, or a number of files or bytes, is not a positive number.
     #[error("a copy has a time or a size that is not a positive number")]
@@ -61,7 +63,7 @@ pub enum FitError {
 /// Fits t0 and R.
 ///
 /// # Errors
-/// Too few copies, or such that the two cannot be told apart.
+/// Too few copies, or copies from which t0 and R cannot be separated.
 pub fn fit(copies: &[Copy], noise: Noise) -> Result<Fit, FitError> {
     let good = |v: f64| v.is_finite() && v >= 0.0;
     if copies.iter().any(|c| !good(c.files) || !good(c.bytes) || !good(c.seconds) || c.seconds == 0.0) {
@@ -129,7 +131,7 @@ impl Fit {
 pub enum Stage {
     /// Finding, opening and reading files.
     Read,
-    /// Carrying them.
+    /// Carrying files over the network.
     Network,
     /// Creating and writing files.
     Write,
@@ -152,8 +154,8 @@ impl Stage {
 /// Whether the whole is between what its stages allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bounds {
-    /// The longest stage ≤ the whole ≤ the sum of the stages, as far as can be
-    /// told.
+    /// The longest stage ≤ the whole ≤ the sum of the stages, within the
+    /// uncertainty of the measurements.
     Held,
     /// Less than its longest stage alone: that stage was measured under other
     /// conditions.

@@ -3,7 +3,7 @@
 use crate::published::striping as said;
 use longhaul_results::published::Statement;
 
-/// Most servers.
+/// Largest number of servers.
 pub const SERVERS: usize = 4;
 /// Rate of a link of Fast Ethernet in bits per second.
 pub const FAST_ETHERNET: u64 = 100_000_000;
@@ -20,7 +20,7 @@ pub const UNITS: [(u64, &str); 3] = [(1 << 20, "1 MiB"), (128 << 10, "128 KiB"),
 pub struct Transport {
     /// Its name in results.
     pub name: &'static str,
-    /// Bits per second, or why there are none.
+    /// Rate of the link in bits per second, or why this machine has no such link.
     pub link: Result<u64, &'static str>,
     /// Throughput of 1 to 4 servers.
     pub published: [Statement; SERVERS],

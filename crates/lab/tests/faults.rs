@@ -69,7 +69,7 @@ fn control(seen: &mut Seen, sockets: Sockets) {
 struct Expected {
     cause: Cause,
     remedy: Remedy,
-    /// The gain; nothing where it cannot be told.
+    /// The gain; nothing where it cannot be predicted.
     gain: Option<f64>,
 }
 

@@ -13,22 +13,22 @@ pub const MAX_JOBS: u32 = 1024;
 /// Direction and order of the I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rw {
-    /// Sequential reads.
+    /// Reads in ascending order of offsets.
     #[default]
     Read,
-    /// Sequential writes.
+    /// Writes in ascending order of offsets.
     Write,
-    /// Random reads.
+    /// Reads at random offsets, in whole blocks.
     RandRead,
-    /// Random writes.
+    /// Writes at random offsets, in whole blocks.
     RandWrite,
     /// Sequential, reads and writes mixed.
     Rw,
     /// Random, reads and writes mixed.
     RandRw,
-    /// Sequential discards.
+    /// Discards in ascending order of offsets.
     Trim,
-    /// Random discards.
+    /// Discards at random offsets, in whole blocks.
     RandTrim,
 }
 

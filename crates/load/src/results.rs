@@ -243,7 +243,7 @@ fn latency_classes(all: [&Latencies; 2]) -> [Pairs<f64>; 3] {
     };
     let mut below = 0;
     [1, 1_000, 1_000_000].map(|unit| {
-        // fio's list of milliseconds goes on to two seconds and to what is longer.
+        // fio's list of milliseconds has two more classes: two seconds, and longer.
         let more: &[u64] = if unit == 1_000_000 { &[2000] } else { &[] };
         let mut classes = Vec::new();
         for class in CLASSES.iter().chain(more) {

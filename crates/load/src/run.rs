@@ -25,7 +25,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(2);
 /// Why a load did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// An option is invalid, by itself or for this device.
+    /// An option is invalid in general, or for this device.
     #[error("{0}")]
     Option(String),
     /// A device could not be opened.
@@ -127,7 +127,7 @@ pub struct Rate {
 /// Progress of a running load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Live {
-    /// Present phase.
+    /// Whether the load ramps, is measured, or ends.
     pub phase: Phase,
     /// Time since the start.
     pub elapsed: Duration,
@@ -187,7 +187,7 @@ pub fn run(
         let tell = tell.clone();
         let handle = handles[index % handles.len()].clone();
         if job.sync {
-            // The thread ends once it has reported its end, or the receiver has gone.
+            // The thread ends once it has reported its end, or the receiver was dropped.
             let name = format!("bench-calls-{index}");
             std::thread::Builder::new().name(name).spawn(move || setup.run_calls(&handle, &tell, started))?;
         } else {
@@ -230,7 +230,7 @@ fn plan(info: &DeviceInfo, job: &Job) -> Result<(), BenchError> {
     }
     let most = u64::from(info.max_io).min(BUF_MAX as u64);
     if job.bs > most {
-        return wrong(format!("bs={} is more than {name} takes in one piece, {most} bytes", job.bs));
+        return wrong(format!("bs={} is more than the largest request of {name}, {most} bytes", job.bs));
     }
     if job.iodepth == 0 || job.iodepth > MAX_IODEPTH {
         return wrong(format!("iodepth={} is not between 1 and {MAX_IODEPTH}", job.iodepth));
@@ -370,8 +370,8 @@ fn sharers(jobs: usize, threads: usize, index: usize) -> u32 {
 }
 
 impl WorkerSetup {
-    /// Runs the job on its engine thread. A send fails only once the receiver has
-    /// gone.
+    /// Runs the job on its engine thread. A send fails only once the receiver was
+    /// dropped.
     async fn run(self, tell: Sender<WorkerReport>, started: oneshot::Receiver<Instant>) {
         let io = match self.device.open().await {
             Ok(io) => io,

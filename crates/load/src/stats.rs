@@ -138,9 +138,9 @@ impl Latencies {
 pub struct Samples {
     /// Number of values.
     pub count: u64,
-    /// Smallest sample.
+    /// Smallest sample, in the unit of the samples.
     pub min: f64,
-    /// Largest sample.
+    /// Largest sample, in the unit of the samples.
     pub max: f64,
     /// Mean of the samples.
     pub mean: f64,
@@ -183,7 +183,7 @@ impl Samples {
 /// One direction of one job within the window.
 #[derive(Clone, Debug, Default)]
 pub struct DirStats {
-    /// I/Os completed.
+    /// Number of I/Os that completed within the window.
     pub ios: u64,
     /// Bytes of them.
     pub bytes: u64,

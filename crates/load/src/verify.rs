@@ -1,7 +1,7 @@
 //! Content that carries its address and generation, and its verification.
 //!
 //! A block is written as sectors of 512 bytes. Each begins with a stamp of 32
-//! bytes, little-endian, and goes on with bytes that depend on the stamp:
+//! bytes, little-endian, followed by bytes that depend on the stamp:
 //!
 //! | bytes | |
 //! |---|---|
@@ -117,7 +117,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// All kinds.
+    /// All kinds, in the order in which results list them.
     pub const ALL: [FaultKind; 5] = [
         FaultKind::Corrupted,
         FaultKind::Misplaced,

@@ -134,7 +134,7 @@ fn process_time() -> (Duration, Duration) {
 }
 
 impl Watch {
-    /// Starts watching.
+    /// Reads the counters of the machine and of this process, and the clocks.
     pub fn start() -> Watch {
         Watch::below(Path::new("/"))
     }

@@ -336,7 +336,7 @@ impl Worker {
         }
     }
 
-    /// The result, and when the call returned if the I/O went on then.
+    /// The result of an I/O, and the time of its submission if it did not complete at once.
     async fn settle<T: Unpin>(&self, under_way: longhaul_block::IoFuture<T>) -> (IoResult<T>, Option<u64>) {
         match under_way.try_ready() {
             Ok(result) => (result, None),

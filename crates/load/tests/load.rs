@@ -129,7 +129,7 @@ fn jobs_that_the_device_cannot_run_are_refused_with_a_reason() {
     let base = Job::default();
     let cases = [
         (Job { bs: 1000, ..base.clone() }, "bs=1000 is not a multiple of the logical block"),
-        (Job { bs: 1 << 30, ..base.clone() }, "is more than mem:1048576 takes in one piece"),
+        (Job { bs: 1 << 30, ..base.clone() }, "is more than the largest request of mem:1048576"),
         (Job { iodepth: 0, ..base.clone() }, "iodepth=0 is not between 1 and"),
         (Job { numjobs: 0, ..base.clone() }, "numjobs=0"),
         (Job { rwmixread: 101, ..base.clone() }, "rwmixread=101"),

@@ -25,7 +25,7 @@ const KNOWN_MAX: usize = 64;
 struct LastMedium {
     uuid: Uuid,
     path: PathBuf,
-    /// In bytes.
+    /// Size of the device in bytes.
     size: u64,
     /// When it was last known to be served, in seconds since 1970.
     when: u64,

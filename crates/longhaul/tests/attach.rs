@@ -485,7 +485,7 @@ fn rate(out: &[u8]) -> f64 {
     result["jobs"][0]["read"]["bw_bytes"].as_f64().expect("a rate")
 }
 
-/// The median.
+/// Median of the values; the upper one of an even number.
 fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     all[all.len() / 2]

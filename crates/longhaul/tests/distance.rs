@@ -23,7 +23,7 @@ fn serve(mut command: Command, listen: IpAddr, export: &str) -> Target {
     Target::spawn(command)
 }
 
-/// Its address.
+/// Address that the target listens on.
 fn address(target: &Target) -> SocketAddr {
     target.addr().parse().expect("an address")
 }

@@ -148,9 +148,9 @@ fn a_page_is_made_of_what_can_be_read() {
     assert!(!files.join("figure-1.png").exists());
     let args = ["report", text(&good), "--output", text(&page), "--png"];
     let ran = finish(command(&args).env("PATH", "/nonexistent").spawn().expect("started"));
-    assert!(ran.code == Some(3) && ran.stderr.contains("--png takes Chromium or Chrome"), "{ran:?}");
+    assert!(ran.code == Some(3) && ran.stderr.contains("--png needs Chromium or Chrome"), "{ran:?}");
     let ran = longhaul(&args);
-    if ran.code == Some(3) && ran.stderr.contains("--png takes Chromium or Chrome") {
+    if ran.code == Some(3) && ran.stderr.contains("--png needs Chromium or Chrome") {
         longhaul_skip::skip_part!("Chromium is not installed");
     } else {
         assert_eq!(ran.code, Some(0), "{ran:?}");

@@ -112,7 +112,7 @@ fn names_that_are_one_at_the_destination_do_not_overwrite_each_other() {
     for _ in 0..2 {
         let said = troubles(&ends.at("source"), text(&ends.at("odd")));
         let [(lost, message)] = &said[..] else { panic!("{said:?}") };
-        assert!(message.contains("does not tell upper from lower case"), "{message}");
+        assert!(message.contains("does not distinguish upper and lower case"), "{message}");
         let kept = if lost == "README" { "Readme" } else { "README" };
         let there = names(&ends.at("copy"));
         assert_eq!(there.len(), 2, "{there:?}");

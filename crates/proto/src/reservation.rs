@@ -25,7 +25,7 @@ pub const REGISTRANTS_MAX: usize = 1024;
 /// A registered host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The host.
+    /// The host that the registration belongs to.
     pub host: HostId,
     /// Its key; 0 is a key like others.
     pub key: u64,
@@ -55,7 +55,7 @@ pub struct Effects {
 /// What a command needs of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It reads.
+    /// Reads data or metadata of the namespace.
     Read,
     /// It changes data, or makes it durable.
     Write,

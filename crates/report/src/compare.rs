@@ -24,25 +24,25 @@ pub enum Verdict {
 /// A number in both.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
-    /// Its name.
+    /// Name of the number, the same in both results.
     pub name: String,
     /// Unit of the means.
     pub unit: String,
     /// Which way is better.
     pub better: Better,
-    /// The first.
+    /// The number in the first result.
     pub a: Summary,
-    /// The second.
+    /// The number in the second result.
     pub b: Summary,
     /// The second over the first.
     pub ratio: Option<f64>,
     /// The same with its ends, where there are runs enough.
     pub interval: Option<Interval>,
-    /// What follows.
+    /// Better, worse, the same, or unknown, by the interval of the ratio.
     pub verdict: Verdict,
 }
 
-/// Two results.
+/// The comparison of two results, number by number.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// What both have.

@@ -227,7 +227,7 @@ fn study() -> String {
 #[test]
 fn nothing_covers_anything_at_any_width() {
     let page = report("A sample of everything", &[sample()], Path::new("report.html")).html;
-    // Two figures, throughput and round trip as time went on.
+    // Two figures, throughput and round trip over time.
     assert_eq!(page.matches("<svg").count(), 2 * 4);
     for width in [1200, 390] {
         look("sample", &page, width, false);

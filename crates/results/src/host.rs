@@ -8,11 +8,11 @@ use std::path::Path;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
-    /// Its name.
+    /// Host name of the machine.
     pub name: String,
     /// Kernel and version.
     pub kernel: String,
-    /// Instruction set.
+    /// Instruction set, such as `x86_64`.
     pub machine: String,
     /// Model of the processor.
     pub processor: String,
@@ -28,7 +28,7 @@ pub struct Host {
     pub load_average: f64,
     /// Default congestion control of sockets.
     pub congestion: String,
-    /// Those that may be asked for.
+    /// Congestion controls that a program may set.
     pub congestion_available: Vec<String>,
     /// Default queueing discipline of interfaces.
     pub qdisc: String,
@@ -36,7 +36,7 @@ pub struct Host {
     pub tcp_rmem: Vec<u64>,
     /// The same of the send buffer.
     pub tcp_wmem: Vec<u64>,
-    /// Largest receive buffer that a program may ask for, in bytes.
+    /// Largest receive buffer that a program may set, in bytes.
     pub rmem_max: u64,
     /// The same of the send buffer.
     pub wmem_max: u64,

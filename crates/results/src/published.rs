@@ -2,7 +2,7 @@
 
 use crate::record::Published;
 
-/// A publication.
+/// A publication that results and documents cite.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Publication {
     /// As citations have it.
@@ -19,7 +19,7 @@ pub struct Statement {
     /// The number and its unit (`B/s`, `bit/s`, `s`, `s/file`, `files`, …); nothing
     /// for a finding in words.
     pub number: Option<(f64, &'static str)>,
-    /// The publication.
+    /// The publication that it is from.
     pub document: &'static Publication,
     /// The section, figure or table in it.
     pub at: &'static str,
@@ -58,7 +58,7 @@ impl Statement {
         format!("{}, {}", self.document.short, self.at)
     }
 
-    /// As a cell has it: the number times `factor`, and why it is not 1 (empty if
+    /// The statement as part of a cell: the number times `factor`, and why that is not 1 (empty if
     /// it is).
     pub fn scaled(&self, factor: f64, why: &str) -> Published {
         let why = if why.is_empty() { String::new() } else { format!("; {why}") };

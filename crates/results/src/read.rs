@@ -19,9 +19,9 @@ pub enum ReadError {
     /// It cannot be read.
     #[error("cannot read {path}: {source}")]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
     /// It ends in the middle.
@@ -29,7 +29,7 @@ pub enum ReadError {
         "{path} is cut off in line {line}: the program that wrote it did not come to its end; measure again"
     )]
     CutOff {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Its last line.
         line: usize,
@@ -37,9 +37,9 @@ pub enum ReadError {
     /// It is something else.
     #[error("{path} is not JSON (line {line}, column {column}: {what})")]
     NotJson {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where.
+        /// Line of the error, from 1.
         line: usize,
         /// Where in it.
         column: usize,
@@ -49,15 +49,15 @@ pub enum ReadError {
     /// It is JSON, of something else.
     #[error("{path} has no results: neither a \"longhaul\" part nor fio's \"jobs\"")]
     NotResults {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// Names have another meaning there.
     #[error("{path} has results of schema {found}, and this program reads schema {SCHEMA}{}", written_by(.program))]
     Schema {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Version that the file states.
         found: String,
         /// Who has written it.
         program: String,
@@ -65,7 +65,7 @@ pub enum ReadError {
     /// It says that it is ours, and is not like it.
     #[error("{path} is not as schema {SCHEMA} says: {what}")]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong.
         what: String,
@@ -79,7 +79,7 @@ fn written_by(program: &str) -> String {
     }
 }
 
-/// A result.
+/// A result that was read, of this program or of fio.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
     /// Where it was read from.

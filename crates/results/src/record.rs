@@ -52,7 +52,7 @@ pub const LATE_MAX: f64 = 0.05;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// [`SCHEMA`].
+    /// Version of this format, [`SCHEMA`].
     pub schema: u32,
     /// What was done: `bench`, `netbench`, `transfer`, `diagnose` or `study`.
     pub kind: String,
@@ -94,7 +94,7 @@ pub struct End {
     pub message: String,
 }
 
-/// One run.
+/// One run of a measurement, whether it counts or not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Run {
@@ -109,9 +109,9 @@ pub struct Run {
     pub started_ms: u64,
     /// Seconds that it took, by the clock that never jumps.
     pub seconds: f64,
-    /// Processor time.
+    /// Processor time of the run: this process, all others, and a hypervisor.
     pub cpu: Cpu,
-    /// Connections as time went on.
+    /// Samples of the connections over time.
     pub tcp: Vec<TcpSample>,
     /// Whether it counts.
     pub validity: Validity,
@@ -169,9 +169,9 @@ pub struct TcpSample {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Validity {
-    /// It is.
+    /// The number counts.
     pub valid: bool,
-    /// Why not.
+    /// Why it does not; empty if it counts.
     pub reasons: Vec<Reason>,
 }
 
@@ -219,7 +219,7 @@ impl Validity {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reason {
-    /// For programs.
+    /// The kind of reason, for programs.
     pub code: Code,
     /// For people, in a sentence with the numbers.
     pub detail: String,
@@ -231,11 +231,11 @@ pub struct Reason {
 pub enum Code {
     /// The window was too short for the path or for itself.
     TooShort,
-    /// Samples disagree.
+    /// The standard deviation of the samples is too large for their mean.
     TooNoisy,
-    /// TCP sent too much again.
+    /// TCP retransmitted too many segments.
     Retransmitting,
-    /// The emulated link handed packets over late, or lost some by itself.
+    /// The emulated link delivered packets late, or dropped some itself.
     LateLink,
     /// I/O failed, or content was wrong.
     Failed,
@@ -299,7 +299,7 @@ pub struct Cell {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LeftOut {
-    /// The value.
+    /// The value, in the unit of its cell.
     pub value: f64,
     /// Why it does not.
     pub reasons: Vec<Reason>,
@@ -309,9 +309,9 @@ pub struct LeftOut {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Place {
-    /// Which figure, by its heading.
+    /// Heading of the figure.
     pub figure: String,
-    /// Which line or colour of bars, as the legend has it.
+    /// Name of the series in the legend.
     pub series: String,
     /// Where along the axis: a name, or a number that [`Place::x_number`] has.
     pub x: String,
@@ -376,7 +376,7 @@ impl Question {
 pub struct Published {
     /// In the unit of the cell.
     pub value: f64,
-    /// Where.
+    /// Publication, and section, figure or table in it.
     pub source: String,
 }
 

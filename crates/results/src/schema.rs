@@ -61,7 +61,7 @@ impl Output {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Path {
-    /// The device.
+    /// Name of the device, as it was given.
     pub device: String,
     /// Shortest round trip in microseconds.
     pub round_trip_us: f64,
@@ -77,7 +77,7 @@ pub struct Path {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Job {
-    /// Name.
+    /// Name of the job, or of the first one of a group.
     pub jobname: String,
     /// Number of the group.
     pub groupid: u32,
@@ -90,21 +90,21 @@ pub struct Job {
     /// Options of the job.
     #[serde(rename = "job options")]
     pub job_options: Pairs<String>,
-    /// Reads.
+    /// Reads of the job.
     pub read: Direction,
-    /// Writes.
+    /// Writes of the job.
     pub write: Direction,
-    /// Trims: none.
+    /// Discards of the job, which fio calls trims.
     pub trim: Direction,
-    /// Flushes.
+    /// Flushes of the job.
     pub sync: Sync,
-    /// Milliseconds.
+    /// Duration of the job in milliseconds.
     pub job_runtime: u64,
     /// Percent of the time on a processor in the program.
     pub usr_cpu: f64,
     /// Percent of the time on a processor in the kernel.
     pub sys_cpu: f64,
-    /// Context switches.
+    /// Number of context switches.
     pub ctx: u64,
     /// Page faults that needed I/O.
     pub majf: u64,
@@ -124,11 +124,11 @@ pub struct Job {
     pub latency_ms: Pairs<f64>,
     /// I/Os under way at a time.
     pub latency_depth: u32,
-    /// Not used.
+    /// 0: `latency_target` of fio is not supported.
     pub latency_target: u64,
-    /// Not used.
+    /// 0: `latency_percentile` of fio is not supported.
     pub latency_percentile: f64,
-    /// Not used.
+    /// 0: `latency_window` of fio is not supported.
     pub latency_window: u64,
     /// What `verify` found; not in fio's layout.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,13 +155,13 @@ pub struct Advice {
     pub commands: u32,
 }
 
-/// One direction.
+/// I/O of one kind: reads, writes or discards.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Direction {
-    /// Bytes.
+    /// Bytes moved.
     pub io_bytes: u64,
-    /// KiB.
+    /// KiB moved, rounded down.
     pub io_kbytes: u64,
     /// Bytes per second.
     pub bw_bytes: u64,
@@ -169,19 +169,19 @@ pub struct Direction {
     pub bw: u64,
     /// I/Os per second.
     pub iops: f64,
-    /// Milliseconds.
+    /// Duration in milliseconds.
     pub runtime: u64,
-    /// I/Os.
+    /// Number of I/Os that completed.
     pub total_ios: u64,
     /// I/Os that ended early: none.
     pub short_ios: u64,
     /// I/Os dropped: none.
     pub drop_ios: u64,
-    /// Submission latency.
+    /// From the call until the I/O is submitted.
     pub slat_ns: Latency,
-    /// Completion latency.
+    /// From the submission until the completion.
     pub clat_ns: Latency,
-    /// Total latency.
+    /// From the call until the completion.
     pub lat_ns: Latency,
     /// Smallest sample in KiB/s.
     pub bw_min: u64,
@@ -195,9 +195,9 @@ pub struct Direction {
     pub bw_dev: f64,
     /// How many samples.
     pub bw_samples: u64,
-    /// Smallest sample.
+    /// Smallest sample in I/Os per second.
     pub iops_min: u64,
-    /// Largest sample.
+    /// Largest sample in I/Os per second.
     pub iops_max: u64,
     /// Mean of the samples.
     pub iops_mean: f64,
@@ -211,15 +211,15 @@ pub struct Direction {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latency {
-    /// Shortest.
+    /// Shortest latency.
     pub min: u64,
-    /// Longest.
+    /// Longest latency.
     pub max: u64,
-    /// Mean.
+    /// Mean latency.
     pub mean: f64,
-    /// Standard deviation.
+    /// Standard deviation of the latencies.
     pub stddev: f64,
-    /// How many.
+    /// Number of latencies.
     #[serde(rename = "N")]
     pub n: u64,
     /// By percent, as `"99.000000"`.
@@ -227,11 +227,11 @@ pub struct Latency {
     pub percentile: Pairs<u64>,
 }
 
-/// Flushes.
+/// Flushes of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sync {
-    /// How many.
+    /// Number of flushes that completed.
     pub total_ios: u64,
     /// From call to completion.
     pub lat_ns: Latency,
@@ -241,7 +241,7 @@ pub struct Sync {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Verify {
-    /// Blocks checked.
+    /// Number of blocks that were verified.
     pub checked_blocks: u64,
     /// Wrong ones by kind.
     pub faults: Pairs<u64>,

@@ -9,9 +9,9 @@ pub const CONFIDENCE: f64 = 0.95;
 /// A value, and between which it is with [`CONFIDENCE`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// The estimate.
+    /// The estimate, such as a mean or a ratio.
     pub value: f64,
-    /// Lower end.
+    /// Lower end of the interval.
     pub low: f64,
     /// Upper end; infinite where nothing bounds it.
     pub high: f64,
@@ -32,15 +32,15 @@ impl Interval {
 /// Number, mean and standard deviation of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// How many.
+    /// Number of samples.
     pub n: usize,
     /// Their mean; 0 without any.
     pub mean: f64,
     /// Standard deviation of the sample; 0 with fewer than two.
     pub deviation: f64,
-    /// The smallest.
+    /// Smallest sample; 0 without any.
     pub min: f64,
-    /// The largest.
+    /// Largest sample; 0 without any.
     pub max: f64,
 }
 

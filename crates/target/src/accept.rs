@@ -72,7 +72,7 @@ pub(crate) async fn accept(
                     format_args!("a connection cannot be accepted: {e}; raise the limit (ulimit -n)"),
                     |line| tracing::warn!("{line}"),
                 );
-                // One peer is told at least, by the end of its connection.
+                // At least one peer notices, by the end of its connection.
                 drop(kept.take());
                 let told = longhaul_engine::timeout(PAUSE, listener.accept()).await;
                 drop(told);

@@ -45,7 +45,7 @@ pub struct Patience {
     /// [`stall_bytes`](Self::stall_bytes) (or all that it owes) in this time,
     /// and takes what it asked for.
     pub stall: Duration,
-    /// In bytes.
+    /// Bytes that a connection must move within [`stall`](Self::stall).
     pub stall_bytes: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct Config {
     pub in_capsule: u32,
     /// Bound of the target's memory in bytes.
     pub memory: usize,
-    /// Engine threads.
+    /// Number of engine threads, at least 1.
     pub threads: usize,
     /// The engine of each.
     pub engine: EngineConfig,

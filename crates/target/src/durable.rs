@@ -196,7 +196,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::task::{Context, Poll, Waker};
 
-    /// Ends each flush as told; a flush without an answer stays under way.
+    /// Ends each flush with the next result in the queue; without one it stays under way.
     #[derive(Default)]
     struct Device(RefCell<VecDeque<IoResult<()>>>);
 

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
 /// Parts of [`ADDRESS_PARTS`] that the hosts of one address may hold: what is
-/// left is for hosts of other addresses, however many names a stranger invents.
+/// left is for hosts of other addresses, however many names an attacker invents.
 const ADDRESS_SHARE: usize = 3;
 const ADDRESS_PARTS: usize = 4;
 
@@ -56,7 +56,7 @@ pub(crate) struct Peer {
     pub(crate) hostid: Uuid,
 }
 
-/// What is shared, and who has how much of it.
+/// A resource that hosts share, and how much each of them holds.
 pub(crate) struct Ledger {
     limit: usize,
     state: Mutex<LedgerState>,
@@ -287,10 +287,10 @@ impl Account {
     }
 }
 
-/// Tells those who were served, and forgets those who have gone.
+/// Notifies the waiters that got their share, and drops those whose receiver was dropped.
 fn finish((served, gone): (Vec<(oneshot::Sender<Charge>, Charge)>, Vec<Waiter>)) {
     for (turn, charge) in served {
-        // Dropped by a receiver that has gone, the charge serves the next.
+        // If the receiver was dropped, the charge goes to the next waiter.
         let _ = turn.send(charge);
     }
     drop(gone);

@@ -4,8 +4,8 @@
 //! Invariants:
 //! - a few are under way at a time, and hosts take turns
 //!   (`LONG_COMMANDS` in `memory.rs`);
-//! - the work is done slice by slice, and between two slices everything else
-//!   on the thread goes on;
+//! - the work is done slice by slice, and between two slices the thread runs
+//!   its other tasks;
 //! - a device that does the work on the calling thread (one that lends its
 //!   memory) does it on a thread for that, which steps back behind the threads
 //!   of the engine;
@@ -37,7 +37,7 @@ pub(crate) struct Long {
     pub(crate) connection: Rc<Connection>,
     pub(crate) device: Option<Arc<dyn BlockDevice>>,
     pub(crate) io: Rc<dyn BlockIo>,
-    /// In bytes.
+    /// Logical block size in bytes.
     pub(crate) block_size: u32,
     /// In bytes, or 0.
     pub(crate) optimal_io: u32,

@@ -4,7 +4,7 @@
 //! Invariants:
 //! - the whole is done when every piece is, also when one fails: nothing of a
 //!   command has an effect after its completion;
-//! - of several errors the first piece's is told.
+//! - of several errors that of the first piece is reported.
 
 use futures_util::future::join_all;
 use longhaul_block::{Advice, BlockIo, DeviceInfo, IoError, IoFuture, WriteFlags, ZeroFlags};

@@ -24,7 +24,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Of `bytes`.
+    /// A part of the memory with this many bytes.
     pub(crate) fn new(bytes: usize) -> Part {
         let pool = BufPool::new(bytes);
         Part { ledger: Ledger::new(bytes), pool }

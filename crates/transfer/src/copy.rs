@@ -30,7 +30,7 @@ use task::CopyTask;
 pub struct CopySpec {
     /// Sources: all on this machine, or all at one agent.
     pub sources: Vec<Endpoint>,
-    /// Destination.
+    /// Where the objects are copied to.
     pub destination: Endpoint,
     /// Whether sources go into the destination or in its place.
     pub place: Placement,
@@ -52,7 +52,7 @@ pub struct CopySpec {
 /// How a copy is carried out.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Data connections.
+    /// Number of data connections.
     pub streams: Concurrency,
     /// Reader threads on this machine.
     pub readers: Concurrency,
@@ -128,7 +128,7 @@ pub enum CopyError {
     TimedOut {
         /// Host and port.
         server: String,
-        /// The timeout.
+        /// The time limit that expired.
         after: Duration,
     },
     /// One of the sides refused.
@@ -154,7 +154,7 @@ impl CopyError {
     pub fn hint(&self) -> &'static str {
         match self {
             CopyError::Session(SessionError::Link(_) | SessionError::Lost | SessionError::Silent(_)) => {
-                "; the same command takes the copy up again"
+                "; the same command resumes the copy"
             }
             _ => "",
         }

@@ -98,10 +98,10 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Full scale.
+    /// The data set as it was published, not scaled.
     pub const FULL: Scale = Scale { files: None, bytes: None };
 
-    /// `files` files.
+    /// At most this many files.
     pub fn files(files: u64) -> Scale {
         Scale { files: Some(files), bytes: None }
     }
@@ -134,7 +134,7 @@ pub enum SpecError {
 pub struct DatasetSpec {
     /// The data set.
     pub kind: DatasetKind,
-    /// Its scale.
+    /// By how much it is smaller than the published one.
     pub scale: Scale,
     /// Seed of the order of files and of their content.
     pub seed: u64,
@@ -152,7 +152,7 @@ pub struct FileSpec {
 /// The list of files, in the order they are written in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The files.
+    /// Path and size of each file, in the order in which they are made.
     pub files: Vec<FileSpec>,
     seed: u64,
 }

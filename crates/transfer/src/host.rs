@@ -32,7 +32,7 @@ pub fn look() -> String {
             let _ = writeln!(sample, "{name} {value}");
         }
     };
-    // `machine` changes with each boot, which tells samples of different boots apart.
+    // `machine` changes with each boot, which distinguishes samples of different boots.
     for (name, path) in [
         ("machine", "/proc/sys/kernel/random/boot_id"),
         ("congestion", "/proc/sys/net/ipv4/tcp_congestion_control"),

@@ -137,7 +137,7 @@ impl Link {
 
     /// As [`tcp`](Self::tcp), with another timeout for acknowledgements.
     pub(crate) fn tcp_with(stream: TcpStream, pool: BufPool, silence: Duration) -> Link {
-        // Without keep-alive, a receiver would wait forever for a machine that is gone.
+        // Without keep-alive, a receiver would wait forever for a machine that has crashed.
         let often = (silence / PROBES).max(Duration::from_secs(1));
         if let Err(e) = stream.keep_alive(often, PROBES - 1) {
             tracing::debug!("cannot enable TCP keep-alive: {e}");

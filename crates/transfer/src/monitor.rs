@@ -103,7 +103,7 @@ pub struct Snapshot {
 /// A message for the user.
 #[derive(Clone, Debug)]
 pub enum Note {
-    /// Free text.
+    /// A note for people, as a sentence.
     Words(String),
     /// A tuner changed a number of threads or connections.
     Tuned {

@@ -199,7 +199,7 @@ impl ReceiveSession {
         }
         self.ended.set(true);
         self.frames.notify();
-        // Best effort: the sender may be gone.
+        // Best effort: the sender may have disconnected.
         let answered = longhaul_engine::timeout(REFUSAL_TIMEOUT, answering).await;
         ticking.cancel().await;
         tuning.cancel().await;

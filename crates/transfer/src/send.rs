@@ -410,7 +410,7 @@ impl SendSession {
 
 /// Sends a refusal, as the last frame of a connection.
 pub(crate) async fn refuse(link: &mut Link, refusal: Refusal) {
-    // Best effort: the peer may be gone.
+    // Best effort: the peer may have disconnected.
     let _ = link.tx.send(vec![Frame::Refuse(refusal)]).await;
 }
 

@@ -36,7 +36,7 @@ pub enum Violation {
     TooMany(&'static str),
     /// A name that is not on the allow-list.
     #[error(
-        "the other side sent {0}, which was not asked for: it is faulty or hostile; nothing more was taken from it"
+        "the other side sent {0}, which was not requested: it is faulty or hostile; nothing more was accepted from it"
     )]
     NotRequested(String),
 }

@@ -33,7 +33,7 @@ fn sync_here(from: &Path, to: &Path, dry_run: bool) -> (Counts, Vec<(String, &'s
     (result.expect("synchronised").counts, troubles)
 }
 
-/// Two directories.
+/// Two empty directories, source and destination, and what removes them.
 fn ends() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let dir = tempfile::tempdir().expect("a directory");
     let (source, copy) = (dir.path().join("source"), dir.path().join("copy"));

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Bytes moved.
+/// Bytes moved through the relay.
 const TOTAL: u64 = 8 << 30;
 
 fn main() -> std::io::Result<()> {

@@ -42,7 +42,7 @@ pub struct Way {
     pub rate: Option<u64>,
     /// What waits while the wire is busy; the rest is dropped at its tail.
     pub queue: Queue,
-    /// Share of packets on the wire that are lost, each by itself.
+    /// Share of packets on the wire that are lost, independently of each other.
     pub loss: f64,
     /// Share of packets that are held back, so that later ones overtake them.
     pub reorder: f64,

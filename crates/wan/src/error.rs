@@ -14,7 +14,7 @@ pub enum Error {
     Exists {
         /// Kind of thing.
         what: &'static str,
-        /// Its name.
+        /// Name of the path.
         name: String,
     },
     /// Settings that make no sense.
@@ -34,7 +34,7 @@ pub enum Error {
         /// Why it did not work.
         source: io::Error,
     },
-    /// The thread that moves packets is gone.
+    /// The thread that moves packets has ended.
     #[error("the link has stopped")]
     Stopped,
 }

@@ -93,7 +93,7 @@ impl LinkModel {
         self.way = way;
     }
 
-    /// Other conditions from `now` on. What waits for the wire goes on at the
+    /// Changes the conditions from `now` on. Packets that wait for the wire leave at the
     /// new rate: a departure at `t` becomes one at `rescale(t)`.
     pub(crate) fn change(&mut self, now: u64, way: Way) -> Rescale {
         let factor = match (self.way.rate, way.rate) {

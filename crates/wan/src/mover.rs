@@ -6,7 +6,7 @@
 //! falling asleep and waking up would take longer than that.
 //!
 //! Invariants:
-//! - it alone touches flows and memory: others ask it through a channel;
+//! - it alone touches flows and memory: other threads send it requests through a channel;
 //! - a wake-up serves all flows in turn, and each for a bounded while, so that
 //!   none waits for another one for long.
 

@@ -17,7 +17,7 @@
 //!   direction besides; beyond that the sender is held back by TCP;
 //! - one direction never takes more than is left for all others, and each can
 //!   always move [`MIN_CHUNK`], so that no connection stops another for good;
-//! - the end of a stream is delayed like its bytes, each direction by itself.
+//! - the end of a stream is delayed like its bytes, separately for each direction.
 
 mod pipe;
 
@@ -65,7 +65,7 @@ impl Link {
 /// Counters of a relay since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelayStats {
-    /// Connections accepted.
+    /// Number of connections accepted.
     pub connections: u64,
     /// Bytes handed on to the target.
     pub forward_bytes: u64,
@@ -187,7 +187,7 @@ impl RelayState {
         let options = SocketOptions::default();
         let near = match TcpStream::from_std(near, &options) {
             Ok(near) => Rc::new(near),
-            Err(e) => return tracing::warn!("relay: cannot take a connection: {e}"),
+            Err(e) => return tracing::warn!("relay: cannot accept a connection: {e}"),
         };
         let far = TcpStream::connect(self.target, &options).await;
         let handshake = accepted + 2 * self.link.delay;

@@ -22,11 +22,11 @@ fn begins(class: usize) -> f64 {
 /// for many counts as many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WayStatistics {
-    /// Packets received.
+    /// Number of packets received from the sending side.
     pub packets_in: u64,
     /// IP bytes received.
     pub bytes_in: u64,
-    /// Packets delivered.
+    /// Number of packets delivered to the receiving side.
     pub packets_out: u64,
     /// IP bytes delivered.
     pub bytes_out: u64,
@@ -97,15 +97,15 @@ impl WayStatistics {
 /// this is not small against the round-trip time: throw such a run away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lateness {
-    /// Mean lateness.
+    /// Mean delay beyond the time when packets were due.
     pub mean: Duration,
-    /// Median.
+    /// Median, in steps of 19 %.
     pub p50: Duration,
-    /// 99th percentile.
+    /// 99th percentile, in steps of 19 %.
     pub p99: Duration,
-    /// 99.9th percentile.
+    /// 99.9th percentile, in steps of 19 %.
     pub p999: Duration,
-    /// Maximum.
+    /// Largest delay of a packet.
     pub max: Duration,
     /// All that were handed over; packets that came as one count once.
     pub all: u64,
@@ -239,7 +239,7 @@ mod tests {
         // And a bad second is not held against the next.
         record(&mut meter, 1000, 200_000);
         assert_eq!(statistics(&meter).late_p99_since(&after), Duration::ZERO);
-        // After a reset the count begins anew: only what came since is in it.
+        // A reset clears the counts: only later packets are in them.
         meter.clear();
         record(&mut meter, 10, 1_000_000);
         let late = statistics(&meter).late_p99_since(&after);

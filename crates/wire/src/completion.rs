@@ -49,7 +49,7 @@ impl Cqe {
         self.dw0.get()
     }
 
-    /// Dword 1.
+    /// Dword 1, the upper half of the command's result.
     pub fn dw1(&self) -> u32 {
         self.dw1.get()
     }
@@ -69,12 +69,12 @@ impl Cqe {
         self.sqid.get()
     }
 
-    /// Command identifier.
+    /// CID: the identifier of the command in its queue.
     pub fn cid(&self) -> u16 {
         self.cid.get()
     }
 
-    /// Status.
+    /// Status field, without the phase tag.
     pub fn status(&self) -> Status {
         Status::from_wire(self.status.get())
     }

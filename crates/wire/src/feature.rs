@@ -1,6 +1,6 @@
 //! Features and asynchronous events.
 
-/// Feature identifiers.
+/// Feature identifiers (FID).
 #[allow(missing_docs)]
 pub mod fid {
     pub const ARBITRATION: u8 = 0x01;
@@ -28,9 +28,9 @@ pub mod fid {
 /// are from 1; the fields on the wire count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberOfQueues {
-    /// Submission queues.
+    /// Number of I/O submission queues, from 1.
     pub submission: u32,
-    /// Completion queues.
+    /// Number of I/O completion queues, from 1.
     pub completion: u32,
 }
 
@@ -74,7 +74,7 @@ pub enum AsyncEventType {
     Error,
     /// SMART / health status (1).
     Health,
-    /// Notice (2).
+    /// An event that the host should know (type 2).
     Notice,
     /// Immediate, without a log page to read (3).
     Immediate,

@@ -20,7 +20,7 @@ pub type NqnField = [u8; NQN_FIELD_LEN];
 /// Why a text is no NQN.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NqnError {
-    /// Nothing there.
+    /// It has no characters.
     #[error("the NQN is empty")]
     Empty,
     /// Longer than [`NQN_MAX`].
@@ -29,7 +29,7 @@ pub enum NqnError {
     /// The field has no terminating NUL.
     #[error("the NQN is not terminated")]
     Unterminated,
-    /// Not UTF-8.
+    /// It is not valid UTF-8.
     #[error("the NQN is not UTF-8")]
     NotUtf8,
     /// Neither of the two forms.
@@ -66,7 +66,7 @@ impl Nqn {
         Nqn(DISCOVERY_NQN.to_owned())
     }
 
-    /// The name.
+    /// The name, at most 223 bytes of UTF-8.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -63,15 +63,15 @@ pub mod flags {
 
 /// Byte offsets of header fields, as a TermReq names them in FEI.
 pub mod field {
-    /// PDU-Type.
+    /// Offset of PDU-Type.
     pub const TYPE: u32 = 0;
-    /// FLAGS.
+    /// Offset of FLAGS.
     pub const FLAGS: u32 = 1;
-    /// HLEN.
+    /// Offset of HLEN.
     pub const HLEN: u32 = 2;
-    /// PDO.
+    /// Offset of PDO.
     pub const PDO: u32 = 3;
-    /// PLEN.
+    /// Offset of PLEN.
     pub const PLEN: u32 = 4;
     /// PFV of ICReq and ICResp.
     pub const PFV: u32 = 8;
@@ -93,7 +93,7 @@ pub mod field {
     pub const RESP_CID: u32 = 20;
 }
 
-/// PDU types.
+/// PDU-Type: what a PDU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PduType {
@@ -105,9 +105,9 @@ pub enum PduType {
     H2CTermReq = 0x02,
     /// The controller ends the connection.
     C2HTermReq = 0x03,
-    /// Command capsule.
+    /// Command capsule, from the host.
     CapsuleCmd = 0x04,
-    /// Response capsule.
+    /// Response capsule, from the controller.
     CapsuleResp = 0x05,
     /// Data from the host.
     H2CData = 0x06,
@@ -226,7 +226,7 @@ pub struct CommonHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IcReq {
-    /// Common header.
+    /// The 8 bytes that all PDUs begin with.
     pub common: CommonHeader,
     /// PFV: version of the PDU format.
     pub pfv: U16,
@@ -251,7 +251,7 @@ impl IcReq {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IcResp {
-    /// Common header.
+    /// The 8 bytes that all PDUs begin with.
     pub common: CommonHeader,
     /// PFV: version of the PDU format.
     pub pfv: U16,
@@ -276,7 +276,7 @@ impl IcResp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TermReq {
-    /// Common header.
+    /// The 8 bytes that all PDUs begin with.
     pub common: CommonHeader,
     /// FES: a [`Fes`].
     pub fes: U16,
@@ -299,7 +299,7 @@ impl TermReq {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CapsuleCmd {
-    /// Common header.
+    /// The 8 bytes that all PDUs begin with.
     pub common: CommonHeader,
     /// The submission queue entry.
     pub sqe: [u8; 64],
@@ -309,7 +309,7 @@ pub struct CapsuleCmd {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CapsuleResp {
-    /// Common header.
+    /// The 8 bytes that all PDUs begin with.
     pub common: CommonHeader,
     /// The completion queue entry.
     pub cqe: [u8; 16],
@@ -319,7 +319,7 @@ pub struct CapsuleResp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DataPdu {
-    /// Common header.
+    /// The 8 bytes that all PDUs begin with.
     pub common: CommonHeader,
     /// CCCID: the command.
     pub cccid: U16,

@@ -78,7 +78,7 @@ pub enum PersistChange {
     None,
     /// They are released.
     Clear,
-    /// They persist.
+    /// Registrations and reservation outlast a loss of power.
     Set,
 }
 
@@ -129,7 +129,7 @@ pub struct RegisterFields {
     pub action: RegisterAction,
     /// The current key is not looked at (IEKEY).
     pub ignore_key: bool,
-    /// Persistence.
+    /// CPTPL: what becomes of persistence.
     pub persist: PersistChange,
 }
 
@@ -281,9 +281,9 @@ pub struct Registrant {
     pub cntlid: u16,
     /// The host holds the reservation.
     pub holds: bool,
-    /// Host identifier.
+    /// HOSTID: identifier of the registered host.
     pub hostid: [u8; 16],
-    /// Its key.
+    /// RKEY: reservation key of the host.
     pub key: u64,
 }
 

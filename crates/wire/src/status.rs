@@ -41,7 +41,7 @@ impl Status {
         (self.0 >> 8 & 0b111) as u8
     }
 
-    /// Status code.
+    /// SC: the status code within its type.
     pub const fn sc(self) -> u8 {
         self.0 as u8
     }

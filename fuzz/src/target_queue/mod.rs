@@ -36,7 +36,7 @@ struct Command {
     len: u32,
     /// In-capsule data was accepted, or data was asked for.
     fetching: bool,
-    /// Bytes placed.
+    /// Bytes placed into the buffer so far.
     placed: u32,
     complete: bool,
     /// Bytes of a read that were queued.

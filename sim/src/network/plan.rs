@@ -52,7 +52,7 @@ pub struct NetworkPlan {
     pub queue_size: u16,
     /// Connections of an initiator, if not measured.
     pub connections: Option<u16>,
-    /// Keep-alive time-out.
+    /// Keep-alive timeout of the hosts.
     pub kato: Duration,
     /// Tasks that put load on each host's blocks.
     pub clients: u32,

@@ -1,5 +1,5 @@
-//! One end of a TCP connection: what it has to send, what has come, and what
-//! the other end has acknowledged.
+//! One end of a TCP connection: its send and receive buffers, and what the other end has
+//! acknowledged.
 //!
 //! Invariants:
 //! - bytes are numbered from 0 in each direction; a FIN counts as one;
@@ -82,7 +82,7 @@ pub(super) struct End {
     pub(super) phase: Phase,
     /// A program has it.
     pub(super) owned: bool,
-    /// It was given to those who accept.
+    /// It was offered to the tasks that accept.
     pub(super) offered: bool,
     /// What is not sent when it is closed is thrown away.
     pub(super) abandoned: bool,
@@ -102,7 +102,7 @@ pub(super) struct End {
     expected: u64,
     peer_fin: bool,
     reads_end: bool,
-    /// Window that the peer was told last.
+    /// Window that was advertised to the peer last.
     told: u64,
     last_ack: Instant,
     probes: u8,
@@ -227,7 +227,7 @@ impl End {
         Some(self.received.drain(..len).collect())
     }
 
-    /// Whether the peer has to be told that there is room again.
+    /// Whether a window update must be sent to the peer.
     pub(super) fn opens_window(&self) -> bool {
         // Not for every byte (RFC 9293, section 3.8.6.2.2).
         self.window() >= self.told + self.bounds.receive_buffer as u64 / 2

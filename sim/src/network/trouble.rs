@@ -31,13 +31,13 @@ const CLOSE: [u64; 10] = [4, 4, 4, 4, 4, 0, 2, 3, 6, 7];
 pub struct Counts {
     /// Ways cut, both or one.
     pub cuts: u64,
-    /// Connections reset.
+    /// Number of connections that were reset.
     pub resets: u64,
-    /// Targets killed.
+    /// Number of targets that were killed.
     pub kills: u64,
     /// Targets that have lost their power.
     pub power: u64,
-    /// Targets paused.
+    /// Number of targets that were paused.
     pub pauses: u64,
     /// Times that a disk was very slow.
     pub slow: u64,

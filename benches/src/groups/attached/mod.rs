@@ -50,8 +50,8 @@ struct Site {
 }
 
 impl Site {
-    /// A link with this round trip, and a target with so many exports that is
-    /// told `more`.
+    /// A link with this round trip, and a target with so many exports and the
+    /// arguments `more`.
     fn start(setup: &Setup, rtt: Duration, exports: usize, more: &[&str]) -> Result<Site> {
         let link = Link::start(Conditions::new(rtt, Some(RATE)), None)?;
         let home = tempfile::Builder::new().prefix("longhaul-benches-").tempdir()?;

@@ -30,7 +30,7 @@ use uuid::Uuid;
 
 /// Bytes of a page before its bits: checksum, array, number, reserved.
 const HEAD: usize = 32;
-/// Regions that are marked ahead at most: after a crash they are resynced in vain.
+/// Most regions that are marked ahead of a writer: a crash makes each a needless resync.
 const AHEAD_MAX: u64 = 32;
 /// Bits of a page.
 const PER_PAGE: u64 = (BLOCK - HEAD as u64) * 8;

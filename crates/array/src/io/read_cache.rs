@@ -25,7 +25,7 @@ const STRIPE_MAX: u64 = 8 << 20;
 pub(crate) struct ReadCache {
     /// Maximum number of stripes; zero if they are too large.
     limit: usize,
-    /// Oldest first.
+    /// Row and content of each stripe, the oldest first.
     stripes: RefCell<VecDeque<(u64, Rc<CachedStripe>)>>,
     ends: RefCell<SequentialDetector>,
 }

@@ -78,7 +78,7 @@ const PACE_UNKNOWN: Duration = Duration::from_millis(500);
 /// A sample that exceeds four means by more than this waited for a lost member.
 const OUTAGE: Duration = Duration::from_secs(2);
 
-/// Waits in vain after which waiting stops, and writes after which it is tried again.
+/// Unsuccessful waits after which waiting stops, and writes after which it is tried again.
 const VAIN_MAX: u32 = 8;
 const VAIN_RETRY: u32 = 64;
 

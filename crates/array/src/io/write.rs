@@ -169,7 +169,7 @@ impl Core {
                     .any(|write| matches!(*write.log.borrow(), LogState::Durable(_) | LogState::Taken))
             {
                 // Acknowledged data stays in the journal for the next assembly; no later write may
-                // go on top of it.
+                // replace it.
                 self.halt(&format!("a stripe with acknowledged data cannot be written: {e}"));
             }
             if let (Err(e), Err(_)) = (&result, self.check_running()) {

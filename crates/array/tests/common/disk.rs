@@ -114,7 +114,7 @@ pub struct Inner {
     pub generation: AtomicU64,
     /// Writes that begin in this range are silently lost.
     pub forgets: Mutex<std::ops::Range<u64>>,
-    /// Unreadable sectors.
+    /// Sectors that fail each read until they are written, by number.
     pub bad: Mutex<BTreeSet<u64>>,
     pub reads: AtomicU64,
     pub read_bytes: AtomicU64,

@@ -1,4 +1,4 @@
-//! Operations that go on to their end.
+//! Operations that run to their end, also if their future is dropped.
 
 use crate::{IoFuture, IoResult};
 use std::future::Future;

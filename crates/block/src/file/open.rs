@@ -26,7 +26,7 @@ const SAFE_ALIGN: usize = 4096;
 pub struct FileOptions {
     /// Create the file with this many bytes, or grow it to them.
     pub size: Option<u64>,
-    /// Change nothing.
+    /// Opens the file for reading only; every write fails.
     pub read_only: bool,
     /// Use the page cache even where direct I/O is possible.
     pub buffered: bool,
@@ -49,7 +49,7 @@ pub enum OpenError {
     /// The kind of file is another one.
     #[error("{path} is not {expected}")]
     Kind {
-        /// The file.
+        /// Path of the file or device.
         path: PathBuf,
         /// What it would have to be, and what to use instead.
         expected: &'static str,
@@ -64,7 +64,7 @@ pub enum OpenError {
         "{path} has {size} bytes already and is not made shorter: leave size={asked} out, or remove the file"
     )]
     Shrink {
-        /// The file.
+        /// Path of the file or device.
         path: PathBuf,
         /// Its size in bytes.
         size: u64,
@@ -74,7 +74,7 @@ pub enum OpenError {
     /// Not a whole number of blocks, or none.
     #[error("{path}: {size} bytes are not a whole number of blocks of {block_size} bytes")]
     Size {
-        /// The file.
+        /// Path of the file or device.
         path: PathBuf,
         /// The size in bytes.
         size: u64,
@@ -87,7 +87,7 @@ pub enum OpenError {
     /// What the system says.
     #[error("{path}: cannot {what}: {source}")]
     System {
-        /// The file.
+        /// Path of the file or device.
         path: PathBuf,
         /// What was tried.
         what: &'static str,

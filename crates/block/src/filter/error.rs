@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// What a failed operation ends in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// [`IoError::Medium`].
+    /// Fails with [`IoError::Medium`].
     Medium,
-    /// [`IoError::NoSpace`].
+    /// Fails with [`IoError::NoSpace`].
     NoSpace,
-    /// [`IoError::Integrity`].
+    /// Fails with [`IoError::Integrity`].
     Integrity,
-    /// [`IoError::Unreachable`].
+    /// Fails with [`IoError::Unreachable`].
     Unreachable,
 }
 
 impl ErrorKind {
-    /// All kinds.
+    /// All kinds, as option `kind=` names them.
     pub const ALL: [ErrorKind; 4] =
         [ErrorKind::Medium, ErrorKind::NoSpace, ErrorKind::Integrity, ErrorKind::Unreachable];
 
@@ -54,7 +54,7 @@ pub struct Errors {
     pub ops: OpSet,
     /// How many of them do, from 0 to 1.
     pub share: f64,
-    /// Chooses which.
+    /// Seed of the generator that selects the operations to fail.
     pub seed: u64,
     /// Only operations on these bytes (a flush touches none), or all.
     pub range: Option<Range<u64>>,

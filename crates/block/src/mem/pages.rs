@@ -59,8 +59,8 @@ pub(super) struct Pages {
     writer: Writer,
 }
 
-/// The last one who wrote to memory that nothing was written to. What threads store at the same
-/// time may get lost: then memory is not ahead of a write or is asked for twice, and nothing else.
+/// The last task that wrote to untouched memory. What threads store at the same
+/// time may get lost: then memory is not allocated ahead of a write, or requested twice, and nothing else.
 #[derive(Default)]
 struct Writer {
     /// How far it has come, and how far without a jump.
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(states.collect::<Vec<_>>(), [LARGE_PAGES, SMALL]);
     }
 
-    /// The pages after a sequential writer are there before it comes, and not after one who jumps.
+    /// The pages after a sequential writer are resident before it writes; a random writer gets none ahead.
     #[test]
     fn memory_is_resident_ahead_of_a_sequential_writer() {
         const BLOCK: usize = 128 << 10;

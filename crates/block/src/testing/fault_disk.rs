@@ -3,7 +3,7 @@
 //! Invariants:
 //! - `unflushed` has, in the order of the writes, the content before each write that no flush and no
 //!   FUA has made durable: undone in reverse, they give what a power cut leaves;
-//! - an operation that was begun goes on to its end, also if its future is dropped.
+//! - an operation that was begun runs to its end, also if its future is dropped.
 
 use crate::filter::OpKind;
 use crate::{
@@ -277,7 +277,7 @@ impl FaultDisk {
         self.0.state().held.len()
     }
 
-    /// Lets all operations go on that hang. Those that [`hold`](Self::hold) counts are still held.
+    /// Continues all operations that hang. Those that [`hold`](Self::hold) counts are still held.
     pub fn release(&self) {
         self.0.state().held.clear();
     }

@@ -53,7 +53,7 @@ pub enum ArrayRequest {
         /// Overwrite a device that holds data.
         force: bool,
     },
-    /// Limits rebuilds.
+    /// Limits the rate of rebuilds.
     Rate {
         /// Most bytes per second read from each member; `None`: no limit.
         rate: Option<u64>,

@@ -16,7 +16,7 @@ type Seconds = f64;
 pub struct StatusReply {
     /// UUID of the array.
     pub uuid: String,
-    /// Its name.
+    /// Name of the array.
     pub name: String,
     /// `stripe`, `mirror`, `stripe+mirror`, `parity` or `double-parity`.
     pub layout: String,
@@ -93,13 +93,13 @@ pub struct MemberReply {
 pub struct ProgressReply {
     /// Index of the member.
     pub member: usize,
-    /// Bytes done.
+    /// Bytes done so far.
     pub done_bytes: Bytes,
     /// Bytes in all.
     pub total_bytes: Bytes,
     /// Time since the start.
     pub elapsed_seconds: Seconds,
-    /// Mean rate.
+    /// Mean rate since the start.
     pub bytes_per_second: BytesPerSecond,
     /// Estimated time left; null while the rate is zero.
     pub remaining_seconds: Option<Seconds>,
@@ -118,7 +118,7 @@ pub struct ScrubReply {
     pub wrong_blocks: Vec<u64>,
     /// Blocks that could not be read, by member.
     pub unreadable_blocks: Vec<u64>,
-    /// Blocks repaired.
+    /// Number of blocks repaired.
     #[serde(rename = "mended")]
     pub repaired: u64,
     /// Blocks that matched their checksums, but the others showed them to be wrong.
@@ -144,18 +144,18 @@ pub struct ScrubReply {
 pub struct ExtentReply {
     /// Where it begins.
     pub offset: Bytes,
-    /// Its length.
+    /// Length of the range.
     pub bytes: Bytes,
 }
 
 /// Stripe writes by kind.
 #[derive(Debug, Serialize)]
 pub struct WritesReply {
-    /// Full-stripe writes.
+    /// Number of full-stripe writes.
     pub full: u64,
-    /// Read-modify-writes.
+    /// Number of read-modify-writes.
     pub read_modify: u64,
-    /// Reconstruct-writes.
+    /// Number of reconstruct-writes.
     pub reconstruct: u64,
     /// Writes with members missing.
     pub degraded: u64,

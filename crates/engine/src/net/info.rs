@@ -15,7 +15,7 @@ pub(super) const INFO_LEN: usize = 320;
 pub struct TcpInfo {
     /// Smoothed round trip.
     pub rtt: Duration,
-    /// Its variation.
+    /// Mean deviation of the round trip (`tcpi_rttvar`).
     pub rtt_var: Duration,
     /// The least round trip of the last minutes (Linux 4.6).
     pub min_rtt: Option<Duration>,
@@ -35,7 +35,7 @@ pub struct TcpInfo {
     pub retransmissions: u32,
     /// Bytes of data sent, and of these the ones that were sent again (Linux 4.19).
     pub sent: Option<u64>,
-    /// See `sent`.
+    /// Bytes of `sent` that were retransmissions.
     pub resent: Option<u64>,
     /// Segments that came out of order: the peer's way has lost or reordered
     /// some (Linux 5.4).

@@ -95,8 +95,8 @@ impl Groups {
         found
     }
 
-    /// Pauses a group and what is inside, or lets it go on: the tasks that are
-    /// to be woken for that.
+    /// Pauses or resumes a group with the groups inside it; returns the tasks that
+    /// must be woken.
     fn pause(&self, group: u64, paused: bool) -> Vec<usize> {
         let within = self.within(group);
         let mut all = self.all.borrow_mut();
@@ -182,7 +182,7 @@ impl<F: Future> Future for Member<F> {
         let _inside = Inside::enter(group);
         match may {
             May::Run => {}
-            // It is woken when the group goes on.
+            // It is woken when the group is resumed.
             May::Wait => return Poll::Pending,
             May::End => drop(self.future.take()),
         }
@@ -235,7 +235,7 @@ impl Host {
         Host { group, addr }
     }
 
-    /// Its address.
+    /// Address of the host in the simulated network.
     pub fn addr(&self) -> IpAddr {
         self.addr
     }
@@ -247,18 +247,18 @@ impl Host {
     }
 
     /// Ends it at once: no task of it runs any more, all of them are dropped
-    /// before the time goes on.
+    /// before time advances.
     pub fn kill(&self) {
         end(self.group);
     }
 
-    /// Stops all of its tasks where they are, as SIGSTOP does: what the network
-    /// does for it goes on.
+    /// Stops all of its tasks where they are, as SIGSTOP does; the network still
+    /// delivers to it.
     pub fn pause(&self) {
         self.set_paused(true);
     }
 
-    /// Lets its tasks go on.
+    /// Resumes its tasks.
     pub fn resume(&self) {
         self.set_paused(false);
     }

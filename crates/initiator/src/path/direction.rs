@@ -32,8 +32,8 @@ const CARRIED: usize = 256;
 const CARRIED_MIN: f64 = 2.0;
 const CARRIED_MIN_LOST: f64 = 6.0;
 const CARRIED_MAX: f64 = 10.0;
-/// The two halves of that time differ by no more, or it goes on; and a round by no more,
-/// or the path is another one.
+/// Measuring continues while the two halves of that time differ by more; a round that differs
+/// by more belongs to another path.
 const EVEN: f64 = 0.04;
 const ANOTHER: f64 = 0.5;
 /// A rate that is this much above the best one is growth.
@@ -304,7 +304,7 @@ impl DirectionState {
                     (self.since, self.wait) = (0, (LET_GO_BACK_OFF * self.wait).min(LET_GO_MAX));
                 }
             }
-            // Others have come: who holds less than they would be left with less.
+            // Other flows have come: a flow with less in flight than theirs would get a smaller share.
             None if was_lean && self.has_fallen() => {
                 (self.gain, self.since, self.wait) = (GAIN, 0, (LET_GO_BACK_OFF * self.wait).min(LET_GO_MAX));
             }

@@ -62,7 +62,7 @@ impl PathReport {
         self.plan.carried[0].max(self.plan.carried[1])
     }
 
-    /// That direction.
+    /// The direction that carried most.
     pub fn way(&self) -> Way {
         if self.plan.carried[1] > self.plan.carried[0] { Way::Write } else { Way::Read }
     }

@@ -30,11 +30,11 @@ use std::time::{Duration, Instant};
 
 /// A split is no smaller than this: below, commands cost more than they gain.
 const IO_SIZE_MIN: u64 = 128 << 10;
-/// Commands that each connection should have, so that one completing leaves
-/// others to go on with.
+/// Commands that each connection should have, so that it is not idle when
+/// one completes.
 const COMMANDS_MIN: u64 = 4;
 
-/// What a device remembers of its paths, for those who ask the device.
+/// The last report of a device's paths, for `RemoteDevice::path`.
 #[derive(Debug, Default)]
 pub(crate) struct Reports(Mutex<Option<PathReport>>);
 
@@ -103,8 +103,8 @@ impl Drop for Flight {
 }
 
 impl ConnectionPool {
-    /// Those of the calling thread, which all share who open the device on it:
-    /// they, and a share in them.
+    /// The connections of the calling thread, which all users of the device on it share,
+    /// and a share in them.
     ///
     /// # Errors
     /// There are none, and none can be had.
@@ -243,7 +243,7 @@ impl ConnectionPool {
         let key = |one: &PooledConnection| (!one.connection.is_connected(), one.in_flight.get());
         let mut best = &all[0];
         if used > 1 || !best.connection.is_connected() {
-            // Those out of use are better than none.
+            // Without a connected one in use, connections out of use serve as well.
             let used = if all[..used].iter().any(|l| l.connection.is_connected()) { used } else { all.len() };
             best = all[..used].iter().min_by_key(|one| key(one)).unwrap_or(best);
         }

@@ -33,7 +33,7 @@ pub struct Sockets {
 /// A socket buffer that is too small for a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketLimit {
-    /// Which one.
+    /// The buffer, and the end that it belongs to.
     pub buffer: Buffer,
     /// Bytes in flight that one connection was seen to reach with it.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! What the tuner is told and what it says.
+//! Input and output of the tuner.
 
 use super::sockets::{Limit, Sockets};
 use std::time::Duration;

@@ -146,7 +146,7 @@ impl Fake {
     }
 }
 
-/// One queue.
+/// One queue of the fake controller.
 struct Connection {
     stream: TcpStream,
     shared: Arc<Shared>,

@@ -75,7 +75,7 @@ pub fn serve(spec: &str) -> (Target, String) {
     (target, uri)
 }
 
-/// Connects.
+/// Connects to `uri` and waits until the controller is ready.
 pub fn connect(uri: &str, options: Options) -> longhaul_initiator::Result<Arc<RemoteDevice>> {
     RemoteDevice::connect_blocking(&uri.parse()?, options)
 }

@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 pub const HOSTNQN: &str = "nqn.2026-11.io.longhaul:test:raw";
 pub const HOSTID: Uuid = Uuid::from_u128(7);
 
-/// One connection.
+/// A connection on which a test writes PDUs byte by byte.
 pub struct Raw {
     stream: TcpStream,
     queue: HostQueue,

@@ -95,8 +95,8 @@ fn explains(one: &Finding, other: &Finding, quick: bool) -> bool {
     }
 }
 
-/// Whether with fewer threads none of them takes long for a file: what does with many
-/// is not slow by itself.
+/// Whether fewer threads take a short time for each file: then not the storage is slow, but
+/// too many threads use it.
 fn quick_without_crowd(seen: &Seen) -> bool {
     seen.threads.gain().is_some_and(|(best, _)| {
         best.value < seen.threads.now && best.seconds * f64::from(best.value) < SLOW_OPERATION * seen.files
@@ -229,7 +229,7 @@ fn of_stage(seen: &Seen, stage: Stage, gain: Option<f64>) -> Option<Finding> {
             let lookup = host.lookup.filter(|seconds| *seconds >= SLOW_LOOKUP);
             let (cause, evidence) = match (lookup, stage) {
                 (Some(seconds), _) => {
-                    let evidence = format!("{:.1} ms to say what a file is; {files}", seconds * 1e3);
+                    let evidence = format!("{:.1} ms for the metadata of a file; {files}", seconds * 1e3);
                     (Cause::SlowMetadata(end), evidence)
                 }
                 (None, Stage::Read) => (Cause::SlowOpen, files),

@@ -169,7 +169,7 @@ impl fmt::Display for Finding {
             }
             Some(gain) if gain >= GAIN_MIN => write!(f, "; {gain:.1} times as fast is to be expected"),
             Some(_) => f.write_str("; nothing else would make it faster"),
-            None => f.write_str("; how much that brings cannot be told beforehand"),
+            None => f.write_str("; its gain cannot be predicted"),
         }
     }
 }

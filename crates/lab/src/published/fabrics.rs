@@ -3,7 +3,7 @@
 
 use longhaul_results::published::{Publication, Statement};
 
-/// The publication.
+/// The publication that the statements below are from.
 pub static DOCUMENT: Publication = Publication {
     short: "NVMe-oF poster",
     full: "Performance Analysis of Non-Volatile Memory Express Over Fabrics (NVMeoF) Using Infiniband and Ethernet \
@@ -32,7 +32,7 @@ pub const SEQUENTIAL: Statement = number(TEST, 131_072.0, "B", "of a block in or
 pub const TIME: Statement = number(TEST, 100.0, "s", "length of a test");
 /// Under way at once.
 pub const DEPTH: Statement = number(TEST, 32.0, "requests", "under way at once");
-/// Local drives.
+/// Throughput of local drives by their number.
 pub const LINEAR: Statement =
     Statement::words(&DOCUMENT, "Conclusion and Figs. 3–6", "linear to six drives of this machine");
 /// TCP against InfiniBand.
@@ -44,7 +44,7 @@ pub const TCP_WORDS: Statement = Statement::words(
     "Conclusion",
     "TCP was 17.82 % slower than InfiniBand on average over all tests",
 );
-/// InfiniBand.
+/// Throughput over InfiniBand.
 pub const INFINIBAND: Statement =
     Statement::words(&DOCUMENT, "Conclusion", "InfiniBand was in general the fastest and the most reliable");
 /// `RoCE` with many drives.

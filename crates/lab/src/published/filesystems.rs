@@ -16,7 +16,7 @@ pub enum On {
     Striped,
 }
 
-/// The publication.
+/// The publication that the statements below are from.
 pub static DOCUMENT: Publication = Publication {
     short: "NVMe/TCP file-system study",
     full: "S. Yu: Performance Evaluation of NVMe-over-TCP Using Journaling File Systems in International WAN, \
@@ -52,9 +52,9 @@ pub const IPERF: Statement =
 pub const DRIVE: Statement = number("§3.1", 25.6e9, "bit/s", "read or written in order by each drive");
 /// Drives of the stripe.
 pub const STRIPED: Statement = number("§3.2", 6.0, "drives", "in the stripe (RAID0)");
-/// Repetitions.
+/// Runs of each number.
 pub const RUNS: Statement = number("§3.1", 5.0, "runs", "of each number, of which the mean is given");
-/// Congestion control.
+/// Congestion control of both ends.
 pub const CUBIC: Statement = words("§3.1", "congestion control is CUBIC");
 /// The polled stack.
 pub const POLLED: Statement = words(
@@ -98,7 +98,7 @@ pub const FAR_MANY_WRITES: Statement =
     words(FAR_AT, "1,000 files are written much slower than fewer on most file systems");
 /// Far: XFS against ext4.
 pub const FAR_XFS: Statement = words(FAR_AT, "few files are written much slower to XFS than to ext4");
-/// Far: latencies.
+/// Latencies at 15 ms.
 pub const FAR_LATENCY: Statement =
     words("§4.1, Figs. 3–5", "completion latencies vary much as the load grows, on all file systems");
 
@@ -108,7 +108,7 @@ pub const IN_CAPSULE_DEFAULT: Statement =
 /// And at most in the study.
 pub const IN_CAPSULE_LARGER: Statement =
     number("§3.2 and §4.2", 16384.0, "B", "of data in the capsule, larger");
-/// In-capsule: reads.
+/// Effect of in-capsule data on reads.
 pub const IN_CAPSULE_READS: Statement =
     words("§4.2, Figs. 4 and 5", "16 KiB in the capsule changes nothing for reads");
 /// In-capsule near: writes.
@@ -128,7 +128,7 @@ pub const IN_CAPSULE_FAR: Statement = words(
 );
 /// Smaller log buffers.
 pub const LOG_DEFAULT: Statement = number("§4.3", 32768.0, "B", "in a log buffer of XFS by default");
-/// Larger ones.
+/// The larger size of XFS log buffers.
 pub const LOG_LARGER: Statement = number("§4.3", 262_144.0, "B", "in a log buffer of XFS, larger");
 /// Log buffers far.
 pub const LOG_FAR: Statement = words(

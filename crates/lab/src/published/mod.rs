@@ -24,7 +24,7 @@ pub const ALL: [(&Publication, &[&[Statement]]); 5] = [
     (&transfer::PETASCALE, transfer::ALL_PETASCALE),
 ];
 
-/// All statements.
+/// All statements, in the order of docs/published.md.
 pub fn all() -> impl Iterator<Item = &'static Statement> {
     ALL.iter().flat_map(|(_, groups)| groups.iter().copied().flatten())
 }

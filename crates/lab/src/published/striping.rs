@@ -2,7 +2,7 @@
 
 use longhaul_results::published::{Publication, Statement};
 
-/// The publication.
+/// The publication that the statements below are from.
 pub static DOCUMENT: Publication = Publication {
     short: "Network Storage Manager",
     full: "O. Aldaoud, H. Kettani, K. Guduru, Q. Malluhi: Storage Performance over Fast Ethernet, Giga Ethernet, \

@@ -3,7 +3,7 @@
 
 use longhaul_results::published::{Publication, Statement};
 
-/// The publication.
+/// The publication that the statements below are from.
 pub static DOCUMENT: Publication = Publication {
     short: "Transfer study",
     full: "Y. Liu, Z. Liu, R. Kettimuthu, N. S. V. Rao, Z. Chen, I. Foster: Data Transfer Between Scientific \
@@ -50,12 +50,12 @@ pub const O_R: Statement =
 /// Storage at the destination.
 pub const O_W: Statement =
     number(STAGES, 0.0101, "s/file", "O_W: closing a file and opening the next at the destination");
-/// The network.
+/// Cost of a file on the network.
 pub const O_N: Statement =
     number(STAGES, 0.0253, "s/file", "O_N: dynamics of TCP, because of the pauses of O_R and O_W");
 /// The longest stage.
 pub const LEAST: Statement = number(STAGES, 0.0340, "s/file", "max(O_R, O_N, O_W)");
-/// All stages.
+/// Sum of the costs of a file in all stages.
 pub const SUM: Statement = number(STAGES, 0.0694, "s/file", "O_R + O_N + O_W");
 /// The whole, as stated beside the stages.
 pub const OVERALL: Statement =
@@ -71,7 +71,7 @@ pub const SHARES: [Statement; 3] = [
 ];
 /// Files of the real data set.
 pub const REAL_FILES: Statement = number(SETS, 59_589.0, "files", "of DS_real");
-/// Its bytes.
+/// Size of the data sets of production and of large files.
 pub const REAL_BYTES: Statement = number(SETS, 1e12, "B", "of DS_real and of DS_big");
 /// Files of the big data set.
 pub const BIG_FILES: Statement = number(SETS, 128.0, "files", "of DS_big, for 64 processes");
@@ -83,13 +83,13 @@ pub const SETS_APART: Statement = words(
 /// More files at once.
 pub const CONCURRENCY: Statement =
     words("Concurrent transfers, Figs. 6–9", "more files at once hide what a file costs, at each stage");
-/// Too many.
+/// Effect of more concurrent files than help.
 pub const TOO_MANY: Statement =
     words("Concurrent transfers", "beyond some number of files at once more of them harm");
 /// The last figure but three.
 pub const END_TO_END: Statement =
     words("Concurrent transfers, Fig. 9", "end to end is as the network alone, which limits both");
-/// Processors.
+/// Processor time by concurrency.
 pub const CPU: Statement =
     words("Prefetching – motivation, Fig. 10", "more files at once take more of the processors");
 /// Read-ahead over the number of files.

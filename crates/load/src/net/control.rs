@@ -19,11 +19,11 @@ pub const REPORT_MAX: usize = 256 << 20;
 pub enum Opening {
     /// The connection controls a measurement.
     Control {
-        /// [`super::VERSION`].
+        /// The client's version of this protocol, [`super::VERSION`].
         version: u32,
         /// Token of its streams, a random number.
         token: u64,
-        /// The measurement.
+        /// What the server is to measure.
         plan: Plan,
     },
     /// The connection is a stream of a measurement.

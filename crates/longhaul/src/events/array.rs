@@ -10,7 +10,7 @@ use serde::Serialize;
 pub(crate) struct ArrayCreated {
     /// UUID of the array.
     pub(crate) uuid: String,
-    /// Its name.
+    /// Name of the array.
     pub(crate) name: String,
     /// Bytes of a stripe on one member.
     pub(crate) stripe_unit: super::Bytes,
@@ -22,7 +22,7 @@ pub(crate) struct ArrayCreated {
 pub(crate) struct ArrayStopped {
     /// UUID of the array.
     pub(crate) uuid: String,
-    /// Its name.
+    /// Name of the array.
     pub(crate) name: String,
     /// It ran until now.
     pub(crate) ran: bool,
@@ -34,7 +34,7 @@ pub(crate) struct ArrayStopped {
 pub(crate) struct ListedArray {
     /// UUID of the array.
     pub(crate) uuid: String,
-    /// Its name.
+    /// Name of the array.
     pub(crate) name: String,
     /// Names of its devices.
     pub(crate) devices: Vec<String>,
@@ -58,7 +58,7 @@ pub(crate) struct ArrayList {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "progress")]
 pub(crate) struct ArrayProgress {
-    /// Its status.
+    /// The status of the array.
     #[serde(flatten)]
     pub(crate) status: Reply<StatusReply>,
 }
@@ -67,7 +67,7 @@ pub(crate) struct ArrayProgress {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct ArraySummary {
-    /// Its status.
+    /// The status of the array.
     #[serde(flatten)]
     pub(crate) status: Reply<StatusReply>,
     /// A process of this host runs the array: `array status` only.

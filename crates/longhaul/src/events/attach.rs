@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "event", rename = "ready")]
 pub(crate) struct AttachReady {
-    /// The path.
+    /// Path at which the device appears.
     pub(crate) path: String,
     /// How: a value of `--via`.
     pub(crate) via: String,
@@ -31,7 +31,7 @@ pub(crate) struct AttachReady {
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "event", rename = "ready")]
 pub(crate) struct MountReady {
-    /// The directory.
+    /// Directory that the file system is mounted at.
     pub(crate) path: String,
     /// How: `fuse+loop`, or a value of `--via` and `+mount`.
     pub(crate) via: String,
@@ -45,7 +45,7 @@ pub(crate) struct MountReady {
     pub(crate) read_only: bool,
     /// Kind of the file system.
     pub(crate) fs: String,
-    /// Mount options.
+    /// Mount options of the file system.
     pub(crate) options: String,
     /// The journal was not replayed.
     pub(crate) journal_left: bool,
@@ -76,9 +76,9 @@ pub(crate) struct DeviceResized {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct DetachSummary {
-    /// The path.
+    /// Path that is free now.
     pub(crate) path: String,
-    /// With `--lazy`.
+    /// It ran with `--lazy`.
     pub(crate) lazily: bool,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct DetachSummary {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "attached")]
 pub(crate) struct ListedAttachment {
-    /// Its path.
+    /// Path of the attachment, or of the mount.
     pub(crate) path: String,
     /// Names of its devices.
     pub(crate) devices: Vec<String>,
@@ -112,7 +112,7 @@ pub(crate) struct ListedAttachment {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "missing")]
 pub(crate) struct MissingAttachment {
-    /// Its path.
+    /// Path of the attachment, or of the mount.
     pub(crate) path: String,
     /// Names of its devices.
     pub(crate) devices: Vec<String>,
@@ -136,9 +136,9 @@ pub(crate) struct ConnectionResult {
     pub(crate) path: String,
     /// Names of its devices.
     pub(crate) devices: Vec<String>,
-    /// It succeeded.
+    /// The connection was made or ended.
     pub(crate) done: bool,
-    /// Why not.
+    /// Why it failed; null if it did not.
     pub(crate) message: Option<String>,
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "ready")]
 pub(crate) struct NetbenchReady {
-    /// Its address.
+    /// Address that the server listens on.
     pub(crate) listen: String,
 }
 
@@ -32,15 +32,15 @@ pub(crate) struct CompareSummary {
 /// A number of both results.
 #[derive(Serialize)]
 pub(crate) struct ComparedNumber {
-    /// Its name.
+    /// Name of the number.
     pub(crate) name: String,
-    /// Its unit.
+    /// Unit of the number.
     pub(crate) unit: String,
     /// B divided by A.
     pub(crate) ratio: Option<f64>,
     /// Lower end of the interval of the ratio.
     pub(crate) low: Option<f64>,
-    /// Upper end.
+    /// Upper end of the interval of the ratio.
     pub(crate) high: Option<f64>,
     /// Confidence of the interval: 0.95.
     pub(crate) confidence: f64,

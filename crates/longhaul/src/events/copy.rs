@@ -11,7 +11,7 @@ pub(crate) struct CopyProgress {
     pub(crate) seconds: Seconds,
     /// Number of files sent.
     pub(crate) files: u64,
-    /// Bytes sent.
+    /// Bytes of content sent.
     pub(crate) bytes: Bytes,
     /// Number of files that need not be sent.
     pub(crate) same: u64,
@@ -30,11 +30,11 @@ pub(crate) struct CopyProgress {
     pub(crate) bits_per_second_mean: BitsPerSecond,
     /// Number of files found so far.
     pub(crate) files_found: u64,
-    /// Their bytes.
+    /// Bytes of the files found so far.
     pub(crate) bytes_found: Bytes,
     /// All files are found.
     pub(crate) scan_done: bool,
-    /// What limits at the moment: a stage, `rate` or `silence`.
+    /// What limits at the moment: a stage, `bwlimit` or `other side`; null if nothing is known.
     pub(crate) limit: Option<&'static str>,
     /// Time for which the other side has sent nothing.
     pub(crate) silent_seconds: Seconds,
@@ -48,7 +48,7 @@ pub(crate) struct CopyTrouble {
     pub(crate) path: String,
     /// The operation that failed.
     pub(crate) op: &'static str,
-    /// Why.
+    /// Why it failed, as a sentence.
     pub(crate) message: String,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct CopyTrouble {
 pub(crate) struct CopySkipped {
     /// Its path; what is not printable is escaped.
     pub(crate) path: String,
-    /// Why.
+    /// Why it is left out.
     pub(crate) message: &'static str,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct CopyPlanned {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "note")]
 pub(crate) struct CopyNote {
-    /// The note.
+    /// The note, as a sentence.
     pub(crate) message: String,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct CopyNote {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "tuned")]
 pub(crate) struct CopyTuned {
-    /// The stage.
+    /// Stage: `scan`, `read`, `network` or `write`.
     pub(crate) stage: &'static str,
     /// The end: `here` or `there`.
     pub(crate) side: &'static str,
@@ -92,7 +92,7 @@ pub(crate) struct CopyTuned {
     pub(crate) from: u16,
     /// The number now.
     pub(crate) to: u16,
-    /// Why.
+    /// Reason of the choice, as a sentence.
     pub(crate) why: String,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct CopySummary {
     pub(crate) files: u64,
     /// Number of directories and links made.
     pub(crate) others: u64,
-    /// Bytes sent.
+    /// Bytes of content sent.
     pub(crate) bytes: Bytes,
     /// Number of files that need not be sent.
     pub(crate) same: u64,
@@ -149,13 +149,13 @@ pub(crate) struct CopySummary {
 /// A number that the tuner chose.
 #[derive(Serialize)]
 pub(crate) struct ChosenNumber {
-    /// The stage.
+    /// Stage: `scan`, `read`, `network` or `write`.
     pub(crate) stage: &'static str,
     /// The end: `here` or `there`.
     pub(crate) side: &'static str,
-    /// How many.
+    /// Number of threads or connections.
     pub(crate) number: usize,
-    /// Why.
+    /// Reason of the choice, as a sentence.
     pub(crate) why: String,
 }
 
@@ -195,7 +195,7 @@ pub(crate) struct ThreadStatistics {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "ready")]
 pub(crate) struct AgentReady {
-    /// Its address.
+    /// Address that the agent listens on.
     pub(crate) listen: String,
     /// URI of its directory.
     pub(crate) uri: String,

@@ -9,7 +9,7 @@ use serde::Serialize;
 pub(crate) struct DemoSummary {
     /// Number of files on the devices.
     pub(crate) files: usize,
-    /// Their bytes.
+    /// Size of all files.
     pub(crate) bytes: super::Bytes,
     /// Round trip of the emulated links.
     pub(crate) round_trip_us: Micros,
@@ -21,10 +21,10 @@ pub(crate) struct DemoSummary {
     pub(crate) seconds: Seconds,
     /// All content was read back and verified.
     pub(crate) verified: bool,
-    /// Of writes.
+    /// Result of the writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) write: Option<DemoPhase>,
-    /// Of reads.
+    /// Result of the reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) read: Option<DemoPhase>,
     /// Of copies of a tree of small files.
@@ -55,7 +55,7 @@ pub(crate) struct DemoPhase {
 pub(crate) struct DemoTrees {
     /// Number of files.
     pub(crate) files: usize,
-    /// Their bytes.
+    /// Size of all files.
     pub(crate) bytes: super::Bytes,
     /// Time of `longhaul cp` in seconds.
     pub(crate) seconds: DemoSpread,
@@ -68,10 +68,10 @@ pub(crate) struct DemoTrees {
 /// Values of the rounds.
 #[derive(Serialize)]
 pub(crate) struct DemoSpread {
-    /// Median.
+    /// Median of the rounds.
     pub(crate) median: f64,
-    /// Least.
+    /// Least value of a round.
     pub(crate) least: f64,
-    /// Most.
+    /// Greatest value of a round.
     pub(crate) most: f64,
 }

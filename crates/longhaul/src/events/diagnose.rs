@@ -34,13 +34,13 @@ pub(crate) struct CopyFit {
     pub(crate) seconds_per_file: Seconds,
     /// Lower end of its interval.
     pub(crate) low: Seconds,
-    /// Upper end.
+    /// Upper end of the interval.
     pub(crate) high: Seconds,
     /// Rate of the bytes (R); null if nothing bounds it.
     pub(crate) bytes_per_second: BytesPerSecond,
     /// Lower end of its interval.
     pub(crate) rate_low: BytesPerSecond,
-    /// Upper end.
+    /// Upper end of the interval.
     pub(crate) rate_high: BytesPerSecond,
 }
 
@@ -56,10 +56,10 @@ pub(crate) struct StageShares {
     pub(crate) bounds: &'static str,
 }
 
-/// A cause.
+/// A cause that was found, with its remedy.
 #[derive(Serialize)]
 pub(crate) struct FoundCause {
-    /// Its name.
+    /// Name of the cause, such as `slow-open`.
     pub(crate) code: String,
     /// The cause in a sentence.
     pub(crate) cause: String,

@@ -37,7 +37,7 @@ pub(crate) struct ConfigSetting {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct CompletionsSummary {
-    /// The shell.
+    /// Name of the shell.
     pub(crate) shell: String,
     /// The file that was written, with DIR.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ pub(crate) struct DatasetSummary {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct ReportSummary {
-    /// The page.
+    /// Path of the page.
     pub(crate) page: String,
     /// The directory of its figures and values; null with `--no-files`.
     pub(crate) files: Option<String>,

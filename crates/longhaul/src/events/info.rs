@@ -9,32 +9,32 @@ use serde::Serialize;
 pub(crate) struct InfoSummary {
     /// URI of the namespace.
     pub(crate) uri: String,
-    /// The controller.
+    /// The controller that serves the namespace.
     pub(crate) controller: ControllerFields,
-    /// The namespace.
+    /// The namespace of the URI.
     pub(crate) namespace: NamespaceFields,
-    /// The path.
+    /// The network path to the target.
     pub(crate) path: PathFields,
     /// How long the set-up took.
     pub(crate) setup: SetUpFields,
 }
 
-/// A controller.
+/// A controller, as Identify Controller reports it.
 #[derive(Serialize)]
 pub(crate) struct ControllerFields {
-    /// Its address.
+    /// IP address and port.
     pub(crate) address: String,
     /// NQN of its subsystem.
     pub(crate) subnqn: String,
-    /// Controller ID.
+    /// Controller ID (CNTLID).
     pub(crate) cntlid: u16,
-    /// Model number.
+    /// Model number (MN).
     pub(crate) model: String,
-    /// Serial number.
+    /// Serial number (SN).
     pub(crate) serial: String,
-    /// Firmware revision.
+    /// Firmware revision (FR).
     pub(crate) firmware: String,
-    /// NVMe version.
+    /// NVMe version, such as `2.1.0`.
     pub(crate) version: String,
     /// Largest transfer of a command; null without a limit.
     pub(crate) max_transfer: Option<Bytes>,
@@ -58,12 +58,12 @@ pub(crate) struct ControllerFields {
     pub(crate) resets_others: bool,
 }
 
-/// A namespace.
+/// A namespace, as Identify Namespace reports it.
 #[derive(Serialize)]
 pub(crate) struct NamespaceFields {
-    /// Namespace ID.
+    /// Namespace ID, from 1.
     pub(crate) nsid: u32,
-    /// Capacity.
+    /// Capacity of the namespace.
     pub(crate) size: Bytes,
     /// Bytes of a logical block.
     pub(crate) block_size: u32,
@@ -71,20 +71,20 @@ pub(crate) struct NamespaceFields {
     pub(crate) optimal_io: u32,
     /// Writes are refused.
     pub(crate) read_only: bool,
-    /// UUID.
+    /// UUID; null if the namespace has none.
     pub(crate) uuid: Option<String>,
 }
 
-/// A path.
+/// A network path, as TCP and `--path` measure it.
 #[derive(Serialize)]
 pub(crate) struct PathFields {
     /// Round trip of TCP at the set-up.
     pub(crate) round_trip_us: Micros,
-    /// Its variation.
+    /// Mean deviation of that round trip.
     pub(crate) variation_us: Micros,
     /// Congestion control of this end.
     pub(crate) congestion: String,
-    /// With `--path`.
+    /// What `--path` measured; null without it.
     pub(crate) measured: Option<MeasuredPath>,
 }
 
@@ -107,13 +107,13 @@ pub(crate) struct MeasuredPath {
     pub(crate) settled: bool,
     /// What limits a connection, or the path.
     pub(crate) limit: Option<PathLimit>,
-    /// Connections chosen.
+    /// Number of connections chosen.
     pub(crate) connections: u16,
     /// Bytes in flight chosen.
     pub(crate) in_flight: Bytes,
     /// Size of a request advised.
     pub(crate) io_size: Bytes,
-    /// Read-ahead advised.
+    /// Read-ahead advised for streams.
     pub(crate) read_ahead: Bytes,
     /// Bytes that the measurement read.
     pub(crate) bytes_read: Bytes,
@@ -121,7 +121,7 @@ pub(crate) struct MeasuredPath {
     pub(crate) seconds: Seconds,
 }
 
-/// A limit.
+/// What limits a connection, or the whole path.
 #[derive(Default, Serialize)]
 pub(crate) struct PathLimit {
     /// The kernel's setting of a socket buffer.
@@ -156,19 +156,19 @@ pub(crate) struct SetUpFields {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "record")]
 pub(crate) struct DiscoveryRecord {
-    /// Subsystem type.
+    /// Subsystem type: `nvme subsystem`, `referral` or `current discovery subsystem`.
     pub(crate) subtype: String,
     /// NQN of the subsystem.
     pub(crate) subnqn: String,
-    /// Transport type.
+    /// Transport type: `tcp`, `rdma`, `fc` or `loop`.
     pub(crate) trtype: String,
-    /// Address family.
+    /// Address family: `ipv4` or `ipv6`.
     pub(crate) adrfam: String,
-    /// Address.
+    /// Transport address (TRADDR).
     pub(crate) traddr: String,
     /// Service: the TCP port.
     pub(crate) trsvcid: String,
-    /// Port ID.
+    /// Port ID within the subsystem.
     pub(crate) portid: u16,
     /// Controller ID; 65535 for any.
     pub(crate) cntlid: u16,
@@ -176,7 +176,7 @@ pub(crate) struct DiscoveryRecord {
     pub(crate) asqsz: u16,
     /// Transport requirements, as bits.
     pub(crate) treq: u8,
-    /// Security type.
+    /// Security type; 0 for none.
     pub(crate) sectype: u8,
     /// URI; null for transports without one.
     pub(crate) uri: Option<String>,

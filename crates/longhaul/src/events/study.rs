@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "progress")]
 pub(crate) struct StudyMeasurement<'a> {
-    /// The study.
+    /// Name of the study.
     pub(crate) study: &'a str,
     /// Number of the measurement, from 1.
     pub(crate) number: usize,

@@ -11,26 +11,26 @@ pub(crate) struct TargetReady<'a> {
     pub(crate) listen: Vec<String>,
     /// Address of the discovery port; null without one.
     pub(crate) discovery: Option<String>,
-    /// Its exports.
+    /// The namespaces that it exports.
     pub(crate) exports: &'a [ExportFields],
 }
 
-/// An export.
+/// A namespace that the target exports.
 #[derive(Serialize)]
 pub(crate) struct ExportFields {
-    /// Its name.
+    /// Name of the export.
     pub(crate) name: String,
     /// NQN of its subsystem.
     pub(crate) nqn: String,
-    /// Namespace ID.
+    /// Namespace ID, from 1.
     pub(crate) nsid: u32,
-    /// URI.
+    /// URI with the full NQN.
     pub(crate) uri: String,
     /// The shortest URI.
     pub(crate) short: String,
     /// UUID of the namespace.
     pub(crate) uuid: String,
-    /// Size.
+    /// Size of the namespace.
     pub(crate) size: Bytes,
     /// Bytes of a logical block.
     pub(crate) block_size: u32,
@@ -40,9 +40,9 @@ pub(crate) struct ExportFields {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "resized")]
 pub(crate) struct ExportResized {
-    /// Its name.
+    /// Name of the export.
     pub(crate) name: String,
-    /// Namespace ID.
+    /// Namespace ID, from 1.
     pub(crate) nsid: u32,
     /// Its size now.
     pub(crate) size: Bytes,

@@ -33,13 +33,13 @@ pub(crate) struct TuneRestored {
 /// A setting of this machine.
 #[derive(Serialize)]
 pub(crate) struct TuneSetting {
-    /// Its name.
+    /// Name of the setting.
     pub(crate) setting: String,
-    /// Its value.
+    /// Its present value.
     pub(crate) is: String,
     /// The value advised.
     pub(crate) advised: String,
-    /// Why.
+    /// Why that value is advised.
     pub(crate) why: String,
     /// It has another value than the one advised.
     pub(crate) differs: bool,

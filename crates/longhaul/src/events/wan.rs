@@ -35,7 +35,7 @@ pub(crate) struct WanPaths {
 /// An emulated path.
 #[derive(Serialize)]
 pub(crate) struct WanPath {
-    /// Its name.
+    /// Name of the path.
     pub(crate) name: String,
     /// The process that emulates it.
     pub(crate) pid: u32,
@@ -55,7 +55,7 @@ pub(crate) struct WanPath {
     pub(crate) real_time: bool,
 }
 
-/// A link.
+/// A link between the client and a server.
 #[derive(Serialize)]
 pub(crate) struct WanLink {
     /// Its number, from 1.
@@ -77,7 +77,7 @@ pub(crate) struct WanLink {
 /// A direction of a link: conditions and statistics.
 #[derive(Serialize)]
 pub(crate) struct WanWay {
-    /// One-way delay.
+    /// One-way delay without jitter and queue.
     pub(crate) delay_ms: Millis,
     /// Most that the delay varies.
     pub(crate) jitter_ms: Millis,
@@ -97,21 +97,21 @@ pub(crate) struct WanWay {
     pub(crate) duplicate_after_ms: Millis,
     /// Size above which packets are dropped.
     pub(crate) black_hole: Option<u32>,
-    /// Nothing passes.
+    /// The link is cut: nothing passes.
     pub(crate) cut: bool,
     /// Packets that came in.
     pub(crate) packets_in: u64,
-    /// Their bytes.
+    /// Bytes of those packets.
     pub(crate) bytes_in: Bytes,
     /// Packets that went out.
     pub(crate) packets_out: u64,
-    /// Their bytes.
+    /// Bytes of those packets.
     pub(crate) bytes_out: Bytes,
     /// Packets dropped, by cause.
     pub(crate) dropped: WanDropped,
     /// Packets held back.
     pub(crate) reordered: u64,
-    /// Packets duplicated.
+    /// Number of packets duplicated.
     pub(crate) duplicated: u64,
     /// Packets that could not be delivered.
     pub(crate) errors: u64,
@@ -121,16 +121,16 @@ pub(crate) struct WanWay {
     pub(crate) late_us: WanLateness,
 }
 
-/// Packets dropped.
+/// Numbers of packets dropped, by cause.
 #[derive(Serialize)]
 pub(crate) struct WanDropped {
     /// The queue was full.
     pub(crate) queue: u64,
-    /// By `--loss`.
+    /// Lost at random, by `--loss`.
     pub(crate) loss: u64,
     /// The link was cut.
     pub(crate) cut: u64,
-    /// By `--black-hole`.
+    /// Larger than `--black-hole` lets pass.
     pub(crate) black_hole: u64,
     /// `--memory` was used up.
     pub(crate) memory: u64,
@@ -141,14 +141,14 @@ pub(crate) struct WanDropped {
 /// Lateness in µs.
 #[derive(Serialize)]
 pub(crate) struct WanLateness {
-    /// Mean.
+    /// Mean of the lateness.
     pub(crate) mean: f64,
-    /// Median.
+    /// Median of the lateness.
     pub(crate) p50: f64,
-    /// 99th percentile.
+    /// 99th percentile of the lateness.
     pub(crate) p99: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the lateness.
     pub(crate) p999: f64,
-    /// Most.
+    /// Greatest lateness of a packet.
     pub(crate) max: f64,
 }

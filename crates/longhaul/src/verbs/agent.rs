@@ -14,7 +14,7 @@ use signal_hook::iterator::Signals;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// Default port.
+/// TCP port unless `--listen` names another one.
 const PORT: u16 = 7400;
 
 #[derive(Debug, clap::Args)]

@@ -106,7 +106,7 @@ fn parse(text: &str) -> Result<Vec<Connection>, String> {
     Ok(all)
 }
 
-/// `longhaul list`.
+/// Runs `longhaul list`.
 pub(crate) fn list(args: &ConnectionsArgs, output: Output) -> Outcome {
     let listed = read(&args.config)?.unwrap_or_default();
     let missing = listed.into_iter().filter(|connection| !connection.is_connected());
@@ -114,7 +114,7 @@ pub(crate) fn list(args: &ConnectionsArgs, output: Output) -> Outcome {
     attach::list(&missing, output)
 }
 
-/// `longhaul connect-all`.
+/// Runs `longhaul connect-all`.
 pub(crate) fn connect_all(args: &ConnectionsArgs, output: Output) -> Outcome {
     let all = required(args)?;
     let (there, missing): (Vec<_>, Vec<_>) = all.into_iter().partition(Connection::is_connected);
@@ -135,7 +135,7 @@ pub(crate) fn connect_all(args: &ConnectionsArgs, output: Output) -> Outcome {
 /// What `connect-all` has done with a connection; `disconnect-all` has `disconnected` it.
 const CONNECTED: &str = "connected";
 
-/// `longhaul disconnect-all`.
+/// Runs `longhaul disconnect-all`.
 pub(crate) fn disconnect_all(args: &ConnectionsArgs, output: Output) -> Outcome {
     let all = required(args)?;
     let (mut there, gone): (Vec<_>, Vec<_>) = all.into_iter().partition(Connection::is_connected);

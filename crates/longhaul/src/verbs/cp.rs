@@ -397,7 +397,7 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
             // Exiting here is safe: an interrupted copy can be resumed.
-            let message = "interrupted; the same command takes it up again";
+            let message = "interrupted; the same command resumes the copy";
             output.abort(&Failure::new(Exit::Partly, message));
         }
     });

@@ -135,7 +135,7 @@ impl LadderResults {
             Ok(answer) => Ok(Some(answer)),
             Err(e) if ladder.stopped() => Err(e),
             Err(e) => {
-                self.notes.push(format!("not asked: {what} ({})", e.message));
+                self.notes.push(format!("not measured: {what} ({})", e.message));
                 Ok(None)
             }
         }
@@ -422,7 +422,7 @@ fn climb(
         hosts,
         agent_writes: !ladder.is_local(),
     };
-    output.note("what the slowest stage gives reason to ask");
+    output.note("what the slowest stage suggests");
     probe::ask(args, ladder, now, (network, copy), &mut seen, results)?;
     results.seen = Some(seen);
     Ok(())

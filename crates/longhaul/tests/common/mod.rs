@@ -189,7 +189,7 @@ impl Target {
         self.ready["exports"][export]["uri"].as_str().expect("a URI").to_owned()
     }
 
-    /// `HOST:PORT`.
+    /// Address of the target, `HOST:PORT`.
     pub fn addr(&self) -> String {
         self.ready["listen"][0].as_str().expect("an address").to_owned()
     }

@@ -88,7 +88,7 @@ impl Testbed {
         self.dir.path().join("mnt")
     }
 
-    /// The device.
+    /// URI of the device that the target exports.
     pub fn uri(&self) -> String {
         format!("nvme+tcp://{}/d", self.wan.server_address(1))
     }

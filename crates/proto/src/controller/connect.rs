@@ -53,7 +53,7 @@ pub struct ConnectRequest {
     pub subnqn: String,
     /// NQN of the host; empty if it has none.
     pub hostnqn: String,
-    /// Host identifier.
+    /// Host identifier (HOSTID) that the host sent.
     pub hostid: Uuid,
     /// Keep Alive Timeout in milliseconds, 0 for none (admin queue).
     pub kato_ms: u32,

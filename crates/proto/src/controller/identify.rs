@@ -109,7 +109,7 @@ impl Controller {
     }
 }
 
-/// The command size limits that are none of MDTS's.
+/// The size limits of commands that MDTS does not cover.
 fn nvm_controller() -> NvmController {
     let pages = |bytes: u64| (bytes / u64::from(PAGE)).ilog2() as u8;
     NvmController {

@@ -56,7 +56,7 @@ impl Controller {
         }
     }
 
-    /// Its instance.
+    /// The instance that the controller reports, if it reports one.
     pub fn instance(&self) -> Option<Instance> {
         self.instance
     }

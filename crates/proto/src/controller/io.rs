@@ -42,39 +42,39 @@ impl Limits {
 pub enum IoCommand {
     /// Send data to the host.
     Read {
-        /// First byte.
+        /// Offset of the first byte in the namespace.
         offset: u64,
-        /// Length.
+        /// Length in bytes, at most MDTS.
         len: u32,
         /// What is read is on the medium when the command completes.
         fua: bool,
     },
     /// Take data from the host.
     Write {
-        /// First byte.
+        /// Offset of the first byte in the namespace.
         offset: u64,
-        /// Length.
+        /// Length in bytes, at most MDTS.
         len: u32,
         /// The data is on the medium when the command completes.
         fua: bool,
     },
     /// Take data from the host and compare (Compare Failure if it differs).
     Compare {
-        /// First byte.
+        /// Offset of the first byte in the namespace.
         offset: u64,
-        /// Length.
+        /// Length in bytes, at most MDTS.
         len: u32,
     },
     /// Read without sending anything.
     Verify {
-        /// First byte.
+        /// Offset of the first byte in the namespace.
         offset: u64,
         /// Length: [`VERIFY_MAX`] at most.
         len: u64,
     },
     /// Make a range read as zeroes.
     WriteZeroes {
-        /// First byte.
+        /// Offset of the first byte in the namespace.
         offset: u64,
         /// Length: [`ZEROES_MAX`] at most.
         len: u64,
@@ -105,7 +105,7 @@ pub enum IoCommand {
     Acquire(AcquireFields),
     /// Take the current key, and release the reservation.
     Release(ReleaseFields),
-    /// Send the host what is reserved by whom.
+    /// Send the host the registrations, and which of them holds the reservation.
     Report {
         /// Bytes: of a longer report the first ones are sent.
         len: u32,

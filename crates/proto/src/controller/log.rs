@@ -73,13 +73,13 @@ pub(super) fn data(sqe: &Sqe, data: Vec<u8>) -> Action {
 pub struct ErrorRecord {
     /// Queue of the command.
     pub sqid: u16,
-    /// Its identifier.
+    /// Command identifier.
     pub cid: u16,
-    /// Its opcode.
+    /// Opcode of the command.
     pub opcode: u8,
     /// What it fails with.
     pub status: Status,
-    /// Its namespace.
+    /// NSID of the command; 0 if it has none.
     pub nsid: u32,
     /// The first logical block in error.
     pub lba: u64,

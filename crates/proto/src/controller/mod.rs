@@ -74,7 +74,7 @@ pub const ABORT_LIMIT: u8 = 4;
 /// What a controller looks at while it handles a command.
 #[derive(Clone, Copy, Debug)]
 pub struct Env<'a> {
-    /// The time.
+    /// Time at which the command is handled.
     pub now: Instant,
     /// The subsystem as it is now.
     pub subsystem: &'a SubsystemView,

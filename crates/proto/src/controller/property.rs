@@ -92,8 +92,8 @@ impl Controller {
         Action::Change(Change::Enabled)
     }
 
-    /// Says that a shutdown has failed: something that the host was told is
-    /// written is not durable.
+    /// Reports that a shutdown has failed: a write that was acknowledged to the host
+    /// is not durable.
     pub fn shutdown_failed(&mut self) {
         if self.csts.shst() == ShutdownStatus::Occurring as u32 {
             //= NVMe Base 2.1, CSTS.SHST: shutdown processing is complete only when what was cached is durable

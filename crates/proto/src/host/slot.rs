@@ -18,7 +18,7 @@ pub(super) enum Data {
     },
 }
 
-/// One command.
+/// The state of one outstanding command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HostSlot {
     /// Identifier of this use, or of the last.

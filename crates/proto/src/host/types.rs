@@ -77,7 +77,7 @@ pub enum SubmitError {
     Closed,
 }
 
-/// What happened.
+/// What the received bytes have brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostEvent {
     /// The connection is set up; commands may be submitted.
@@ -92,7 +92,7 @@ pub enum HostEvent {
         /// not match its digest.
         cqe: Cqe,
         /// Bytes of a read that have come: 0 to that many bytes of its memory
-        /// are valid. Fewer than asked for is for the caller to judge.
+        /// are valid. If there are fewer than requested, the caller decides whether that is an error.
         received: u32,
     },
     /// The last event: send what [`poll_transmit`](crate::transport::Endpoint::poll_transmit) still gives,

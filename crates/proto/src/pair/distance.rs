@@ -18,7 +18,7 @@ const QUEUE_MIN: u64 = 128 << 10;
 const BLOCK_SIZE: usize = 128 << 10;
 /// Not measured: slow start.
 const RAMP: Duration = Duration::from_secs(3);
-/// Measured.
+/// Virtual time that counts, after the ramp.
 const WINDOW: Duration = Duration::from_secs(4);
 /// Commands outstanding: less than the bandwidth-delay product of the longest
 /// path, and more than twice of it.

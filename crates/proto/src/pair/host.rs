@@ -16,7 +16,7 @@ pub const BLOCK: usize = 512;
 pub struct Done {
     /// What `submit` gave.
     pub slot: u16,
-    /// The completion.
+    /// The completion queue entry.
     pub cqe: Cqe,
     /// Bytes of a read that came.
     pub received: u32,

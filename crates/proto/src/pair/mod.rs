@@ -1,7 +1,7 @@
 //! Both ends of a connection joined in memory, with virtual time.
 //!
 //! Invariants: bytes arrive in order, once, and not before their time; time
-//! goes on only when nothing is left to do at the present moment.
+//! advances only when nothing is left to do at the present moment.
 
 #[cfg(test)]
 mod distance;
@@ -72,7 +72,7 @@ pub struct PairConfig {
     pub answers: Answers,
     /// Capacity of the device in bytes.
     pub device: usize,
-    /// One-way delay.
+    /// One-way delay of either direction.
     pub delay: Duration,
     /// Bytes per second, each way; or no limit.
     pub bandwidth: Option<u64>,
@@ -166,9 +166,9 @@ impl Link {
 /// A host and a target, and the link between them.
 #[derive(Debug)]
 pub struct Pair {
-    /// The host.
+    /// The end that submits commands.
     pub host: HostEnd,
-    /// The target.
+    /// The end that executes them.
     pub target: TargetEnd,
     config: PairConfig,
     now: Duration,

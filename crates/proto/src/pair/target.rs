@@ -12,11 +12,11 @@ use crate::transport::{Batch, CloseReason, Endpoint, Want};
 /// A command that has come.
 #[derive(Clone, Copy, Debug)]
 pub struct Pending {
-    /// Its slot.
+    /// Slot of the command in the target's queue.
     pub slot: u16,
-    /// The command.
+    /// The submission queue entry.
     pub sqe: Sqe,
-    /// Its data.
+    /// Data that came with the command, or is to be requested.
     pub data: CommandData,
 }
 

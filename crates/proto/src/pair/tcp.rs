@@ -46,7 +46,7 @@ pub struct TcpLink {
 /// A transmission that is not acknowledged.
 #[derive(Debug)]
 struct Segment {
-    /// Counts transmissions.
+    /// Number of this transmission, in the order of sending.
     number: u64,
     seq: u64,
     len: u64,
@@ -116,7 +116,7 @@ impl Window {
     }
 }
 
-/// One direction.
+/// One direction of a simulated connection.
 #[derive(Debug)]
 pub(super) struct Flow {
     link: TcpLink,

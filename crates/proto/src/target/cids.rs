@@ -59,7 +59,7 @@ impl CidMap {
         None
     }
 
-    /// Forgets `cid`.
+    /// Makes `cid` free for another command.
     #[inline]
     pub(super) fn remove(&mut self, cid: u16) {
         let mut hole = self.home(cid);

@@ -100,7 +100,7 @@ pub struct TargetQueue {
     replies: u64,
     /// From how many of them on no further command is taken.
     reply_limit: u64,
-    /// Headers received.
+    /// Number of PDU headers received.
     headers: u64,
     /// Commands that were refused before they became an event.
     refused: u64,

@@ -16,7 +16,7 @@ pub(super) struct Grant {
     pub(super) left: u32,
 }
 
-/// One command.
+/// The state of one outstanding command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TargetSlot {
     pub(super) cid: u16,

@@ -87,7 +87,7 @@ pub enum CommandData {
     },
 }
 
-/// What happened.
+/// What the received bytes have brought.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TargetEvent {
     /// The connection is set up; commands may come.
@@ -96,15 +96,15 @@ pub enum TargetEvent {
     Command {
         /// Names the command in all calls.
         slot: u16,
-        /// The command.
+        /// The submission queue entry.
         sqe: Sqe,
-        /// Its data.
+        /// Data that came with the command, or is to be requested.
         data: CommandData,
     },
     /// All data of a write (in-capsule, or asked for) was placed. On error
     /// the command is to be completed with the status given.
     DataComplete {
-        /// The command.
+        /// Slot of the command.
         slot: u16,
         /// Whether the data can be used.
         result: Result<(), Status>,

@@ -22,9 +22,9 @@ pub enum Want {
     /// `len` bytes that belong at `offset` of the data of the command in
     /// `slot`: the driver that placed a part of them there calls `handle_payload`.
     Payload {
-        /// The command.
+        /// Slot of the command that the data belongs to.
         slot: u16,
-        /// First byte.
+        /// Offset of the first byte in the data of the command.
         offset: u32,
         /// Length in bytes, at least 1.
         len: u32,

@@ -27,16 +27,16 @@ pub const RESPONSES_MAX: usize = 64 << 10;
 pub enum Piece {
     /// `bytes[start..start + len]` of the batch.
     Bytes {
-        /// First byte.
+        /// Offset of the first byte in the buffer.
         start: u32,
         /// Length in bytes.
         len: u32,
     },
     /// Bytes `offset..offset + len` of the data of a command.
     Payload {
-        /// The command.
+        /// Slot of the command that the data belongs to.
         slot: u16,
-        /// First byte.
+        /// Offset of the first byte in the data of the command.
         offset: u32,
         /// Length in bytes; may be 0 if `last`.
         len: u32,
@@ -51,7 +51,7 @@ pub enum Piece {
 pub struct DigestAt {
     /// Where in `bytes` the four bytes go.
     pub at: u32,
-    /// The command.
+    /// Slot of the command that the data belongs to.
     pub slot: u16,
     /// First byte of its data.
     pub offset: u32,

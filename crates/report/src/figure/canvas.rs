@@ -50,7 +50,7 @@ pub(super) enum Anchor {
 /// What is drawn.
 pub(super) struct Canvas {
     pub(super) body: String,
-    /// Upright texts.
+    /// The room that upright texts take, so that none overlaps.
     pub(super) texts: Vec<Room>,
 }
 
@@ -131,7 +131,7 @@ impl Canvas {
         self.shape(&format!("h l{}", index % 8), index, at, 1.6);
     }
 
-    /// It goes on beyond the axis.
+    /// Draws an arrow for a value beyond the axis.
     pub(super) fn arrow(&mut self, class: &str, (x, y): (f64, f64)) {
         self.raw(format_args!(
             r#"<polyline class="{class}" points="{:.1},{y:.1} {x:.1},{:.1} {:.1},{y:.1}"/>"#,

@@ -1,8 +1,8 @@
 //! A figure as SVG: axes with marks and units, a legend, error bars, what was
 //! published beside what was measured, and what does not count shown as such.
 //!
-//! It is drawn by itself, since it has to be read in light and dark, on paper
-//! and on a telephone: one text, a few hundred lines, no dependency.
+//! No library draws it, since one text must be legible in light and dark display, on paper
+//! and on a telephone.
 //!
 //! Invariants, which the tests hold for both widths:
 //! - no two texts overlap, and all are within the picture;
@@ -31,10 +31,10 @@ const SLANTED: f64 = 18.0;
 /// Largest over smallest number from which an axis goes by powers.
 const POWERS: f64 = 40.0;
 
-/// A figure.
+/// A plot of series over one axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figure {
-    /// Its heading.
+    /// Heading above the plot.
     pub title: String,
     /// What the horizontal axis is.
     pub x_label: String,
@@ -47,13 +47,13 @@ pub struct Figure {
 /// A line, or a colour of bars.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// As the legend has it.
+    /// Name of the series in the legend.
     pub name: String,
-    /// Its values.
+    /// Its values, in the order of the axis.
     pub points: Vec<Point>,
 }
 
-/// A value.
+/// A value of a series, with its spread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Point {
     /// Where: a name.

@@ -21,7 +21,7 @@ const ALIKE: f64 = 0.05;
 pub struct Finding {
     /// What it is about.
     pub title: String,
-    /// In words.
+    /// The finding as a sentence.
     pub words: String,
     /// What was published of it, and where; empty if nothing was.
     pub published: String,
@@ -34,14 +34,14 @@ pub struct Finding {
 /// A ratio between two results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ratio {
-    /// Of what.
+    /// What the ratio is of: a name of a cell, or a place on the axis.
     pub label: String,
     /// The ratio, and between which it is; without an interval its ends are `None`.
     pub value: Result<Interval, f64>,
 }
 
 impl Ratio {
-    /// `0.98 (0.95–1.01)`.
+    /// The ratio with its interval, as in `0.98 (0.95–1.01)`.
     pub fn words(&self) -> String {
         match self.value {
             Ok(Interval { value, low, high }) => format!("{} ({}–{})", times(value), times(low), times(high)),
@@ -188,7 +188,7 @@ fn beside_published(one: &Gathered) -> Vec<Finding> {
         let (least, most) =
             (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
         let what = if better == Better::Higher { "of what was published" } else { "of the published time" };
-        // A time that cannot be told from nothing has no sign.
+        // The sign of a time that cannot be distinguished from 0 means nothing.
         let words = match ratios.len() {
             _ if most <= 0.0 => format!("too little to be measured, {what}"),
             1 => format!("{} {what}", ratios[0].words()),

@@ -8,7 +8,7 @@ use longhaul_results::stats::{Interval, Summary};
 /// A figure, and the numbers behind it.
 #[derive(Clone, Debug)]
 pub struct Gathered {
-    /// The figure.
+    /// The plot of the group.
     pub figure: Figure,
     /// The numbers, in the order of the figure.
     pub entries: Vec<Entry>,
@@ -19,13 +19,13 @@ pub struct Gathered {
 pub struct Entry {
     /// The cell's name.
     pub name: String,
-    /// Which of the documents has it.
+    /// Index of the document that it is from.
     pub document: usize,
-    /// Which way is better.
+    /// Whether higher or lower is better.
     pub better: Better,
-    /// Where along the axis.
+    /// Its place on the axis.
     pub x: String,
-    /// Which line or colour.
+    /// Name of its series.
     pub series: String,
     /// Samples that count.
     pub summary: Summary,

@@ -35,7 +35,7 @@ const RAW_MAX: usize = 2 << 20;
 /// A page and what belongs to it.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The page.
+    /// The page, complete and without external files.
     pub html: String,
     /// Files beside it: names and contents.
     pub files: Vec<(String, String)>,
@@ -55,7 +55,7 @@ pub fn report(title: &str, documents: &[Document], page: &Path) -> Report {
             (section(number, one, &of_one(&findings, number - 1), documents))
         }
         @if !timelines.is_empty() {
-            h2 { "As time went on" }
+            h2 { "Over time" }
             @for figure in &timelines {
                 h3 { (Text(&figure.title)) }
                 (picture(figure))

@@ -219,5 +219,5 @@ fn time_goes_on_in_a_study() {
     assert_eq!(figure.series.len(), 1, "one line for a series");
     assert_eq!(figure.series[0].name, "raw, 1", "that of a run that counts");
     assert!(timelines(&[study.clone()]).is_empty(), "they are of several numbers");
-    assert!(report("x", &[study], Path::new("r.html")).html.contains("Reading: as time went on"));
+    assert!(report("x", &[study], Path::new("r.html")).html.contains("Reading: over time"));
 }

@@ -1,4 +1,4 @@
-//! Connections as time went on: throughput and round trip of each run.
+//! Connections over time: throughput and round trip of each run.
 
 use super::gather::Gathered;
 use crate::figure::{Figure, Point, Series};
@@ -6,7 +6,7 @@ use longhaul_results::Document;
 use longhaul_results::record::Run;
 use std::collections::BTreeMap;
 
-/// Runs that are shown: more lines than this cannot be told apart.
+/// Runs that are shown: more lines than this cannot be distinguished.
 const RUNS: usize = 5;
 /// Looks at the connections that make a line.
 const LOOKS: usize = 3;
@@ -45,7 +45,7 @@ pub fn of_figure(one: &Gathered, documents: &[Document]) -> Option<Figure> {
     }
     series.truncate(RUNS);
     (!series.is_empty()).then(|| Figure {
-        title: format!("{}: as time went on", one.figure.title),
+        title: format!("{}: over time", one.figure.title),
         x_label: X_LABEL.into(),
         unit: "bit/s".into(),
         series,

@@ -47,7 +47,7 @@ pub struct Done {
     pub data: Vec<u8>,
 }
 
-/// One connection.
+/// A connection on which a test sends what it likes.
 pub struct Client {
     pub stream: TcpStream,
     /// What both agreed on; alignment is always 4.

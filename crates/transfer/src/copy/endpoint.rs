@@ -35,7 +35,7 @@ pub enum Endpoint {
     Agent {
         /// Host name or IP address.
         host: String,
-        /// TCP port.
+        /// TCP port of the agent, 7400 if none is typed.
         port: u16,
         /// Path, relative to the agent's root.
         path: Vec<u8>,

@@ -17,13 +17,13 @@ const MAX_THREADS: usize = 8;
 /// Progress of writing a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Files complete.
+    /// Number of files that are complete.
     pub files: u64,
     /// Total number of files.
     pub files_total: u64,
-    /// Bytes written.
+    /// Bytes written so far.
     pub bytes: u64,
-    /// Total bytes.
+    /// Bytes of the whole data set.
     pub bytes_total: u64,
 }
 
@@ -35,7 +35,7 @@ pub enum MakeError {
         "{dir} has {free} bytes free and {needed} are needed: choose a smaller scale or another directory"
     )]
     NoRoom {
-        /// The directory.
+        /// Directory of the data set.
         dir: PathBuf,
         /// Bytes that an ordinary user may still write there.
         free: u64,

@@ -173,7 +173,7 @@ impl Handshake {
 pub(crate) struct Sealer(Rc<RefCell<TransportState>>);
 
 impl Sealer {
-    /// Encrypts `plain`.
+    /// Encrypts and authenticates one message.
     pub(crate) fn seal(&mut self, plain: &[u8]) -> io::Result<Vec<u8>> {
         let records = plain.len().div_ceil(CONTENT_MAX);
         let mut sealed = vec![0; plain.len() + records * (TAG + 2)];

@@ -31,7 +31,7 @@ pub enum WriteJob {
     },
     /// Write a block.
     Block {
-        /// The file.
+        /// The large file that the block belongs to.
         file: Arc<Incoming>,
         /// Offset in bytes.
         offset: u64,

@@ -30,7 +30,7 @@ pub enum Item {
     Batch(Buf),
     /// A block of a file.
     Block {
-        /// The file.
+        /// The large file that the block belongs to.
         file: Arc<Outgoing>,
         /// Offset in bytes.
         offset: u64,
@@ -41,7 +41,7 @@ pub enum Item {
     },
     /// The end of a file: all of its blocks were queued.
     Close {
-        /// The file.
+        /// The large file that the block belongs to.
         file: Arc<Outgoing>,
         /// Number of blocks sent.
         blocks: u32,

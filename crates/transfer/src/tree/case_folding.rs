@@ -32,7 +32,7 @@ impl FoldedNames {
             return Ok(());
         }
         Err(io::Error::other(
-            "the destination does not tell upper from lower case, and another name of the source is the same there",
+            "the destination does not distinguish upper and lower case, and another name of the source is the same there",
         ))
     }
 }

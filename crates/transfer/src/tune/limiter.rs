@@ -39,7 +39,7 @@ const FULL: f64 = 0.85;
 pub(crate) struct TcpCounters {
     /// The moment, from any fixed origin.
     pub(crate) at: Duration,
-    /// Bytes acknowledged.
+    /// Bytes that the peer's TCP has acknowledged.
     pub(crate) acknowledged: u64,
     /// Bytes sent, retransmissions included, and bytes retransmitted.
     pub(crate) sent: u64,
@@ -194,7 +194,7 @@ mod tests {
             look.rtt = if n % 4 < 2 { 49 * MS } else { 45 * MS };
         };
         assert_eq!(verdict("cubic", bursts), Limiter::Loss);
-        // A path that has become far slower than where it queued is judged anew.
+        // A path that has become far slower than where it queued is judged again.
         let slower = |n: u32, look: &mut TcpCounters| {
             own(n, look);
             if n >= 25 {

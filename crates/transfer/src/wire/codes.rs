@@ -12,7 +12,7 @@ pub(crate) trait Coded: Copy + PartialEq + 'static {
     /// Each choice with its number.
     const CODES: &'static [(Self, u8)];
 
-    /// Its number.
+    /// The number that stands for the variant in frames.
     fn code(self) -> u8 {
         // The test below finds a choice that is not in the table.
         Self::CODES.iter().find(|(choice, _)| *choice == self).map_or(u8::MAX, |(_, code)| *code)

@@ -15,7 +15,7 @@ pub const XATTR_BYTES_MAX: usize = 64 << 10;
 pub enum EntryKind {
     /// A file of [`Entry::size`] bytes.
     File,
-    /// A directory.
+    /// A directory, without its entries.
     Directory,
     /// A symbolic link with this target, which is never followed.
     Symlink(Box<[u8]>),
@@ -46,12 +46,12 @@ pub struct Entry {
     pub mode: u32,
     /// Owner's user id.
     pub uid: u32,
-    /// Group id.
+    /// Numeric group id.
     pub gid: u32,
     /// Time of the last change of content.
     pub mtime: Time,
-    /// Time of the last status change at the source. It cannot be set, so it tells
-    /// versions of a large file of equal size and `mtime` apart. Zero unless the file is
+    /// Time of the last status change at the source. It cannot be set, so it distinguishes
+    /// versions of a large file with equal size and `mtime`. Zero unless the file is
     /// sent in blocks.
     pub ctime: Time,
     /// Bytes of a file, else 0.

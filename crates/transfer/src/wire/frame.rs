@@ -11,7 +11,7 @@ use longhaul_engine::Buf;
 /// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Listing directories.
+    /// Listing the directories of the source.
     Scan,
     /// Reading a file.
     Read,
@@ -53,7 +53,7 @@ pub struct Trouble {
     pub path: RelPath,
     /// The operation that failed.
     pub op: Op,
-    /// The error.
+    /// Why it failed, as a sentence without the path.
     pub message: String,
 }
 
@@ -66,7 +66,7 @@ pub enum Action {
     Make,
     /// Set its mode, owner, time or attributes.
     Metadata,
-    /// Remove it.
+    /// Remove it: the source does not have it.
     Delete,
 }
 
@@ -87,20 +87,20 @@ impl Action {
 pub struct Planned {
     /// Path at the source; of a deletion, at the destination.
     pub path: RelPath,
-    /// The action.
+    /// What would be done with it.
     pub action: Action,
 }
 
 /// A stage of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Listing directories.
+    /// Listing the directories of the source.
     Scan,
-    /// Reading files.
+    /// Reading files of the source.
     Read,
     /// The network, and the peer behind it.
     Send,
-    /// Writing files.
+    /// Writing files at the destination.
     Write,
 }
 
@@ -168,7 +168,7 @@ pub struct Close {
 /// Objects and bytes of a copy by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Files complete.
+    /// Number of files.
     pub files: u64,
     /// Other objects complete: directories, links.
     pub others: u64,
@@ -178,7 +178,7 @@ pub struct Counts {
     pub same: u64,
     /// Queried files that are needed.
     pub wanted: u64,
-    /// Objects removed.
+    /// Number of objects that were removed.
     pub deleted: u64,
     /// Objects that failed.
     pub failed: u64,
@@ -192,7 +192,7 @@ pub struct Counts {
 /// Progress of the scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Files found.
+    /// Number of files.
     pub files: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -209,7 +209,7 @@ pub struct Want {
     pub have: Box<[u8]>,
 }
 
-/// A frame.
+/// A message of the protocol, on the control or a data connection.
 #[derive(Clone, Debug)]
 pub enum Frame {
     /// Requests a session.
@@ -228,7 +228,7 @@ pub enum Frame {
     Query {
         /// Number of the query.
         number: u32,
-        /// A [`Batch`].
+        /// Encoded [`Batch`] of small files.
         batch: Buf,
     },
     /// The answer to a query.
@@ -246,7 +246,7 @@ pub enum Frame {
         offset: u64,
         /// Checksum of the data.
         digest: Digest,
-        /// The data.
+        /// Content of the block.
         data: Buf,
     },
     /// All blocks of a file were sent, on any stream.

@@ -224,7 +224,7 @@ pub struct Request {
 pub struct Onward {
     /// Host name or IP address.
     pub host: String,
-    /// TCP port.
+    /// TCP port of the other agent.
     pub port: u16,
     /// Number of data connections, unless it is tuned.
     pub streams: u16,
@@ -261,7 +261,7 @@ pub struct Hello {
     pub streams: u16,
     /// Direction of the data.
     pub direction: Direction,
-    /// The request.
+    /// What the client asks this agent to send or receive.
     pub request: Request,
 }
 
@@ -295,7 +295,7 @@ pub enum RefusalKind {
     Storage,
     /// The destination agent cannot be reached.
     Unreachable,
-    /// Anything else.
+    /// Any other reason, which the message says.
     Failed,
     /// The destination agent did not answer in time.
     TimedOut,

@@ -73,7 +73,7 @@ impl RelPath {
         self.0.is_empty()
     }
 
-    /// `name` below this path; `name` is a component as a directory has it.
+    /// `name` below this path; `name` is one component, as read from a directory.
     ///
     /// # Errors
     /// The result is too long, or the name is reserved.

@@ -68,7 +68,7 @@ impl SharedWire {
 /// How a direction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PipeEnd {
-    /// The sender closed its side, and the receiver was told.
+    /// The sender closed its side, and the receiver got the end of the stream.
     Closed,
     /// A connection failed.
     Broken,
@@ -86,7 +86,7 @@ struct PipeQueue {
     bytes: Cell<usize>,
     filled: Notify,
     drained: Notify,
-    /// The sending task is gone.
+    /// The sending task has ended.
     closed: Cell<bool>,
 }
 

@@ -153,7 +153,7 @@ impl Sqe {
         Sqe::new(admin::ASYNC_EVENT_REQUEST)
     }
 
-    /// Keep Alive.
+    /// Keep Alive, an admin command without data.
     pub fn keep_alive() -> Sqe {
         Sqe::new(admin::KEEP_ALIVE)
     }
@@ -172,7 +172,7 @@ impl Sqe {
             .with_cdw(13, (cirn >> 32) as u32)
     }
 
-    /// Flush.
+    /// Flush of namespace `nsid`; FFFFFFFFh for all.
     pub fn flush(nsid: u32) -> Sqe {
         Sqe::new(io::FLUSH).with_nsid(nsid)
     }

@@ -22,7 +22,7 @@ pub struct ReadWrite {
     pub blocks: u32,
     /// Force Unit Access.
     pub fua: bool,
-    /// Limited Retry.
+    /// LR: the controller limits its retries.
     pub limited_retry: bool,
     /// PRINFO, bits 29:26 of dword 12.
     pub prinfo: Prinfo,
@@ -54,12 +54,12 @@ impl ReadWrite {
     }
 }
 
-/// Dataset Management.
+/// Fields of a Dataset Management command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatasetManagement {
     /// Ranges, counted from 1.
     pub ranges: u16,
-    /// Attribute: Deallocate.
+    /// AD: the ranges may be deallocated.
     pub deallocate: bool,
 }
 
@@ -70,12 +70,12 @@ impl DatasetManagement {
     }
 }
 
-/// Identify.
+/// Fields of an Identify command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identify {
     /// Which data structure.
     pub cns: u8,
-    /// Controller identifier.
+    /// CNTID: the controller that the structure is of.
     pub cntid: u16,
     /// CNS specific identifier.
     pub cnssid: u16,
@@ -112,7 +112,7 @@ pub struct GetLogPage {
     pub offset: u64,
     /// Offset Type: the offset is an index.
     pub index_offset: bool,
-    /// UUID index.
+    /// UUID index, 0 for none.
     pub uuid_index: u8,
     /// Command set identifier.
     pub csi: u8,
@@ -155,7 +155,7 @@ pub enum Select {
 /// Get Features and Set Features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// Feature identifier.
+    /// FID: the feature, as [`crate::feature::fid`] lists them.
     pub fid: u8,
     /// Get Features: which value.
     pub select: Select,
@@ -177,7 +177,7 @@ impl Features {
     }
 }
 
-/// Abort.
+/// Fields of an Abort command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
     /// Queue of the command to abort.

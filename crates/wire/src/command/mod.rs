@@ -71,7 +71,7 @@ impl Sqe {
         zerocopy::transmute!(*self)
     }
 
-    /// Command identifier.
+    /// CID: the identifier of the command in its queue.
     pub fn cid(&self) -> u16 {
         self.cid.get()
     }
@@ -106,7 +106,7 @@ impl Sqe {
         self.cdw3.get()
     }
 
-    /// Metadata pointer.
+    /// MPTR: the metadata pointer, which fabrics do not use.
     pub fn mptr(&self) -> u64 {
         self.mptr.get()
     }

@@ -82,7 +82,7 @@ pub fn is_fabrics(opcode: u8) -> bool {
 /// Which way a command's data goes, if it has any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// No data.
+    /// The command transfers no data.
     None,
     /// The host sends data (a write).
     ToController,

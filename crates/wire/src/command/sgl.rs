@@ -35,7 +35,7 @@ pub enum SglKind {
     Keyed,
     /// Bit Bucket (1xh), Segment (2xh), Last Segment (3xh).
     Segment,
-    /// Anything else.
+    /// A type of descriptor that this crate does not know.
     Unknown,
 }
 

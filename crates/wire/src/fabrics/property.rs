@@ -50,7 +50,7 @@ impl Version {
     /// NVM Express Base Specification 2.1.
     pub const V2_1: Version = Version::new(2, 1, 0);
 
-    /// A version.
+    /// A version from its parts, as in 2.1.0.
     pub const fn new(major: u16, minor: u8, tertiary: u8) -> Version {
         Version((major as u32) << 16 | (minor as u32) << 8 | tertiary as u32)
     }
@@ -105,7 +105,7 @@ macro_rules! bits {
 }
 
 bits! {
-    /// Controller Capabilities.
+    /// CAP: controller capabilities.
     Cap(u64) {
         /// Maximum Queue Entries Supported, counted from 0.
         mqes, with_mqes: 15, 0;
@@ -131,17 +131,17 @@ bits! {
 }
 
 bits! {
-    /// Controller Configuration.
+    /// CC: controller configuration.
     Cc(u32) {
-        /// Enable.
+        /// EN: the host enables the controller.
         en, with_en: 0, 0;
         /// Command set selected: 000b NVM, 110b all, 111b admin only.
         css, with_css: 6, 4;
         /// Memory page size, 2^(12 + MPS) bytes.
         mps, with_mps: 10, 7;
-        /// Arbitration mechanism.
+        /// AMS: arbitration mechanism, 0 for round robin.
         ams, with_ams: 13, 11;
-        /// Shutdown notification.
+        /// SHN: shutdown notification, 0 for none.
         shn, with_shn: 15, 14;
         /// I/O submission queue entry size, as a power of two.
         iosqes, with_iosqes: 19, 16;
@@ -153,9 +153,9 @@ bits! {
 }
 
 bits! {
-    /// Controller Status.
+    /// CSTS: controller status.
     Csts(u32) {
-        /// Ready.
+        /// RDY: the controller processes commands.
         rdy, with_rdy: 0, 0;
         /// Controller fatal status.
         cfs, with_cfs: 1, 1;
@@ -163,9 +163,9 @@ bits! {
         shst, with_shst: 3, 2;
         /// NVM subsystem reset occurred.
         nssro, with_nssro: 4, 4;
-        /// Processing paused.
+        /// PP: the controller has paused processing.
         pp, with_pp: 5, 5;
-        /// Shutdown type.
+        /// ST: the shutdown is one of the subsystem.
         st, with_st: 6, 6;
     }
 }
@@ -216,14 +216,14 @@ pub enum Shutdown {
     Abrupt,
 }
 
-/// CSTS.SHST.
+/// CSTS.SHST: progress of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownStatus {
     /// No shutdown was asked for.
     Normal = 0,
-    /// Under way.
+    /// The shutdown is under way.
     Occurring = 1,
-    /// Done.
+    /// The shutdown is complete.
     Complete = 2,
 }
 

@@ -12,24 +12,24 @@ layout! {
         0 => vid: u16,
         /// PCI subsystem vendor ID.
         2 => ssvid: u16,
-        /// Serial number.
+        /// SN: serial number, padded with spaces.
         4 => sn: Ascii<20>,
-        /// Model number.
+        /// MN: model number, padded with spaces.
         24 => mn: Ascii<40>,
-        /// Firmware revision.
+        /// FR: firmware revision, padded with spaces.
         64 => fr: Ascii<8>,
         /// Recommended arbitration burst, 2^n commands.
         72 => rab: u8,
-        /// IEEE OUI.
+        /// IEEE: the vendor's OUI, little endian.
         73 => ieee: [u8; 3],
         /// [`cmic`] bits.
         76 => cmic: u8,
         /// Largest data transfer, 2^n memory pages of the minimum size; 0 for
         /// no limit.
         77 => mdts: u8,
-        /// Controller identifier.
+        /// CNTLID: controller identifier.
         78 => cntlid: u16,
-        /// Version.
+        /// VER: NVMe version, as the VS property has it.
         80 => ver: u32,
         /// RTD3 resume latency in microseconds.
         84 => rtd3r: u32,
@@ -101,7 +101,7 @@ layout! {
         516 => nn: u32,
         /// Optional NVM commands ([`oncs`] bits).
         520 => oncs: u16,
-        /// Fused operations.
+        /// FUSES: fused operations, bits.
         522 => fuses: u16,
         /// Format NVM attributes.
         524 => fna: u8,

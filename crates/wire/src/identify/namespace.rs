@@ -44,11 +44,11 @@ layout! {
     /// Identify Namespace data structure of the NVM command set (CNS 00h).
     /// Sizes are in logical blocks.
     pub struct IdentifyNamespace: 4096 {
-        /// Size.
+        /// NSZE: size in logical blocks.
         0 => nsze: u64,
-        /// Capacity.
+        /// NCAP: capacity in logical blocks.
         8 => ncap: u64,
-        /// Utilization.
+        /// NUSE: logical blocks in use.
         16 => nuse: u64,
         /// [`nsfeat`] bits.
         24 => nsfeat: u8,
@@ -56,17 +56,17 @@ layout! {
         25 => nlbaf: u8,
         /// LBA format in use: bits 3:0, and 6:5 above them.
         26 => flbas: u8,
-        /// Metadata capabilities.
+        /// MC: metadata capabilities, bits.
         27 => mc: u8,
-        /// Protection capabilities.
+        /// DPC: protection capabilities, bits.
         28 => dpc: u8,
-        /// Protection settings.
+        /// DPS: protection settings, bits.
         29 => dps: u8,
         /// [`nmic`] bits.
         30 => nmic: u8,
-        /// Reservation capabilities.
+        /// RESCAP: reservation capabilities, bits.
         31 => rescap: u8,
-        /// Format progress.
+        /// FPI: progress of a format in percent left, bit 7 if supported.
         32 => fpi: u8,
         /// [`dlfeat`] bits.
         33 => dlfeat: u8,
@@ -90,19 +90,19 @@ layout! {
         70 => npda: u16,
         /// Optimal write size, counted from 0.
         72 => nows: u16,
-        /// ANA group.
+        /// ANAGRPID: ANA group, 0 for none.
         92 => anagrpid: u32,
         /// [`nsattr`] bits.
         99 => nsattr: u8,
-        /// NVM set.
+        /// NVMSETID: NVM set, 0 for none.
         100 => nvmsetid: u16,
-        /// Endurance group.
+        /// ENDGID: endurance group, 0 for none.
         102 => endgid: u16,
         /// Namespace globally unique identifier.
         104 => nguid: [u8; 16],
         /// IEEE extended unique identifier.
         120 => eui64: [u8; 8],
-        /// LBA formats.
+        /// LBAF: formats of logical blocks, by number.
         128 => lbaf: [LbaFormat; FORMATS],
     }
 }
@@ -161,17 +161,17 @@ layout! {
         0 => nsfeat: u8,
         /// [`nmic`] bits.
         1 => nmic: u8,
-        /// Reservation capabilities.
+        /// RESCAP: reservation capabilities, bits.
         2 => rescap: u8,
-        /// Format progress.
+        /// FPI: progress of a format in percent left, bit 7 if supported.
         3 => fpi: u8,
-        /// ANA group.
+        /// ANAGRPID: ANA group, 0 for none.
         4 => anagrpid: u32,
         /// [`nsattr`] bits.
         8 => nsattr: u8,
-        /// NVM set.
+        /// NVMSETID: NVM set, 0 for none.
         10 => nvmsetid: u16,
-        /// Endurance group.
+        /// ENDGID: endurance group, 0 for none.
         12 => endgid: u16,
         /// [`nstat`] bits.
         14 => nstat: u8,

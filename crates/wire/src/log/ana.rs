@@ -53,11 +53,11 @@ impl AnaState {
 /// One ANA group descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnaGroup {
-    /// Group identifier.
+    /// ANAGRPID: identifier of the group, from 1.
     pub id: u32,
     /// Counts the group's changes.
     pub change_count: u64,
-    /// State.
+    /// State of all namespaces of the group.
     pub state: AnaState,
     /// Its namespaces, in increasing order; empty if only groups were asked for.
     pub nsids: Vec<u32>,

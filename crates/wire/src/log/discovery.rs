@@ -13,7 +13,7 @@ pub const DISCOVERY_ENTRY_LEN: usize = DiscoveryEntry::LEN;
 /// CNTLID of an entry whose subsystem makes controllers on demand.
 pub const PORT_CNTLID_DYNAMIC: u16 = 0xFFFF;
 
-/// Transport types.
+/// Transport types (TRTYPE).
 #[allow(missing_docs)]
 pub mod trtype {
     pub const RDMA: u8 = 1;
@@ -22,7 +22,7 @@ pub mod trtype {
     pub const LOOP: u8 = 254;
 }
 
-/// Address families.
+/// Address families (ADRFAM).
 #[allow(missing_docs)]
 pub mod adrfam {
     pub const IPV4: u8 = 1;
@@ -51,9 +51,9 @@ pub mod eflags {
 
 /// Transport specific addresses of TCP: the security type, byte 0.
 pub mod tsas {
-    /// No security.
+    /// The transport is not secured.
     pub const NONE: u8 = 0;
-    /// TLS 1.3.
+    /// TLS 1.3 with a pre-shared key.
     pub const TLS_1_3: u8 = 2;
 }
 

@@ -2,7 +2,7 @@
 
 /// Bits of an entry of the commands (and features) effects logs.
 pub mod effect {
-    /// Supported.
+    /// CSUPP: the command is supported.
     pub const SUPPORTED: u32 = 1 << 0;
     /// Logical block content may change (feature: user data may change).
     pub const CONTENT: u32 = 1 << 1;
@@ -46,7 +46,7 @@ macro_rules! table {
                 $name(page)
             }
 
-            /// The page.
+            /// The page, 4,096 bytes.
             pub fn into_bytes(self) -> Vec<u8> {
                 self.0
             }

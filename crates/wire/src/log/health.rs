@@ -20,7 +20,7 @@ layout! {
         14 => parameter: u16,
         /// First logical block in error.
         16 => lba: u64,
-        /// Namespace.
+        /// NSID of the command; 0 if it has none.
         24 => nsid: u32,
         /// Log page with vendor information; 0: none.
         28 => vendor: u8,
@@ -62,11 +62,11 @@ layout! {
         80 => host_writes: u128,
         /// Time with I/O outstanding, in minutes.
         96 => busy_minutes: u128,
-        /// Power cycles.
+        /// Number of power cycles.
         112 => power_cycles: u128,
-        /// Power-on hours.
+        /// Hours for which the controller was powered.
         128 => power_on_hours: u128,
-        /// Unsafe shutdowns.
+        /// Number of losses of power without a shutdown.
         144 => unsafe_shutdowns: u128,
         /// Media and data integrity errors.
         160 => media_errors: u128,

@@ -46,7 +46,7 @@ pub struct ReservationNotice {
     pub kind: ReservationNoticeKind,
     /// Further notices that wait behind it, 255 at most.
     pub more: u8,
-    /// The namespace.
+    /// NSID of the namespace with the reservation.
     pub nsid: u32,
 }
 

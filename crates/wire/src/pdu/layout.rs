@@ -24,7 +24,7 @@ pub struct Layout {
     pub header_digest: u8,
     /// Padding before the data.
     pub pad: u8,
-    /// Data.
+    /// Length of the data in bytes.
     pub data: u32,
     /// Data digest: 0 or 4.
     pub data_digest: u8,

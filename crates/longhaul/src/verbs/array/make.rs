@@ -24,7 +24,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
         };
         if !args.force || !known.devices.iter().all(is_given) {
             return Err(Failure::usage(format!(
-                "an array called {} is known here already ({}): choose another name, or make it anew with \
+                "an array called {} is known here already ({}): choose another name, or replace it with \
                  --force and all of its devices",
                 args.name, known.uuid
             )));

@@ -27,7 +27,7 @@ type ProgressOf = fn(&Value) -> Option<(f64, String)>;
 enum Runner {
     /// Another process of this host, reached through its control socket.
     Other,
-    /// This process.
+    /// This process runs the array.
     This(Box<(RunningArray, Opener)>),
 }
 

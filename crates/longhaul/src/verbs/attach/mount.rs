@@ -312,9 +312,9 @@ impl Mounting<'_> {
         // The error of the first attempt names the cause.
         self.mount_with(device, &without).map_err(|_| failed)?;
         tracing::warn!(
-            "{}: its journal has changes that were not made yet, and the device is read-only: it shows \
+            "{}: its journal has changes that were not applied yet, and the device is read-only: it shows \
              the file system without them, which may be inconsistent; mount it once without --read-only \
-             to have it whole",
+             to apply them",
             self.dir.display()
         );
         *self.options.borrow_mut() = without;
@@ -393,7 +393,7 @@ fn print_ready(ready: &MountReady, output: Output) {
         output.line(format_args!("ready {path} ({fs}, {size}, {device} through {via}, {options})"));
         log_passed_over(&ready.passed_over);
         if ready.journal_left {
-            output.note("its journal was not replayed: mount it once without --read-only to have it whole");
+            output.note("its journal was not replayed: mount it once without --read-only to replay it");
         }
     }
 }

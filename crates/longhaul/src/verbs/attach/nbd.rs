@@ -39,7 +39,7 @@ pub(crate) struct NbdArgs {
     using: UseArgs,
 }
 
-/// `NAME=DEVICE`.
+/// The value of `--export`, `NAME=DEVICE`.
 #[derive(Clone, Debug)]
 struct NamedExport {
     name: String,

@@ -93,7 +93,7 @@ impl FarArgs {
     }
 }
 
-/// Parses `FROM-TO`.
+/// Parses a range of TCP ports, `FROM-TO`.
 pub(crate) fn port_range(text: &str) -> Result<(u16, u16), String> {
     let parsed = text.split_once('-').and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
     parsed

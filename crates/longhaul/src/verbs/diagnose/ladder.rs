@@ -83,7 +83,7 @@ impl CopySettings {
 #[derive(Clone, Debug)]
 pub(super) struct CopyResult {
     pub(super) seconds: f64,
-    /// Bytes copied.
+    /// Bytes that the copy has moved.
     pub(super) bytes: u64,
     /// Statistics of its sockets.
     pub(super) sockets: Sockets,

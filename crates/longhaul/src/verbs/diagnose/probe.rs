@@ -39,7 +39,7 @@ pub(super) fn ask(
 ) -> Result<(), Failure> {
     let files = args.files;
     let asked = lookups(files, ladder, now, seen);
-    results.note("how long it takes to say what a file is", asked, ladder)?;
+    results.note("the time of a metadata request", asked, ladder)?;
     let time = |fit: &Option<Fit>| fit.map_or(0.0, |fit| fit.predict(seen.files, seen.bytes));
     let longest = seen.stages.iter().map(time).fold(0.0, f64::max);
     if let Some(network) = network

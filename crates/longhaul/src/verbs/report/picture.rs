@@ -38,7 +38,7 @@ pub(super) fn draw(dir: &Path, made: &Report) -> Result<usize, Failure> {
     };
     let browser = find(std::env::var_os("PATH").unwrap_or_default().as_os_str()).ok_or_else(|| {
         partly(format!(
-            "--png takes Chromium or Chrome, and none of {} is in PATH: install one, or leave --png out",
+            "--png needs Chromium or Chrome, and none of {} is in PATH: install one, or leave --png out",
             BROWSERS.join(", ")
         ))
     })?;

@@ -15,7 +15,7 @@ const BUFFER_MIN: u64 = 6 << 20;
 pub(super) struct Path {
     /// Bits per second.
     pub(super) rate: u64,
-    /// Round trip.
+    /// Round trip of the path to tune for.
     pub(super) rtt: Duration,
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The architecture of a program, as `uname -m` has it.
+/// The architecture of a program, as `uname -m` prints it.
 const MACHINES: [(u64, &str); 2] = [(62, "x86_64"), (183, "aarch64")];
 const PT_INTERP: u64 = 3;
 

@@ -1,7 +1,7 @@
 //! Hard links at the destination between files that are separate at the source.
 //!
 //! Invariant: of the names of such a file, the first that an existence query names keeps
-//! the inode; the files of the others are sent anew.
+//! the inode; the files of the others are resent.
 
 use crate::guard::lock;
 use crate::wire::RelPath;

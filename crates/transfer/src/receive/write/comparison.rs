@@ -22,7 +22,7 @@ pub(super) enum MetadataUpdate {
     Changed,
     /// It could not be set.
     Failed(io::Error),
-    /// The file cannot be opened: the sender sends it anew.
+    /// The file cannot be opened: the sender resends it.
     Resend,
 }
 
@@ -175,7 +175,7 @@ impl Comparison {
     }
 
     /// Whether a directory or link exists with the metadata of the entry; never with
-    /// `Compare::Nothing`, which makes every object anew.
+    /// `Compare::Nothing`, which replaces every object.
     pub(super) fn is_unchanged(&self, entry: &Entry, path: &RelPath) -> bool {
         let (compare, policy) = (self.options.compare, self.tree.policy);
         if entry.kind == EntryKind::File {

@@ -36,7 +36,7 @@ pub(super) struct Unfinished {
     file: File,
     pub(super) directory: Arc<OwnedFd>,
     pub(super) temporary: Vec<u8>,
-    /// Destination path.
+    /// Path of the entry below the destination.
     pub(super) path: RelPath,
     /// The file was created by this run, so it reads as zeroes.
     fresh: bool,
