@@ -3,6 +3,7 @@
 use crate::call::{Data, Done};
 use crate::error::io_error;
 use crate::path::{ConnectionPool, Sharer, Way};
+use crate::split::lengths;
 use futures_util::future::try_join_all;
 use longhaul_block::{Advice, BlockIo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
@@ -117,11 +118,6 @@ impl RemoteIo {
     }
 }
 
-/// Ends of pieces of at most `max` bytes.
-fn pieces(len: usize, max: usize) -> impl Iterator<Item = usize> {
-    (0..len).step_by(max).map(move |start| (len - start).min(max))
-}
-
 impl BlockIo for RemoteIo {
     fn advice(&self) -> Option<Advice> {
         Some(self.pool.advice_each())
@@ -150,7 +146,7 @@ impl BlockIo for RemoteIo {
         }
         let mut reads = Vec::new();
         let (mut rest, mut at) = (dst, offset);
-        for len in pieces(rest.len(), max).collect::<Vec<_>>() {
+        for len in lengths(rest.len(), max).collect::<Vec<_>>() {
             let tail = rest.split_off(len);
             reads.push(self.read_command(at, rest));
             (rest, at) = (tail, at + len as u64);
@@ -181,7 +177,7 @@ impl BlockIo for RemoteIo {
         }
         let mut writes = Vec::new();
         let mut done = 0;
-        for len in pieces(src.len(), max) {
+        for len in lengths(src.len(), max) {
             let part = src.slice(done..done + len);
             writes.push(self.write_command(offset + done as u64, part, flags.fua));
             done += len;

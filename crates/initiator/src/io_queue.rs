@@ -1,41 +1,30 @@
-//! A way for the I/O of one thread to a namespace that outlives connections.
+//! The I/O queue of one thread to a namespace. It outlives connections: `reconnect` resends
+//! what a lost one has left unanswered.
 //!
 //! Invariants:
 //! - a call is with the queue of the current session, held here, or done;
 //! - held calls go in the order of their submission, but for reads, which pass
 //!   changes that wait for fencing;
 //! - while anything is held that could go, nothing later goes directly;
-//! - a call that was acknowledged is never sent again, one that was not is sent
-//!   again until it is, or the controller is lost for good.
+//! - a call that was acknowledged is never resent; one that was not is resent
+//!   until it is, or the controller is lost for good.
+
+mod reconnect;
 
 use crate::call::{Call, Data, Fate, Pending, Waiting};
 use crate::controller::Controller;
-use crate::error::{self, Error, Result};
+use crate::error::Result;
 use crate::queue::{Queue, take_where};
-use crate::session::Session;
-use crate::split::split;
-use crate::watch::watch;
-use futures_util::FutureExt;
 use longhaul_block::IoError;
 use longhaul_engine::net::TcpInfo;
+use longhaul_engine::spawn;
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{now, sleep, spawn, timeout};
 use longhaul_wire::command::Sqe;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Time for the last words of a queue (why it ends the connection) to go.
-const FAREWELL: Duration = Duration::from_secs(1);
-/// Wait before a queue is asked for again that the controller does not grant,
-/// or whose connection it does not take.
-const NO_QUEUE: Duration = Duration::from_millis(500);
-/// How often a first connection is tried that is not taken although the
-/// controller is there.
-const TRIES: u32 = 3;
 
 /// What may go to the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,89 +173,6 @@ impl Drop for IoQueue {
 }
 
 impl IoQueueInner {
-    /// The first queue, as [`Session::open_queue`] gives it.
-    async fn first(&self) -> Result<(Arc<Session>, (Queue, u16, u32))> {
-        let mut tries = 1;
-        loop {
-            let session = self.controller.session().await.map_err(|e| {
-                let addr = self.controller.info().address.clone();
-                Error::Unreachable { addr, reason: error::reason(&e), connect: None }
-            })?;
-            match session.open_queue(&self.done_bytes).await {
-                Ok(opened) => return Ok((session, opened)),
-                Err(e @ (Error::Refused { .. } | Error::NotFound(_) | Error::Local(_))) => return Err(e),
-                // It takes no more connections than it has.
-                Err(e) if self.is_there(&session).await => {
-                    if tries == TRIES {
-                        let why = format!("{}; the others go on", e);
-                        return Err(session.endpoint.refused("another connection", why));
-                    }
-                    tries += 1;
-                    sleep(NO_QUEUE).await;
-                }
-                Err(e) => {
-                    if !session.has_ended() {
-                        self.controller.lost(session.epoch, e.to_string());
-                    }
-                    if self.controller.settings.options.ctrl_loss.is_some_and(|limit| limit.is_zero()) {
-                        return Err(e);
-                    }
-                    self.controller.ended(session.epoch).await;
-                }
-            }
-        }
-    }
-
-    /// Whether the controller answers, so that the connection to it that failed
-    /// was one by itself.
-    async fn is_there(&self, session: &Session) -> bool {
-        let limit = self.controller.settings.options.connect_timeout.min(session.endpoint.patience);
-        !session.has_ended()
-            && timeout(limit, self.controller.namespaces()).await.is_ok_and(|answer| answer.is_ok())
-            && !session.has_ended()
-    }
-
-    fn adopt(&self, session: &Session, queue: Queue, qid: u16) {
-        let limit = session.info.max_transfer.unwrap_or(u64::MAX);
-        let limit = limit.min(self.controller.settings.options.max_transfer.into()) as u32;
-        let block = 1u32 << self.shift;
-        self.max_transfer.set((limit / block * block).max(block));
-        self.place.set((session.epoch, qid));
-        *self.queue.borrow_mut() = Some(Rc::new(queue));
-        self.open_gate();
-    }
-
-    /// Lets go what may go now.
-    fn open_gate(&self) {
-        let Some(queue) = self.queue.borrow().clone() else { return };
-        let open = self.controller.is_open_for(self.place.get().0);
-        let mut going = match open {
-            true => std::mem::take(&mut *self.held.borrow_mut()),
-            false => take_where(&mut self.held.borrow_mut(), |call| !call.changes()).into(),
-        };
-        let max = self.max_transfer();
-        while let Some(waiting) = going.pop_front() {
-            if waiting.data.len() > max {
-                for part in split(waiting, max, self.shift).into_iter().rev() {
-                    going.push_front(part);
-                }
-                continue;
-            }
-            if let Err((waiting, _)) = queue.push(waiting) {
-                // It has ended already: all of it waits for the next one.
-                let mut held = self.held.borrow_mut();
-                held.push_back(waiting);
-                held.extend(going);
-                held.make_contiguous().sort_by_key(|waiting| waiting.call.seq);
-                return;
-            }
-        }
-        self.gate.set(if open { Gate::Open } else { Gate::Reads });
-        if open && self.closing.get() {
-            queue.close_when_done();
-        }
-    }
-
     fn max_transfer(&self) -> usize {
         self.max_transfer.get() as usize
     }
@@ -286,131 +192,6 @@ impl IoQueueInner {
             _ => waiting,
         };
         self.held.borrow_mut().push_back(waiting);
-    }
-
-    /// Keeps the I/O queue connected until its last user drops it, or the controller
-    /// is lost for good.
-    async fn run(self: Rc<Self>, mut session: Arc<Session>) {
-        loop {
-            let reason = self.serve(&session).await;
-            if self.closing.get() && self.held.borrow().is_empty() {
-                break;
-            }
-            self.controller.lost(session.epoch, reason);
-            match self.next(session.epoch).await {
-                Some(Ok(next)) => session = next,
-                Some(Err(e)) => {
-                    self.fail(&e);
-                    break;
-                }
-                None => break,
-            }
-        }
-        self.controller.leave();
-    }
-
-    /// Serves the queue until it is over: why it is. What it leaves undone is
-    /// held.
-    async fn serve(&self, session: &Session) -> String {
-        let Some(queue) = self.queue.borrow().clone() else { return String::new() };
-        let epoch = session.epoch;
-        let (reason, survivors) = {
-            let mut over = Box::pin(queue.over().fuse());
-            let mut ended = Box::pin(self.controller.ended(epoch).fuse());
-            let mut dead = Box::pin(watch(self, &queue, session).fuse());
-            let mut open = Box::pin(self.controller.open_for(epoch).fuse());
-            loop {
-                futures_util::select_biased! {
-                    result = over => break result,
-                    () = ended => queue.abandon(IoError::Unreachable("the session has ended".into())),
-                    reason = dead => queue.abandon(IoError::Unreachable(reason)),
-                    () = open => self.open_gate(),
-                }
-            }
-        };
-        self.gate.set(Gate::Shut);
-        *self.queue.borrow_mut() = None;
-        let mut held = self.held.borrow_mut();
-        for waiting in survivors {
-            if waiting.call.unwanted.get() {
-                waiting.call.finish(Err(IoError::Aborted));
-            } else {
-                held.push_back(waiting);
-            }
-        }
-        held.make_contiguous().sort_by_key(|waiting| waiting.call.seq);
-        spawn(async move {
-            sleep(FAREWELL).await;
-            queue.abandon(IoError::Aborted);
-        })
-        .detach();
-        error::reason(&reason)
-    }
-
-    /// Connects to the next session; nothing if the I/O queue is closing and holds no
-    /// call.
-    async fn next(&self, mut epoch: u64) -> Option<std::result::Result<Arc<Session>, IoError>> {
-        let since = now();
-        let mut warned = 0;
-        loop {
-            let connect = async move {
-                self.controller.ended(epoch).await;
-                let session = self.controller.session().await?;
-                Ok((session.open_queue(&self.done_bytes).await, session))
-            };
-            let mut connect = Box::pin(connect.fuse());
-            let result = loop {
-                futures_util::select_biased! {
-                    result = connect => break result,
-                    () = self.wake.notified().fuse() => {
-                        if self.closing.get() && self.held.borrow().is_empty() {
-                            return None;
-                        }
-                    }
-                }
-            };
-            let (result, session) = match result {
-                Ok(found) => found,
-                Err(e) => return Some(Err(e)),
-            };
-            match result {
-                Ok((queue, qid, _)) => {
-                    self.adopt(&session, queue, qid);
-                    return Some(Ok(session));
-                }
-                Err(e) if matches!(e, Error::Refused { .. }) || self.is_there(&session).await => {
-                    if let Some(relief) = &*self.relief.borrow() {
-                        // Not borrowed while the relief works: it may come back here.
-                        let held = self.held.take();
-                        let left = relief(held.into());
-                        self.held.borrow_mut().extend(left);
-                    }
-                    let limit = self.controller.settings.options.ctrl_loss;
-                    if limit.is_some_and(|limit| longhaul_engine::since(since) >= limit) {
-                        return Some(Err(IoError::Unreachable(e.to_string())));
-                    }
-                    if std::mem::replace(&mut warned, session.epoch) != session.epoch {
-                        tracing::warn!("{e}; the I/O of a thread waits for it");
-                    }
-                    sleep(NO_QUEUE).await;
-                    // The same session may do later.
-                    epoch = session.epoch.wrapping_sub(1);
-                }
-                Err(e) => {
-                    self.controller.lost(session.epoch, e.to_string());
-                    epoch = session.epoch;
-                }
-            }
-        }
-    }
-
-    /// Everything fails, now and later.
-    fn fail(&self, reason: &IoError) {
-        *self.failed.borrow_mut() = Some(reason.clone());
-        let held = std::mem::take(&mut *self.held.borrow_mut());
-        for waiting in held {
-            waiting.call.finish(Err(reason.clone()));
-        }
     }
 
     /// Bytes of commands that are done.

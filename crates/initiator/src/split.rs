@@ -1,5 +1,6 @@
-//! Commands that have become too large: a far side may take less at a time
-//! after it has come back.
+//! Splits requests by the largest transfer of a command: before they are submitted, and
+//! commands that wait for a connection again, since a controller may have a smaller limit after
+//! a reconnection.
 
 use crate::call::{Call, CallResult, Data, Done, Pending, Waiting};
 use futures_util::future::join_all;
@@ -7,7 +8,12 @@ use longhaul_engine::{Memory, spawn};
 use longhaul_wire::command::ReadWrite;
 use std::rc::Rc;
 
-/// Parts of at most `max` bytes (whole blocks of `2^shift` bytes). The call is
+/// Lengths of the parts of a request of `len` bytes, each at most `max` bytes.
+pub(crate) fn lengths(len: usize, max: usize) -> impl Iterator<Item = usize> {
+    (0..len).step_by(max).map(move |start| (len - start).min(max))
+}
+
+/// Splits a command into parts of at most `max` bytes (whole blocks of `2^shift` bytes). The call is
 /// done when all of them are.
 pub(crate) fn split(waiting: Waiting, max: usize, shift: u32) -> Vec<Waiting> {
     let Waiting { call, data } = waiting;

@@ -18,8 +18,8 @@ use crate::link::peer_timeout::{CROWDED, PeerTimeout};
 use crate::link::{FirstFrame, Link, LinkError};
 use crate::monitor::Monitor;
 use crate::receive;
+use crate::receive::destination::Destination;
 use crate::receive::null_sink::is_null_sink;
-use crate::receive::output::Output;
 use crate::receive::write::Grant;
 use crate::send;
 use crate::send::spec::SendSpec;
@@ -397,8 +397,9 @@ impl AgentState {
             }
         };
         tracing::info!("{peer}: {:?} over {} streams", hello.direction, hello.streams);
-        let resume = matches!(&prepared, PreparedSession::Receive(output) if output.resumes());
-        let by_content = matches!(&prepared, PreparedSession::Receive(output) if output.by_content());
+        let resume = matches!(&prepared, PreparedSession::Receive(destination) if destination.resumes());
+        let by_content =
+            matches!(&prepared, PreparedSession::Receive(destination) if destination.by_content());
         let congestion = link.tx.stream().and_then(|stream| stream.congestion().ok()).unwrap_or_default();
         link.tx.send(vec![Frame::Welcome(Welcome { version, resume, by_content, congestion })]).await?;
         let mut links = self.joining.gather(&hello, link).await?;
@@ -424,9 +425,16 @@ impl AgentState {
                 let [link] = &mut links[..] else { return Err(SessionError::Lost) };
                 third_party::carry_out(link, &job, spec, (onward.host, onward.port)).await
             }
-            PreparedSession::Receive(output) => {
-                receive::receive(output, self.config.writers, links, monitor, false, self.patience.clone())
-                    .await
+            PreparedSession::Receive(destination) => {
+                receive::receive(
+                    destination,
+                    self.config.writers,
+                    links,
+                    monitor,
+                    false,
+                    self.patience.clone(),
+                )
+                .await
             }
             PreparedSession::Send(spec) => {
                 let streams = match hello.request.tune_streams {
@@ -458,7 +466,7 @@ impl AgentState {
             Direction::Push if read_only && !is_null_sink(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent is read-only"))
             }
-            Direction::Push => Output::open(&root, &request, false, grant).map(PreparedSession::Receive),
+            Direction::Push => Destination::open(&root, &request, false, grant).map(PreparedSession::Receive),
             Direction::Pull => SendSpec::new(&root, &request, readers).map(PreparedSession::Send),
             Direction::Onward if !may_onward => Err(Refusal::new(
                 RefusalKind::NotAllowed,
@@ -483,7 +491,7 @@ impl AgentState {
 }
 
 enum PreparedSession {
-    Receive(Arc<Output>),
+    Receive(Arc<Destination>),
     Send(SendSpec),
     Onward(SendSpec, Onward),
 }

@@ -6,11 +6,11 @@
 //! - the writer threads end with the session, also after an error.
 
 pub(crate) mod allow_list;
+pub(crate) mod destination;
 mod jobs;
 pub(crate) mod journal;
 pub(crate) mod manifest;
 pub(crate) mod null_sink;
-pub(crate) mod output;
 pub(crate) mod write;
 
 use crate::guard::OnPanic;
@@ -22,11 +22,11 @@ use crate::session::error::SessionError;
 use crate::session::{Receiver, SenderNotice};
 use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
 use crate::wire::{Counts, Frame, Limit, Refusal, RefusalKind, Stage, Tuned};
+use destination::Destination;
 use futures_util::future::{Either, select, try_join_all};
 use jobs::{ReceiveQueues, weight};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Task, now, sleep, spawn};
-use output::Output;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Drop for StopWriters {
 /// Runs the receiving side of a session and returns its counts. `shares_monitor` is true in a
 /// local copy, where both sides share `monitor` and the sender feeds it.
 pub(crate) async fn receive(
-    output: Arc<Output>,
+    destination: Arc<Destination>,
     writers: Concurrency,
     links: Vec<Link>,
     monitor: Arc<Monitor>,
@@ -66,14 +66,14 @@ pub(crate) async fn receive(
     let gauge = Arc::clone(&queues);
     monitor.watch(Stage::Write, move || gauge.gauge());
     for index in 0..writers.most() {
-        let (output, queues) = (Arc::clone(&output), Arc::clone(&queues));
+        let (destination, queues) = (Arc::clone(&destination), Arc::clone(&queues));
         let run = move || {
             let _times = ThreadTimes;
             let _guard = OnPanic(|| queues.panic());
-            let mut walker = output.walker();
+            let mut walker = destination.walker();
             queues.gate.pass(index);
             while let Some(job) = queues.jobs.pop() {
-                queues.done.force(output.run(job, &mut walker), 0);
+                queues.done.force(destination.run(job, &mut walker), 0);
                 queues.gate.pass(index);
             }
         };
@@ -85,7 +85,7 @@ pub(crate) async fn receive(
         queues,
         monitor,
         shares_monitor,
-        output,
+        destination,
         writers,
         frames: Notify::new(),
         sending: Cell::new(0),
@@ -104,7 +104,7 @@ struct ReceiveSession {
     queues: Arc<ReceiveQueues>,
     monitor: Arc<Monitor>,
     shares_monitor: bool,
-    output: Arc<Output>,
+    destination: Arc<Destination>,
     writers: Concurrency,
     /// Signalled when frames may wait to be sent.
     frames: Notify,
@@ -287,7 +287,7 @@ impl ReceiveSession {
         while let Some(done) = self.queues.done.pop_async().await {
             let mut receiver = self.receiver.borrow_mut();
             // Sent before the final frame.
-            for planned in self.output.take_planned() {
+            for planned in self.destination.take_planned() {
                 if !self.shares_monitor {
                     self.monitor.planned(planned.clone());
                 }
@@ -305,10 +305,10 @@ impl ReceiveSession {
             let finished = receiver.is_finished();
             drop(receiver);
             self.frames.notify();
-            if let Some(violation) = self.output.violation() {
+            if let Some(violation) = self.destination.violation() {
                 return Err(violation.into());
             }
-            if self.output.is_full() {
+            if self.destination.is_full() {
                 return Err(SessionError::Local(
                     "cannot write to the destination: its file system is full; free space and run the same command again".into(),
                 ));

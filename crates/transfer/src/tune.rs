@@ -1,20 +1,20 @@
 //! Tuning of a running session: measures stages, and sets their numbers of threads and
 //! connections.
 
+pub(crate) mod connections;
 pub(crate) mod gate;
 pub(crate) mod limiter;
-pub(crate) mod streams;
-pub(crate) mod tuner;
+pub(crate) mod threads;
 
 use crate::monitor::Monitor;
 use crate::wire::{Stage, Tuned};
+use connections::ConnectionTuner;
 use limiter::{LimiterDetector, TcpCounters};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::{now, sleep};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use streams::Streams;
-use tuner::{CountChange, Tuner};
+use threads::{CountChange, ThreadTuner};
 
 /// Sampling period: short enough to decide within seconds, and to see stalls of a file
 /// system as such.
@@ -179,18 +179,18 @@ impl Connections {
 
 /// The algorithm that chooses the number of a stage.
 enum Chooser {
-    Threads(Tuner),
-    Streams(Box<(Streams, LimiterDetector)>),
+    Threads(ThreadTuner),
+    Streams(Box<(ConnectionTuner, LimiterDetector)>),
 }
 
 impl Chooser {
     fn new(stage: &TunedStage<'_>, path: &Connections) -> Chooser {
         match stage.stage {
             Stage::Send => {
-                let streams = Streams::new(stage.start, stage.most, path.ramp());
+                let streams = ConnectionTuner::new(stage.start, stage.most, path.ramp());
                 Chooser::Streams(Box::new((streams, LimiterDetector::new(&path.congestion()))))
             }
-            _ => Chooser::Threads(Tuner::new(stage.start, stage.most, 1)),
+            _ => Chooser::Threads(ThreadTuner::new(stage.start, stage.most, 1)),
         }
     }
 }
@@ -236,14 +236,16 @@ pub(crate) async fn follow(
             let rate = (done - before.0) / elapsed;
             *before = (done, at);
             let change = match chooser {
-                Chooser::Threads(tuner) => tuner.sample(tuner::StageSample { rate, limits: progress.limits }),
+                Chooser::Threads(tuner) => {
+                    tuner.sample(threads::StageSample { rate, limits: progress.limits })
+                }
                 Chooser::Streams(pair) => {
                     let (streams, detector) = &mut **pair;
                     let (limiter, retransmitted) = detector.sample(counted);
                     tracing::trace!(
                         "{counted:?}: {limiter:?}, {rate:.0} B/s, {retransmitted:.3} retransmitted"
                     );
-                    streams.sample(streams::StreamSample {
+                    streams.sample(connections::StreamSample {
                         rate,
                         waits: progress.limits,
                         limiter,

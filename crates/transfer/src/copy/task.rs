@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::link::noise::fill_random;
 use crate::link::peer_timeout::PeerTimeout;
 use crate::monitor::Monitor;
-use crate::receive::output::Output;
+use crate::receive::destination::Destination;
 use crate::receive::write::Grant;
 use crate::send::spec::SendSpec;
 use crate::session::error::SessionError;
@@ -55,16 +55,16 @@ impl CopyTask {
         let readers = self.settings.readers;
         let prepare = move || {
             let spec = SendSpec::new(&Root::Here, &request, readers)?;
-            Ok::<_, Refusal>((spec, Output::open(&Root::Here, &request, false, Grant::FileIdentity)?))
+            Ok::<_, Refusal>((spec, Destination::open(&Root::Here, &request, false, Grant::FileIdentity)?))
         };
-        let (mut spec, output) = longhaul_engine::blocking(prepare).await?;
-        let resumed = output.resumes();
-        spec.resume(resumed, output.by_content());
+        let (mut spec, destination) = longhaul_engine::blocking(prepare).await?;
+        let resumed = destination.resumes();
+        spec.resume(resumed, destination.by_content());
         spec.read_ahead = self.settings.read_ahead;
-        spec.into = output.base();
+        spec.into = destination.base();
         let (here, there) = Link::pair();
         let received = receive::receive(
-            output,
+            destination,
             self.settings.writers,
             vec![there],
             Arc::clone(&self.monitor),
@@ -133,12 +133,12 @@ impl CopyTask {
         };
         let mut granted = self.connect(&server, Direction::Pull, remote).await?;
         let request = self.request.clone();
-        let output = match longhaul_engine::blocking(move || {
-            Output::open(&Root::Here, &request, true, Grant::FileIdentity)
+        let destination = match longhaul_engine::blocking(move || {
+            Destination::open(&Root::Here, &request, true, Grant::FileIdentity)
         })
         .await
         {
-            Ok(output) => output,
+            Ok(destination) => destination,
             Err(refusal) => {
                 for link in granted.links.iter_mut().take(1) {
                     send::refuse(link, refusal.clone()).await;
@@ -146,10 +146,10 @@ impl CopyTask {
                 return Err(refusal.into());
             }
         };
-        let resumed = output.resumes();
+        let resumed = destination.resumes();
         let monitor = Arc::clone(&self.monitor);
         let counts = receive::receive(
-            output,
+            destination,
             self.settings.writers,
             granted.links,
             monitor,

@@ -3,7 +3,7 @@
 //! | part | owns |
 //! |---|---|
 //! | `admission` | the names and metadata that the receiver accepts of its sender |
-//! | `destination` | the path of each entry, and the directories that hold them |
+//! | `destination_tree` | the path of each entry, and the directories that hold them |
 //! | `comparison` | existing objects, and whether they are up to date |
 //! | `unfinished` | large files that are written in blocks |
 //! | `deferred`, `settle` | work for the end of the session |
@@ -20,7 +20,7 @@ mod claims;
 mod comparison;
 mod deferred;
 mod delete;
-mod destination;
+mod destination_tree;
 mod grant;
 mod report;
 mod settle;
@@ -40,7 +40,7 @@ use crate::send::read::read_full;
 use crate::session::{Incoming, JobResult, Violation, WriteJob};
 use crate::tree::case_folding::{FoldedNames, folds};
 use crate::tree::filter::Filter;
-use crate::tree::root::Destination;
+use crate::tree::root::DestinationRoot;
 use crate::tree::stamps::unkept;
 use crate::tree::{self, MetadataPolicy, Walker};
 use crate::wire::{
@@ -50,7 +50,7 @@ use crate::wire::{
 use admission::Admission;
 use comparison::{Comparison, MetadataUpdate, present};
 use deferred::{Deferred, DeferredFile};
-use destination::DestinationTree;
+use destination_tree::DestinationTree;
 use report::{Failure, Outcome, Report, mismatch, write_failure};
 use source_names::SourceNames;
 use std::io;
@@ -61,7 +61,7 @@ use unfinished::{FinishedFile, UnfinishedFiles, flush_and_drop_cache};
 /// What a session writes, and where.
 #[derive(Debug)]
 pub(crate) struct WriteSpec {
-    pub(crate) destination: Destination,
+    pub(crate) destination: DestinationRoot,
     pub(crate) options: Options,
     pub(crate) filter: Filter,
     /// `None` in a dry run.

@@ -25,7 +25,7 @@ pub(crate) enum Root {
 
 /// The destination of a copy.
 #[derive(Clone, Debug)]
-pub(crate) struct Destination {
+pub(crate) struct DestinationRoot {
     pub(crate) base: Tree,
     /// Replaces the first component of paths.
     pub(crate) rename: Option<Vec<u8>>,
@@ -41,14 +41,14 @@ fn wrong(path: &[u8], e: &io::Error) -> Refusal {
 }
 
 /// A destination that the source takes the name of.
-fn named(base: Tree, name: &[u8]) -> Result<Destination, Refusal> {
+fn named(base: Tree, name: &[u8]) -> Result<DestinationRoot, Refusal> {
     let path = RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
     // Renaming a file to this name would replace the device for the whole system.
     if tree::is_special(base.fd(), name) {
         let message = format_args!("{path} is a device, a named pipe or a socket: nothing is copied to it");
         return Err(Refusal::new(RefusalKind::NotAllowed, message));
     }
-    Ok(Destination { base, rename: Some(name.to_vec()) })
+    Ok(DestinationRoot { base, rename: Some(name.to_vec()) })
 }
 
 /// A client's path below a root: leading and trailing slashes and `.` are ignored; `..`
@@ -98,7 +98,7 @@ impl Root {
     ///
     /// # Errors
     /// The destination does not exist, cannot be accessed, or is a file.
-    pub(crate) fn destination(&self, request: &Request) -> Result<Destination, Refusal> {
+    pub(crate) fn destination(&self, request: &Request) -> Result<DestinationRoot, Refusal> {
         let (typed, place, dry_run) = (&*request.destination, request.place, request.options.dry_run);
         let path = self.path(typed)?;
         let path = path.strip_suffix(b"/").filter(|rest| !rest.is_empty()).unwrap_or(&path);
@@ -120,7 +120,7 @@ impl Root {
             (opened, _) => opened,
         };
         match (opened, place) {
-            (Ok(base), _) => Ok(Destination { base, rename: None }),
+            (Ok(base), _) => Ok(DestinationRoot { base, rename: None }),
             (Err(e), Placement::Guess)
                 if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
             {
@@ -149,7 +149,7 @@ impl Root {
         if creates && opened.is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
             return Ok(None);
         }
-        let Destination { base, .. } = self.destination(&Request { options, ..request.clone() })?;
+        let DestinationRoot { base, .. } = self.destination(&Request { options, ..request.clone() })?;
         Ok(Journal::interrupted(&base, request.key))
     }
 

@@ -10,7 +10,7 @@
 //! - the rate at which the path queued is remembered for [`REMEMBERED`]: between two
 //!   overflows of a short queue the path is nearly full without one.
 
-use super::streams::Limiter;
+use super::connections::Limiter;
 use longhaul_engine::net::TcpInfo;
 use std::collections::VecDeque;
 use std::time::Duration;

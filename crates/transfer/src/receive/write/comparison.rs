@@ -5,7 +5,7 @@
 //! source, only the first in `claims` counts as up to date.
 
 use super::claims::Claims;
-use super::destination::DestinationTree;
+use super::destination_tree::DestinationTree;
 use crate::tree::stamps::Stamps;
 use crate::tree::{self, Lookup};
 use crate::wire::{BLOCK, Compare, Content, Entry, EntryKind, Options, RelPath};

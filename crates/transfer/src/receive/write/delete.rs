@@ -3,7 +3,7 @@
 //! Invariant: an object is kept if the source has its name, if the filter excludes it, if
 //! its name is reserved, or if it is a directory that holds such an object.
 
-use super::destination::DestinationTree;
+use super::destination_tree::DestinationTree;
 use super::report::Report;
 use super::source_names::SourceNames;
 use crate::tree::filter::Filter;

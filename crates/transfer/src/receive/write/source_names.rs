@@ -3,7 +3,7 @@
 //! Invariant: memory holds at most [`NAMES_MAX`] checksums; with more names the set is
 //! incomplete, and nothing may be deleted.
 
-use super::destination::DestinationTree;
+use super::destination_tree::DestinationTree;
 use crate::guard::lock;
 use crate::wire::RelPath;
 use std::collections::HashSet;

@@ -26,7 +26,7 @@ fn directory(name: &str) -> Entry {
 fn spec(base: Tree, key: u64, options: Options) -> WriteSpec {
     let journal = Journal::open(&base, key).expect("a journal");
     WriteSpec {
-        destination: Destination { base, rename: None },
+        destination: DestinationRoot { base, rename: None },
         options,
         filter: Filter::default(),
         journal: Some(journal),

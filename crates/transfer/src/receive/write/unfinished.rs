@@ -11,7 +11,7 @@
 
 use super::admission::Admission;
 use super::comparison::{FileIdentity, identity};
-use super::destination::DestinationTree;
+use super::destination_tree::DestinationTree;
 use super::report::{Failure, mismatch, write_failure};
 use super::sparse;
 use crate::guard::lock;

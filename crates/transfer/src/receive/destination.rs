@@ -1,4 +1,5 @@
-//! The output of a receiving session: a directory tree, or nothing.
+//! The destination of a receiving session: a directory tree, or nothing. Another kind of
+//! destination is another variant of [`Destination`].
 
 use super::allow_list::AllowList;
 use super::journal::Journal;
@@ -15,15 +16,15 @@ use std::sync::Arc;
 
 /// Carries out the jobs of a receiver.
 #[derive(Debug)]
-pub(crate) enum Output {
+pub(crate) enum Destination {
     /// Writes files below a directory.
     Tree(Box<Writer>),
     /// Verifies data and discards it.
     NullSink(NullSink),
 }
 
-impl Output {
-    /// Creates the output of a session. With `pulls` it accepts only names that the request
+impl Destination {
+    /// Opens the destination of a session. With `pulls` it accepts only names that the request
     /// lists, since this side made the request. `grant` is the metadata that the sender may
     /// set.
     ///
@@ -34,9 +35,9 @@ impl Output {
         request: &Request,
         pulls: bool,
         grant: Grant,
-    ) -> Result<Arc<Output>, Refusal> {
+    ) -> Result<Arc<Destination>, Refusal> {
         if is_null_sink(&request.destination) {
-            return Ok(Arc::new(Output::NullSink(NullSink { hash: request.options.hash })));
+            return Ok(Arc::new(Destination::NullSink(NullSink { hash: request.options.hash })));
         }
         let listed = !request.manifest.is_empty();
         if listed && request.options.hash != Hash::Strong {
@@ -68,61 +69,61 @@ impl Output {
         let manifest = manifest.map_err(named)?;
         let allow_list = pulls.then(|| AllowList::new(request, filter.clone()));
         let spec = WriteSpec { destination, options, filter, journal, manifest, allow_list, withheld };
-        Ok(Arc::new(Output::Tree(Box::new(Writer::new(spec)))))
+        Ok(Arc::new(Destination::Tree(Box::new(Writer::new(spec)))))
     }
 
     /// Whether an earlier run of this copy was interrupted.
     pub(crate) fn resumes(&self) -> bool {
-        matches!(self, Output::Tree(writer) if writer.resumes())
+        matches!(self, Destination::Tree(writer) if writer.resumes())
     }
 
     /// Whether the machine rebooted since that run.
     pub(crate) fn by_content(&self) -> bool {
-        matches!(self, Output::Tree(writer) if writer.by_content())
+        matches!(self, Destination::Tree(writer) if writer.by_content())
     }
 
     /// Device and inode of the destination directory.
     pub(crate) fn base(&self) -> Option<(u64, u64)> {
         match self {
-            Output::Tree(writer) => writer.base(),
-            Output::NullSink(_) => None,
+            Destination::Tree(writer) => writer.base(),
+            Destination::NullSink(_) => None,
         }
     }
 
     /// Whether a write failed with a full or read-only file system.
     pub(crate) fn is_full(&self) -> bool {
-        matches!(self, Output::Tree(writer) if writer.is_full())
+        matches!(self, Destination::Tree(writer) if writer.is_full())
     }
 
     /// The protocol violation that ends the session, if the sender committed one.
     pub(crate) fn violation(&self) -> Option<Violation> {
         match self {
-            Output::Tree(writer) => writer.violation(),
-            Output::NullSink(_) => None,
+            Destination::Tree(writer) => writer.violation(),
+            Destination::NullSink(_) => None,
         }
     }
 
     /// Takes the dry-run actions recorded since the last call.
     pub(crate) fn take_planned(&self) -> Vec<Planned> {
         match self {
-            Output::Tree(writer) => writer.take_planned(),
-            Output::NullSink(_) => Vec::new(),
+            Destination::Tree(writer) => writer.take_planned(),
+            Destination::NullSink(_) => Vec::new(),
         }
     }
 
     /// A directory cache for one writer thread.
     pub(crate) fn walker(&self) -> Option<Walker> {
         match self {
-            Output::Tree(writer) => Some(writer.walker()),
-            Output::NullSink(_) => None,
+            Destination::Tree(writer) => Some(writer.walker()),
+            Destination::NullSink(_) => None,
         }
     }
 
     /// Carries out a job; `walker` is this thread's, from [`walker`](Self::walker).
     pub(crate) fn run(&self, job: WriteJob, walker: &mut Option<Walker>) -> JobResult {
         match self {
-            Output::Tree(writer) => writer.run(job, walker.get_or_insert_with(|| writer.walker())),
-            Output::NullSink(nowhere) => nowhere.run(job),
+            Destination::Tree(writer) => writer.run(job, walker.get_or_insert_with(|| writer.walker())),
+            Destination::NullSink(nowhere) => nowhere.run(job),
         }
     }
 }

@@ -61,7 +61,7 @@ enum TunerPhase {
 
 /// Finds the best number of threads.
 #[derive(Debug)]
-pub(crate) struct Tuner {
+pub(crate) struct ThreadTuner {
     most: usize,
     now: usize,
     /// Samples until a change shows.
@@ -73,12 +73,12 @@ pub(crate) struct Tuner {
     state: TunerPhase,
 }
 
-impl Tuner {
+impl ThreadTuner {
     /// Begins with `start` of at most `most`; a change shows after `settle`
     /// samples.
-    pub(crate) fn new(start: usize, most: usize, settle: u32) -> Tuner {
+    pub(crate) fn new(start: usize, most: usize, settle: u32) -> ThreadTuner {
         let now = start.clamp(1, most.max(1));
-        Tuner {
+        ThreadTuner {
             most: most.max(1),
             now,
             settle,
@@ -205,7 +205,7 @@ mod tests {
     /// number at the end, the most that was tried, and the mean rate of the last
     /// half as a share of the best.
     fn settle(start: usize, most: usize, samples: u32, rate: impl Fn(usize) -> f64) -> (usize, usize, f64) {
-        let mut tuner = Tuner::new(start, most, 1);
+        let mut tuner = ThreadTuner::new(start, most, 1);
         let (mut tried, mut late) = (start, 0.0);
         for i in 0..samples {
             // What changed acts a sample late, and rates are not steady.
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_stage_that_is_not_the_limit_keeps_its_number() {
-        let mut tuner = Tuner::new(4, 16, 1);
+        let mut tuner = ThreadTuner::new(4, 16, 1);
         for _ in 0..100 {
             assert_eq!(tuner.sample(StageSample { rate: 1.0, limits: false }), None);
         }
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn changes_carry_their_reason() {
-        let mut tuner = Tuner::new(4, 16, 0);
+        let mut tuner = ThreadTuner::new(4, 16, 0);
         let moves: Vec<CountChange> =
             (0..20).filter_map(|_| tuner.sample(StageSample { rate: 1.0, limits: true })).collect();
         assert_eq!((moves[0].from, moves[0].to), (4, 6));

@@ -12,7 +12,7 @@
 //! - after a try that does not help, the wait for the next one doubles, up to
 //!   [`HOLD_MOST`].
 
-use super::tuner::CountChange;
+use super::threads::CountChange;
 
 /// Growth of the content rate that justifies a higher number, besides its additional
 /// retransmissions; and the same with random losses, which make rates unsteady.
@@ -107,7 +107,7 @@ enum StreamsPhase {
 
 /// Tuner of the number of connections.
 #[derive(Debug)]
-pub(crate) struct Streams {
+pub(crate) struct ConnectionTuner {
     most: usize,
     now: usize,
     /// Samples until a change shows.
@@ -119,12 +119,20 @@ pub(crate) struct Streams {
     state: StreamsPhase,
 }
 
-impl Streams {
+impl ConnectionTuner {
     /// Begins with `start` of at most `most`; a change shows after `settle` samples.
-    pub(crate) fn new(start: usize, most: usize, settle: u32) -> Streams {
+    pub(crate) fn new(start: usize, most: usize, settle: u32) -> ConnectionTuner {
         let most = most.max(1);
         let state = StreamsPhase::Hold(1 + settle);
-        Streams { most, now: start.clamp(1, most), settle, hold: HOLD, best: 0.0, failed: false, state }
+        ConnectionTuner {
+            most,
+            now: start.clamp(1, most),
+            settle,
+            hold: HOLD,
+            best: 0.0,
+            failed: false,
+            state,
+        }
     }
 
     /// Number of connections in use.
@@ -255,7 +263,7 @@ mod tests {
         }
 
         /// Runs so many samples: the numbers that were used, and the mean rate of the last half.
-        fn run(&self, streams: &mut Streams, samples: u32) -> (Vec<usize>, f64) {
+        fn run(&self, streams: &mut ConnectionTuner, samples: u32) -> (Vec<usize>, f64) {
             let (mut numbers, mut late) = (Vec::new(), 0.0);
             let (mut shown, mut step, mut before) = (0.0f64, 0.0, 0.0);
             for n in 0..samples {
@@ -283,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_path_that_one_connection_fills_keeps_one() {
-        let (numbers, share) = PATH.run(&mut Streams::new(1, 16, 5), 3000);
+        let (numbers, share) = PATH.run(&mut ConnectionTuner::new(1, 16, 5), 3000);
         assert!(numbers.iter().all(|&n| n == 1) && share > 0.99, "{share}");
     }
 
@@ -292,7 +300,7 @@ mod tests {
         for limiter in [Limiter::Loss, Limiter::Buffer, Limiter::Window] {
             for needed in [2.0, 3.0, 5.0, 12.0] {
                 let path = SimulatedPath { each: 100.0 / needed, limiter, ..PATH };
-                let (numbers, share) = path.run(&mut Streams::new(1, 16, 5), 1000);
+                let (numbers, share) = path.run(&mut ConnectionTuner::new(1, 16, 5), 1000);
                 assert!(share > 0.95, "{limiter:?}, {needed} are needed: {share}");
                 let last = numbers[numbers.len() - 1] as f64;
                 assert!(last >= needed && last <= 4.0 * needed.max(2.0), "{limiter:?}, {needed}: {last}");
@@ -305,7 +313,7 @@ mod tests {
     #[test]
     fn connections_that_only_add_retransmissions_are_given_up() {
         // A shallow queue: two take 4 % more between them, and send 4 % twice.
-        let mut streams = Streams::new(1, 16, 5);
+        let mut streams = ConnectionTuner::new(1, 16, 5);
         let mut used = [0; 17];
         for _ in 0..2000 {
             let more = streams.now() > 1;
@@ -319,7 +327,7 @@ mod tests {
 
     #[test]
     fn connections_that_no_longer_help_are_given_up() {
-        let mut streams = Streams::new(1, 16, 5);
+        let mut streams = ConnectionTuner::new(1, 16, 5);
         let path = SimulatedPath { each: 10.0, limiter: Limiter::Loss, ..PATH };
         assert!(path.run(&mut streams, 400).1 > 0.95);
         assert!(streams.now() >= 10);
@@ -330,7 +338,7 @@ mod tests {
 
     #[test]
     fn without_waiting_content_nothing_is_tried() {
-        let mut streams = Streams::new(1, 16, 1);
+        let mut streams = ConnectionTuner::new(1, 16, 1);
         for _ in 0..100 {
             let sample =
                 StreamSample { rate: 1.0, waits: false, limiter: Limiter::Buffer, retransmitted: 0.0 };
@@ -340,7 +348,7 @@ mod tests {
 
     #[test]
     fn changes_carry_their_reason() {
-        let mut streams = Streams::new(1, 16, 0);
+        let mut streams = ConnectionTuner::new(1, 16, 0);
         let sample = StreamSample { rate: 1.0, waits: true, limiter: Limiter::Buffer, retransmitted: 0.0 };
         let moves: Vec<CountChange> = (0..20).filter_map(|_| streams.sample(sample)).collect();
         assert_eq!((moves[0].from, moves[0].to), (1, 2));

@@ -9,7 +9,7 @@
 use super::report::{Failure, write_failure};
 use crate::guard::lock;
 use crate::tree::case_folding::{FoldedNames, fold};
-use crate::tree::root::Destination;
+use crate::tree::root::DestinationRoot;
 use crate::tree::stamps::{FileSystems, Stamps, USUAL};
 use crate::tree::{self, MetadataPolicy, Tree, Walker};
 use crate::wire::{Compare, Durability, Entry, Op, Options, RelPath, Time};
@@ -44,7 +44,7 @@ pub(super) struct DestinationTree {
 
 impl DestinationTree {
     pub(super) fn new(
-        Destination { base, rename }: Destination,
+        DestinationRoot { base, rename }: DestinationRoot,
         options: Options,
         policy: MetadataPolicy,
         manifest: Option<RelPath>,
