@@ -42,7 +42,7 @@ impl Keep {
             .with_context(|| format!("{} is not a file of measurements", self.path.display()))?;
         ensure!(
             all["program"] == self.program.as_str(),
-            "{} has measurements of another program: remove it to measure all anew",
+            "{} has measurements of another program: remove it to measure all again",
             self.path.display()
         );
         Ok(all)

@@ -165,7 +165,7 @@ impl Hosts<'_> {
         healed.map_err(|e| format!("healing: {e}"))
     }
 
-    /// Whether these members are enough to go on with, by the layout alone.
+    /// Whether these members are enough to continue with, by the layout alone.
     fn is_enough(&self, members: &[usize]) -> bool {
         let width = self.plan.width;
         match self.plan.layout {

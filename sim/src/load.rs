@@ -1,8 +1,8 @@
 //! Random operations on a device, judged by the model.
 //!
 //! Invariants:
-//! - nothing is asked of the device that the model is not told of first;
-//! - the first thing that must not be stops the world, and is what is told.
+//! - the model learns of each request before the device does;
+//! - the first violation stops the world, and is reported.
 
 use crate::content::{self, SECTOR};
 use crate::model::{Kind, Model};
@@ -90,7 +90,7 @@ impl Load {
         self.beyond.get() || self.model.borrow().is_fragile()
     }
 
-    /// Ends the array in order in the middle of all that goes on.
+    /// Stops the array in order while the load runs.
     pub(crate) async fn stop(&self, array: &dyn Running) {
         while self.cut_off.get() {
             sleep(LOOK).await;

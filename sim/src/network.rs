@@ -1,7 +1,7 @@
 //! A network of simulated hosts, for the initiator and the target as they are.
 //!
 //! Connections are TCP as programs see it: ordered bytes in bounded buffers,
-//! acknowledged, sent again with growing time-outs, closed by FIN or RST. What
+//! acknowledged, retransmitted with growing timeouts, closed by FIN or RST. What
 //! packets meet on their way is up to the seed and to the task that cuts links.
 //!
 //! Invariants:

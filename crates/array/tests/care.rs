@@ -220,7 +220,7 @@ fn a_rebuild_continues_after_the_member_was_offline() {
             let (writes, status) =
                 (new.writes.load(SeqCst) - before, rig.array.status().await.expect("status"));
             let all = 2 * status.geometry.rows;
-            assert!(writes < all * 3 / 4, "{writes} of {all}: it began anew");
+            assert!(writes < all * 3 / 4, "{writes} of {all}: it began again");
             rig.disks[2].unreachable.store(true, SeqCst);
             rig.model.check(&*rig.io).await.expect("read");
         });

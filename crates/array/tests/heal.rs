@@ -122,7 +122,7 @@ fn a_rebuild_continues_where_a_crash_has_interrupted_it() {
         array.wait_healthy().await.expect("healthy");
         let rows = array.status().await.expect("status").geometry.rows;
         let writes = disks[3].writes.load(SeqCst) - before;
-        assert!(writes < 2 * rows * 3 / 4, "{writes} writes for {rows} stripes: it began anew");
+        assert!(writes < 2 * rows * 3 / 4, "{writes} writes for {rows} stripes: it began again");
         let io = array.open().await.expect("opened");
         model.check(&*io).await.expect("read");
         disks[0].unreachable.store(true, SeqCst);

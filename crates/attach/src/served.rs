@@ -130,7 +130,7 @@ impl Served {
         let (opened, result) = channel();
         let (shared, lost) = (Arc::clone(&device), Losses::default());
         let counts = lost.clone();
-        // The result comes by `opened`: the task itself goes on.
+        // The result comes by `opened`: the task itself continues.
         drop(thread.handle().spawn(move || async move {
             match Cache::open(shared, memory, counts).await {
                 Ok(cache) => {

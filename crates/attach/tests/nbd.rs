@@ -178,7 +178,7 @@ fn a_client_that_asks_is_told_what_is_allocated() {
     }
     drop(stream);
 
-    // Without the context, the command is refused, and the connection goes on.
+    // Without the context, the command is refused, and the connection stays usable.
     let mut stream = connect();
     option(&mut stream, STRUCTURED, &[]);
     option(&mut stream, GO, &go);

@@ -214,7 +214,7 @@ fn what_a_device_forgot_is_sent_again_before_a_flush_ends_and_before_it_is_read(
     wanted[700..800].fill(2);
     wanted[1024..1536].fill(3);
     assert!(device.content(0..100_000) == wanted, "lost by a flush that said nothing");
-    // What is durable is not sent again.
+    // What is durable is not resent.
     let flushes = device.counts().flushes;
     served.wait(Request::Flush(told)).expect("durable");
     assert_eq!(device.counts().flushes, flushes + 1);

@@ -142,7 +142,7 @@ impl From<std::io::Error> for IoError {
 pub type IoResult<T> = Result<T, IoError>;
 
 /// An I/O operation under way. An operation begins when its method is called,
-/// not when this is first polled, and goes on to its end if this is dropped.
+/// not when this is first polled, and runs to its end if this is dropped.
 pub struct IoFuture<T>(FutureState<T>);
 
 enum FutureState<T> {

@@ -2,7 +2,7 @@
 //!
 //! A stripe over devices that are far away, or one of these itself, can lose the volatile cache of
 //! a part of it: then its [`generation`](BlockIo::generation) changes, and nothing fails. Front ends
-//! that keep what was not flushed send it again; all others see an error from this filter: a flush
+//! that keep what was not flushed resend it; all others see an error from this filter: a flush
 //! fails if anything was written, since a time that no successful flush covers, to a generation
 //! that has ended.
 //!

@@ -228,7 +228,7 @@ mod tests {
         }
         let clone = at(&path, &machine("b"));
         assert_eq!((clone.uuid(), clone.foreign()), (None, Some(uuid)));
-        // A machine of which nothing is known cannot be told from another.
+        // A machine of which nothing is known cannot be distinguished from another.
         assert_eq!(at(&path, &Hardware::default()).uuid(), Some(uuid));
     }
 

@@ -51,7 +51,7 @@ impl Data {
 pub(crate) enum Fate {
     /// It fails with the connection: set-up, admin commands.
     Fails,
-    /// It is given back, to be sent again on the next one.
+    /// It is given back, to be resent on the next one.
     IsKept,
 }
 

@@ -105,7 +105,7 @@ impl NamespaceInfo {
     }
 
     /// The same after it was out of sight, when what did not arrive is to be
-    /// sent again: it must not have become smaller either.
+    /// resent: it must not have become smaller either.
     pub(crate) fn conflict(&self, now: &NamespaceInfo) -> Option<String> {
         if let Some(replaced) = self.replaced(now) {
             return Some(replaced);

@@ -52,7 +52,7 @@ pub struct Options {
     pub ctrl_loss: Option<Duration>,
     /// How long a command may take once everything that was submitted before
     /// it is done. Then it is aborted and tried again; if it cannot be aborted
-    /// and does not end in as much time again, the connection is made anew.
+    /// and does not end in as much time again, another connection is made.
     /// Zero: for ever.
     pub io_timeout: Duration,
     /// Keeps writes of a connection that was lost from taking effect after

@@ -235,7 +235,7 @@ mod tests {
         assert_eq!((gone.len(), cancels.len()), (0, 1));
         drop(cancels);
         assert!(cancelled[3].try_recv().is_err(), "it was cancelled");
-        assert_eq!(cancelled[0].try_recv(), Ok(None), "it goes on");
+        assert_eq!(cancelled[0].try_recv(), Ok(None), "it continues");
         let (gone, cancels) = state.keep(1);
         assert_eq!((gone, cancels.len()), (vec![2], 1));
         state.arrive(0, Some(0));

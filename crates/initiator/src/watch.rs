@@ -1,6 +1,6 @@
 //! Distinguishes a slow connection from a dead one.
 //!
-//! - TCP knows: what was sent is not acknowledged although it was sent again
+//! - TCP knows: what was sent is not acknowledged although it was retransmitted
 //!   and again. The kernel over there acknowledges, however busy the target.
 //! - A connection on which bytes come or go is alive.
 //! - Where neither tells anything, the admin queue is asked; the target

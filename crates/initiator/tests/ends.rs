@@ -252,7 +252,7 @@ fn abort_aborts() {
     let code = |s: Status| (s.sct(), s.sc());
     assert_eq!((slot, code(cqe.status())), (slow, code(Status::ABORT_REQUESTED)));
 
-    // A command that is not there cannot be aborted, and the queue goes on.
+    // A command that is not there cannot be aborted, and the queue stays usable.
     let missing = 0x7fff;
     assert_ne!(io.cid(other), missing);
     admin.submit(Sqe::abort(1, missing), None);

@@ -93,7 +93,7 @@ impl Loaded {
         );
     }
 
-    /// I/O goes on, all of it; then the content is compared.
+    /// I/O continues, all of it; then the content is compared.
     fn finish(mut self) {
         self.load.more(100);
         self.load.finish();

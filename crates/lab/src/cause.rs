@@ -148,12 +148,12 @@ impl Congestion {
 /// What the sockets of the network stage said.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sockets {
-    /// Share of segments sent again.
+    /// Share of segments that were retransmitted, 0 to 1.
     pub retransmitted: f64,
     /// The same at half the rate, where that was tried: what only a burst or a
     /// full queue loses arrives then.
     pub at_half_rate: Option<f64>,
-    /// Share of those sent again that had arrived: they were late, not lost.
+    /// Share of those retransmitted that had arrived: they were late, not lost.
     pub needless: f64,
     /// Share of the time in which the receiver's window was full.
     pub peer_window: f64,

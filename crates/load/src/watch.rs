@@ -216,7 +216,7 @@ impl Watched {
         if let Some(share) = self.retransmitted.filter(|share| *share > expect.retransmitted) {
             let (is, most) = (share * 100.0, expect.retransmitted * 100.0);
             let detail =
-                format!("{is:.2} % of this machine's TCP segments were sent again, more than {most} %");
+                format!("{is:.2} % of this machine's TCP segments were retransmitted, more than {most} %");
             validity.mark(Code::Retransmitting, detail);
         }
         if let Some(link) = expect.link {

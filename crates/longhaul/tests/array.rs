@@ -401,7 +401,7 @@ fn what_makes_no_array_is_refused() {
     fails(&taken, 6, "is a member of array x");
     assert_eq!(home.run(&[&taken[..], &["--force"]].concat()).code, Some(0));
     fails(&["array", "status", "z"], 2, "no array z is known to this user on this host (known: x, y)");
-    // A second array of a known name is refused, also with `--force`; the same one can be created anew.
+    // A second array of a known name is refused, also with `--force`; the same one can be created again.
     let [c, d] = ["c", "d"].map(|name| home.files(&[name]).remove(0));
     let second = ["array", "create", "y", "--layout", "mirror", "--device", &c, "--device", &d, "--force"];
     fails(&second, 2, "an array called y is known here already");

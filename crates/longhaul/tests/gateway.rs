@@ -55,7 +55,7 @@ fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
     let back = testbed.target(&export("a"), &addr);
     one.flush().expect_err("a member may have lost what was acknowledged");
     one.flush().expect("the lost cache was reported once");
-    one.write_at(&vec![3; 4 << 20], 0).expect("written anew");
+    one.write_at(&vec![3; 4 << 20], 0).expect("written again");
     one.flush().expect("durable");
     two.flush().expect("it has written nothing");
     drop(hosts);

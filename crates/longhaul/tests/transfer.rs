@@ -192,7 +192,7 @@ fn killed_and_resumed(pull: bool) {
     assert!(again <= total / 100, "{again} bytes of {total} were sent though they were there");
     let share = |bytes: u64| 100.0 * bytes as f64 / total as f64;
     eprintln!(
-        "{KILLS} kills of a {} of {total} bytes: {:.3} % sent again at worst, {:.3} % in all, {:.3} % by the last run",
+        "{KILLS} kills of a {} of {total} bytes: {:.3} % resent at worst, {:.3} % in all, {:.3} % by the last run",
         if pull { "pull" } else { "push" },
         share(worst),
         share(sum + again),

@@ -194,7 +194,7 @@ fn sample() -> Document {
             "",
         );
     }
-    let void = r#", "validity": {"valid": false, "reasons": [{"code": "retransmitting", "detail": "1.2 % of the segments were sent again"}]}"#;
+    let void = r#", "validity": {"valid": false, "reasons": [{"code": "retransmitting", "detail": "1.2 % of the segments were retransmitted"}]}"#;
     for (at, x) in
         ["local block device", "local ext4", "remote block device over TCP", "remote ext4", "InfiniBand"]
             .into_iter()

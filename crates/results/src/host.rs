@@ -110,7 +110,7 @@ impl Host {
         let load = read.text("proc/loadavg");
         let kernel = ["proc/sys/kernel/ostype", "proc/sys/kernel/osrelease"].map(|path| read.text(path));
         let available = read.text("proc/sys/net/ipv4/tcp_available_congestion_control");
-        // What TCP sent again is read of these before and after each run: where
+        // Retransmissions are read of these before and after each run: where
         // they cannot be read, no run is known to have been free of losses.
         for counters in ["proc/net/snmp", "proc/net/netstat"] {
             read.text(counters);

@@ -149,7 +149,7 @@ pub struct TcpSample {
     pub cwnd: u64,
     /// Bytes sent and not acknowledged.
     pub in_flight: u64,
-    /// Segments sent again, since the connection began.
+    /// Segments retransmitted since the connection began.
     pub retransmissions: u64,
     /// Bytes per second that were acknowledged of late.
     pub delivery_rate: Option<u64>,

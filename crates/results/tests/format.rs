@@ -255,7 +255,7 @@ fn what_is_written_is_read_back_whole() {
     assert_eq!(unset("", &value), [""; 0]);
 }
 
-/// The golden file is of version 1, as it was first released. It is not written anew: where this fails,
+/// The golden file is of version 1, as it was first released. It is never rewritten: where this fails,
 /// either the change breaks results that people have, or it needs another [`SCHEMA`].
 #[test]
 fn version_1_is_written_and_read_as_it_was() {

@@ -185,7 +185,7 @@ fn an_object_of_another_kind_is_replaced() {
     std::os::unix::fs::symlink(dir.path().join("elsewhere"), copy.join("was-link")).expect("linked");
     let options = Options { compare: Compare::Mtime, ..Options::default() };
     let (result, troubles) = run_watched(&sync(local(&source), local(&copy), options));
-    // A directory with something in it is not thrown away for a file.
+    // A directory with something in it is not removed for a file.
     assert_eq!(
         (result.expect("done").counts.failed, &troubles[..]),
         (1, &[("was-full".into(), "write")][..])

@@ -87,7 +87,7 @@ impl Hosts<'_> {
         }
     }
 
-    /// The witness is lost for good. The array goes on, and another host gives the witness
+    /// The witness is lost for good. The array continues, and another host gives the witness
     /// up, by a person's word, when it takes the array over.
     pub(super) async fn without_witness(&mut self, owner: Owner) -> Result<Owner, String> {
         self.heal(&owner).await?;

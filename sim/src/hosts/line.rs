@@ -5,7 +5,7 @@
 //! - what was asked before the host was cut off, or went down, has its effect as
 //!   on any disk; the answer waits until the host is connected again, or is lost;
 //! - what is asked later reaches the disk when the host is connected again, as
-//!   the requests of an initiator do that connects anew;
+//!   the requests of an initiator do that reconnects;
 //! - but for changes that were asked within [`GRACE`], if another host has taken
 //!   the disks over: they fail, and have no effect. An array may have looked at its
 //!   heartbeat just before, and does not promise more.

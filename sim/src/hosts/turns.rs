@@ -21,7 +21,7 @@ use std::time::Duration;
 const CUT_OFF: u64 = 120_000;
 /// A takeover takes longer than another's heartbeat is waited for.
 const TAKEOVER: u64 = 20_000;
-/// How long a host goes on without members until all others say so.
+/// Time that a host continues without members until all others have recorded it.
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
 /// After a crash a member that was rolled back is known by its heartbeat if that
 /// ended three times the longest time-out of a member (30 s) before the others'
@@ -40,7 +40,7 @@ impl Hosts<'_> {
             owner.connect(false);
             return Ok(owner);
         }
-        // It goes on writing all the time.
+        // It writes all the time.
         let late =
             spawn(intrude(Rc::clone(&owner.io), owner.array.info().size, self.random.fork(), TAKEOVER));
         sleep(Duration::from_millis(self.random.below(TAKEOVER))).await;
@@ -53,12 +53,12 @@ impl Hosts<'_> {
         Ok(next)
     }
 
-    /// A host loses its way to some members, and goes on without them. They are not
+    /// A host loses its way to some members, and continues without them. They are not
     /// the array when it is gone: another host that sees nothing else is refused.
     pub(super) async fn split(&mut self, owner: Owner) -> Result<Owner, String> {
         self.heal(&owner).await?;
         let away = self.spared();
-        self.world.tell(format_args!("the host goes on without {away:?}, and goes down"));
+        self.world.tell(format_args!("the host continues without {away:?}, and crashes"));
         away.iter().for_each(|member| owner.links[*member].cut());
         self.use_it(&owner).await?;
         self.load(&owner).flush().await;
@@ -67,7 +67,7 @@ impl Hosts<'_> {
         owner.go_down();
         let view = self.with_witness(&away);
         if !away.is_empty() && self.attempt_again(&view).await.is_ok() {
-            return Err(format!("devices {view:?} begin without those that went on without them"));
+            return Err(format!("devices {view:?} begin without those that continued without them"));
         }
         self.contend().await
     }
@@ -126,8 +126,8 @@ impl Hosts<'_> {
         self.contend().await
     }
 
-    /// A host loses its way to the witness and to members that could go on by
-    /// themselves: it stops writing, and another one that sees those goes on.
+    /// A host loses its way to the witness and to members that could continue on
+    /// their own: it stops writing, and another host that reaches those continues.
     pub(super) async fn halves(&mut self, owner: Owner) -> Result<Owner, String> {
         self.heal(&owner).await?;
         let (away, Some(witness)) = (self.spared(), self.witness()) else { return Ok(owner) };

@@ -49,7 +49,7 @@ pub enum Planted {
     /// Nothing.
     #[default]
     Nothing,
-    /// The initiator sends changes again without knowing that those before have
+    /// The initiator resends changes without knowing that those before have
     /// ended.
     NoFencing,
     /// The target acknowledges writes when they begin.

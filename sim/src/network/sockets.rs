@@ -64,7 +64,7 @@ impl Socket {
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,
-        whom: usize,
+        side: usize,
         f: impl FnOnce(&mut State, u64) -> Option<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         let mut state = self.net.state();
@@ -78,7 +78,7 @@ impl Socket {
             return Poll::Ready(result);
         }
         if let Some(end) = state.ends.get_mut(&self.id) {
-            end.wakers[whom] = Some(cx.waker().clone());
+            end.wakers[side] = Some(cx.waker().clone());
         }
         Poll::Pending
     }

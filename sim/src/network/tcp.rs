@@ -4,7 +4,7 @@
 //! Invariants:
 //! - bytes are numbered from 0 in each direction; a FIN counts as one;
 //! - `queue` holds what was sent from `acked` on and what is yet to be sent;
-//! - what comes out of order is dropped, and sent again (go-back-N): that is
+//! - what comes out of order is dropped, and retransmitted (go-back-N): that is
 //!   slower than TCP as it is, and shows the same to those above.
 
 use crate::random::Random;
@@ -84,7 +84,7 @@ pub(super) struct End {
     pub(super) owned: bool,
     /// It was offered to the tasks that accept.
     pub(super) offered: bool,
-    /// What is not sent when it is closed is thrown away.
+    /// Bytes that are not sent when it is closed are discarded.
     pub(super) abandoned: bool,
     bounds: Bounds,
     queue: VecDeque<u8>,
@@ -152,8 +152,8 @@ impl End {
         }
     }
 
-    pub(super) fn wake(&mut self, whom: usize) {
-        self.wakers[whom].take().into_iter().for_each(Waker::wake);
+    pub(super) fn wake(&mut self, side: usize) {
+        self.wakers[side].take().into_iter().for_each(Waker::wake);
     }
 
     pub(super) fn fail(&mut self, why: ErrorKind) {
@@ -162,7 +162,7 @@ impl End {
         }
         self.received.clear();
         self.queue.clear();
-        (0..3).for_each(|whom| self.wake(whom));
+        (0..3).for_each(|side| self.wake(side));
     }
 
     /// Where what is queued ends, with its FIN.
@@ -285,7 +285,7 @@ impl End {
         Some((first * (1u32 << self.backoff.min(16))).min(RTO_MAX))
     }
 
-    /// The timer has fired: what is sent again.
+    /// The timer has fired: returns what is retransmitted.
     pub(super) fn expire(&mut self, random: &mut Random) -> Vec<Packet> {
         self.timer_set = false;
         self.backoff += 1;
@@ -328,7 +328,7 @@ impl End {
         self.sent = self.sent.max(self.acked);
         self.backoff = 0;
         self.fin_acked = self.fin && ack > data_end;
-        // The timer begins anew.
+        // The timer starts again.
         self.timer_set = false;
         self.timer += 1;
         self.wake(SENDS);

@@ -191,7 +191,7 @@ impl Site {
                     target.pause();
                     sleep(time).await;
                     target.resume();
-                    self.world.tell(format_args!("the target goes on"));
+                    self.world.tell(format_args!("the target continues"));
                 }
                 self.busy.set(false);
             }

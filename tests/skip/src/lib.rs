@@ -1,7 +1,7 @@
 //! How a test says that it cannot run on this machine, for want of root, a device or a program.
 //!
 //! The harness of Rust has no outcome for that: a test that returns early counts as passed, and what
-//! it printed is thrown away. So a test that skips says so on standard error itself, past the
+//! it printed is discarded. So a test that skips says so on standard error itself, past the
 //! harness, in one line that people see and that `.ci/run` counts:
 //!
 //! ```text
@@ -20,7 +20,7 @@ macro_rules! skip {
     ($($reason:tt)+) => { $crate::tell("skip", ::std::format_args!($($reason)+)) };
 }
 
-/// Says which part of the running test skips, and why; the test goes on.
+/// Says which part of the running test skips, and why; the test continues.
 #[macro_export]
 macro_rules! skip_part {
     ($($reason:tt)+) => { $crate::tell("skip in part", ::std::format_args!($($reason)+)) };

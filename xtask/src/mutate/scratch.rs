@@ -1,7 +1,7 @@
 //! The copy of the tree that mutations are planted in.
 //!
 //! It lies under `target/`, as do its builds, and stays between runs: only files that differ are
-//! written, so that cargo builds anew only what they concern.
+//! written, so that cargo rebuilds only what they concern.
 
 use crate::repo::Repo;
 use anyhow::{Context, Result};
@@ -14,7 +14,7 @@ use std::process::Command;
 /// each test of the list ends in a fraction of this.
 const LIMIT: u32 = 180;
 
-/// Each build runs one test: to optimise what is built anew for every mutation would cost more than
+/// Each build runs one test: to optimise what is rebuilt for every mutation would cost more than
 /// it saves. Packages of others are built once, as everywhere.
 const PROFILE: [&str; 4] =
     ["--config", "profile.dev.opt-level=0", "--config", "profile.dev.package.\"*\".opt-level=1"];

@@ -102,7 +102,7 @@ fn measure(
     Ok(())
 }
 
-/// Writes the file anew, and makes it durable: bytes per second.
+/// Rewrites the file, and makes it durable: bytes per second.
 fn written(path: &Path) -> Result<f64> {
     let chunk: Vec<u8> = (0..BS).map(|n| (n % 251) as u8).collect();
     let mut file = File::create(path)?;

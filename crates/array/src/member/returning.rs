@@ -48,7 +48,7 @@ impl Core {
                 let _ = self.publish_with(|| self.enter(member.index, Condition::Failed, why)).await;
                 continue;
             };
-            let anew = match self.ancestry(&found, Some(member.state.since())) {
+            let rebuild = match self.ancestry(&found, Some(member.state.since())) {
                 Ancestry::Ancestor => self.was_rolled_back(member, &found, torn).await,
                 Ancestry::Unused => true,
                 Ancestry::Diverged => return self.halt_for_newer(member, &found),
@@ -70,7 +70,7 @@ impl Core {
                 if member.condition() != Condition::Offline {
                     return;
                 }
-                if anew {
+                if rebuild {
                     member.state.discard_rows();
                 }
                 self.enter(member.index, Condition::Rebuilding { done: 0, partial: true }, "it has returned");

@@ -260,7 +260,7 @@ pub(crate) fn state(path: &Path) -> State {
         Some(false) => State::Other,
         // Attributes may be the kernel's own copy; this always asks.
         Some(true) => match rustix::fs::statfs(path) {
-            // The second one is told to who asked while it ended.
+            // The second one is reported to the caller that waited for the end.
             Err(Errno::NOTCONN | Errno::CONNABORTED) => State::Dead,
             _ => State::Fuse,
         },

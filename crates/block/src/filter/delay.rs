@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// The filter: tells the end of an operation later than it came.
 ///
-/// The operation itself goes on below without delay, so that one whose future
+/// The operation itself continues below without delay, so that one whose future
 /// is dropped still comes to its end, as [`crate::IoFuture`] promises.
 #[derive(Debug)]
 pub struct Delay {

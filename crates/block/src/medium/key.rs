@@ -41,7 +41,7 @@ fn of_block_in(at: &Path) -> Option<String> {
         return Some(format!("block {found}"));
     }
     let Some(backing) = read("loop/backing_file").map(PathBuf::from) else {
-        // The kernel counts the disks of a boot, and counts anew when another one is put in.
+        // The kernel counts the disks of a boot, and starts again when another one is inserted.
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         return Some(format!("boot {} disk {}", boot.trim(), read("diskseq")?));
     };

@@ -178,7 +178,7 @@ impl Pages {
         for (index, pages) in self.parts(range, false) {
             let chunk = &self.chunks[index];
             chunk.clear(pages);
-            // It is written to anew in small pieces, for all that is known.
+            // It may be written to again in small pieces.
             let half = self.range(index).len() / PAGE / 2;
             if chunk.pages.load(Relaxed) < half
                 && chunk.state.compare_exchange(LARGE_PAGES, ASKED, Relaxed, Relaxed).is_ok()
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(chunk.pages.load(Relaxed), 512);
         assert_eq!(memory.pages().chunks[1].state.load(Relaxed), SMALL);
         assert!((0..HUGE).step_by(PAGE).all(|at| memory.byte(at) == 1), "nothing of it is lost");
-        // What is released begins anew.
+        // A released part is untouched again.
         memory.pages().release(&memory, 0..HUGE);
         assert_eq!((chunk.pages.load(Relaxed), chunk.state.load(Relaxed)), (0, SMALL));
     }

@@ -31,9 +31,9 @@ pub struct TcpInfo {
     pub packet: u32,
     /// Bytes sent and not acknowledged, to the byte (Linux 4.19).
     pub unacked_bytes: Option<u64>,
-    /// Segments sent again (Linux 2.6).
+    /// Segments retransmitted (Linux 2.6).
     pub retransmissions: u32,
-    /// Bytes of data sent, and of these the ones that were sent again (Linux 4.19).
+    /// Bytes of data sent, retransmissions included (Linux 4.19).
     pub sent: Option<u64>,
     /// Bytes of `sent` that were retransmissions.
     pub resent: Option<u64>,

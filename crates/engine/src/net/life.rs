@@ -55,7 +55,7 @@ impl TcpStream {
     }
 
     /// Ends both directions at once: tasks that wait in it return, and what
-    /// the kernel has not sent yet is thrown away when the socket is dropped.
+    /// the kernel has not sent yet is discarded when the socket is dropped.
     pub fn abandon(&self) {
         let socket = match &self.end {
             Free::Kernel(source) => SockRef::from(&*source.fd),

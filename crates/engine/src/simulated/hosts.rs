@@ -335,11 +335,11 @@ mod tests {
             while !dropped.get() {
                 yield_now().await;
             }
-            assert_eq!(now(), begun, "dropped before time goes on");
+            assert_eq!(now(), begun, "dropped before time advances");
             let before = theirs.get();
             sleep(TICK * 10).await;
             assert_eq!(count.get(), at);
-            assert!(theirs.get() > before && !alive.get(), "the other host goes on");
+            assert!(theirs.get() > before && !alive.get(), "the other host continues");
             assert!(!host.is_alive() && other.is_alive());
         });
     }

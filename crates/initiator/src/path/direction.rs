@@ -103,7 +103,7 @@ pub(super) struct DirectionState {
     pub(super) before: Option<f64>,
     /// Rounds for which a loss is remembered.
     pub(super) lost: u32,
-    /// I/O had begun anew in the last round.
+    /// I/O had started again in the last round.
     begun: bool,
     /// Seconds for which nothing was completed, and whether segments were
     /// lost in them: they belong to what is completed next.

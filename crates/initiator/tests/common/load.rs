@@ -66,7 +66,9 @@ impl Load {
     /// Waits for `n` more I/Os.
     pub fn more(&self, n: u64) {
         let from = self.done.load(Ordering::Relaxed);
-        until("I/O to go on", || self.done.load(Ordering::Relaxed) >= from + n || self.thread.is_finished());
+        until("I/O to continue", || {
+            self.done.load(Ordering::Relaxed) >= from + n || self.thread.is_finished()
+        });
     }
 
     /// Ends it, and compares everything.

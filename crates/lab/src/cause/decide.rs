@@ -9,9 +9,9 @@ use crate::model::{Fit, Stage};
 /// Share of a run in which a socket's buffer was full, above which the buffer
 /// limits it.
 const HELD: f64 = 0.3;
-/// Share of segments sent again above which losses limit TCP.
+/// Share of retransmitted segments above which losses limit TCP.
 const LOSS: f64 = 0.001;
-/// Share of the segments sent again that had arrived, above which they were not
+/// Share of the retransmitted segments that had arrived, above which they were not
 /// lost but late.
 const NEEDLESS: f64 = 0.5;
 /// Share of a processor that is all of it.
@@ -283,7 +283,7 @@ fn network(seen: &Seen, bytes: String) -> Option<Finding> {
         return Some(found);
     }
     if let Some(cause) = losses(&sockets, other.is_some() || streams.is_some()) {
-        let evidence = format!("{:.2} % of the segments were sent again", percent(sockets.retransmitted));
+        let evidence = format!("{:.2} % of the segments were retransmitted", percent(sockets.retransmitted));
         let evidence = match (&cause, sockets.at_half_rate) {
             (Cause::Reordering, _) => {
                 format!("{evidence}, {:.0} % of them for nothing", percent(sockets.needless))
@@ -334,7 +334,7 @@ fn other_control(congestion: &Congestion, name: &str, gain: f64) -> Finding {
     }
 }
 
-/// Why segments were sent again, if that limits: a full link loses some, too,
+/// Why segments were retransmitted, if that limits: a full link loses some, too,
 /// and nothing helps it.
 fn losses(sockets: &Sockets, something_helps: bool) -> Option<Cause> {
     let persists = sockets.at_half_rate.is_none_or(|share| share > LOSS);

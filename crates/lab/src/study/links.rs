@@ -358,7 +358,7 @@ mod tests {
     fn a_copy_is_judged_by_its_length_and_by_its_path() {
         let over = Route::Over(Some(100 * MS));
         let judged = |window: Option<u32>, way| codes(&seen(None).judge(window.map(|ms| ms * MS), way));
-        assert_eq!(judged(Some(900), Route::Within), [Code::TooShort], "nothing was sent again by it");
+        assert_eq!(judged(Some(900), Route::Within), [Code::TooShort], "it retransmitted nothing");
         assert_eq!(judged(Some(1000), Route::Within), []);
         assert_eq!(judged(Some(1000), over), [Code::TooShort, Code::Retransmitting], "ten round trips");
         assert_eq!(judged(Some(2000), over), [Code::Retransmitting]);

@@ -84,14 +84,14 @@ fn resume(record: &mut Record, path: &Path) -> Outcome {
     if (&before.kind, &before.name) != (&record.kind, &record.name) || sorted(&before) != sorted(record) {
         let path = path.display();
         return Err(Error::usage(format!(
-            "{path} has another study, or the same with other settings: choose another --output, or --fresh to begin anew"
+            "{path} has another study, or the same with other settings: choose another --output, or --fresh to start again"
         )));
     }
     let others = difference(&before, record);
     if !others.is_empty() {
         return Err(Error::usage(format!(
             "{} was begun with {}: numbers of two machines, programs or settings do not become one result. Go on \
-             as it was begun, or choose another --output, or --fresh to begin anew",
+             as it was begun, or choose another --output, or --fresh to start again",
             path.display(),
             others.join(", ")
         )));

@@ -45,7 +45,7 @@ pub struct TargetEnd {
     pub complete: Vec<(u16, Result<(), Status>)>,
     /// Why the queue has ended.
     pub closed: Option<CloseReason>,
-    /// Identifiers that the host has used anew for another command.
+    /// Identifiers that the host has reused for another command.
     pub displaced: Vec<u16>,
     answers: Answers,
     /// Set when the connection is up, as Connect would.

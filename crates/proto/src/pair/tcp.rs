@@ -132,7 +132,7 @@ pub(super) struct Flow {
     /// Bytes of these.
     flying: u64,
     arrivals: VecDeque<Arrival>,
-    /// Lost, to be sent again: sequence number and length.
+    /// Lost, to be retransmitted: sequence number and length.
     lost: VecDeque<(u64, u64)>,
     /// When the bottleneck will have sent all that it has.
     idle_at: Duration,

@@ -110,7 +110,7 @@ pub enum TargetEvent {
         result: Result<(), Status>,
     },
     /// The host has forgotten a command that was [held](super::TargetQueue::hold)
-    /// and uses its identifier anew: the slot is free, and the command is never
+    /// and reuses its identifier: the slot is free, and the command is never
     /// answered.
     Displaced {
         /// The command that is forgotten.

@@ -41,7 +41,7 @@ fn document(name: &str, cells: Vec<Cell>) -> Document {
 fn sample() -> Document {
     let mut void = cell("XFS", "1000", &[]);
     void.left_out.push(LeftOut { value: 5e6, reasons: Vec::new() });
-    let detail = "1.20 % of <segments> were sent again".to_owned();
+    let detail = "1.20 % of <segments> were retransmitted".to_owned();
     void.validity = Validity { valid: false, reasons: vec![Reason { code: Code::Retransmitting, detail }] };
     let mut beside = cell("raw", "1000", &[2e8, 2.1e8]);
     beside.published.push(Published { value: 1e8, source: "A study, 2021".into() });
@@ -64,7 +64,7 @@ fn a_page_has_everything_and_needs_nothing() {
         "<h2>What was found</h2>",
         "<li><b>Reading, raw</b>: 2.05 (1.41–2.69) of what was published. <span class=\"small\">Published: A study, 2021.",
         "<a href=\"#figure-1\">Figure 1</a>",
-        "1.20 % of &lt;segments&gt; were sent again",
+        "1.20 % of &lt;segments&gt; were retransmitted",
         "not measured",
         "Published: A study, 2021.",
         ">2.05 (1.41–2.69)<",

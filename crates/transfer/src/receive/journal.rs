@@ -36,7 +36,7 @@ const RECORD: usize = 16 + 8 + 32 + 8;
 /// The offset in the record that marks a file as complete.
 const COMPLETE: u64 = u64::MAX;
 /// The most blocks of an earlier run kept in memory: 4 TiB of unfinished files, in 160 MiB.
-/// Others are sent again.
+/// Others are resent.
 const KNOWN: usize = 4 << 20;
 /// Obsolete records (64 KiB) that do not justify a compaction.
 const COMPACT: usize = 1024;
@@ -193,7 +193,7 @@ fn name(key: u64) -> Vec<u8> {
 
 /// Reads all records, and positions the file behind the last whole one. If most records
 /// are obsolete, compacts the file in place: a crash meanwhile only causes blocks to be
-/// sent again.
+/// resent.
 fn read(file: &mut File) -> io::Result<Known> {
     let (mut known, mut live, mut records) = (Known::new(), 0, 0);
     let mut reader = BufReader::with_capacity(READ, &*file);

@@ -8,7 +8,7 @@
 //! Invariants:
 //! - a file system is probed once in a copy;
 //! - if probing fails, it is assumed to store every time, unless its type is known not to:
-//!   at worst, up-to-date files are sent again, and changed ones are never missed.
+//!   at worst, up-to-date files are resent, and changed ones are never missed.
 
 use crate::guard::lock;
 use crate::link::noise::fill_random;

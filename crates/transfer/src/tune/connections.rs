@@ -251,7 +251,7 @@ mod tests {
         each: f64,
         /// What limits connections as long as they do not fill it.
         limiter: Limiter,
-        /// The share that is sent again, for each connection beyond those that fill it.
+        /// The share that is retransmitted, for each connection beyond those that fill it.
         overflow: f64,
         /// Samples until a new connection carries all that it can.
         ramp: u32,

@@ -523,7 +523,7 @@ fn encode_wants(wants: &[Want]) -> Buf {
     let mut bytes = Vec::new();
     for want in wants {
         bytes.u32(want.index);
-        // Blocks beyond the bitmap are sent again.
+        // Blocks beyond the bitmap are resent.
         let fits = bytes.len() < HAVE_BYTES_MAX;
         bytes.bytes(if fits { &want.have[..want.have.len().min(HAVE_MAX)] } else { &[] });
     }

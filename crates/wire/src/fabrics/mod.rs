@@ -1,5 +1,5 @@
 //! Fabrics commands: Connect, Disconnect, Property Get and Set, and the
-//! authentication commands as far as they must be told apart.
+//! authentication commands as far as they must be distinguished.
 
 mod connect;
 mod property;

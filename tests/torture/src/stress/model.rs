@@ -1,4 +1,4 @@
-//! What a tree of files must be, and how it goes on.
+//! The expected content of a tree of files, and the next operation on it.
 
 use crate::random::Random;
 use std::collections::BTreeMap;

@@ -16,7 +16,7 @@ pub(super) fn create(args: Create, output: Output) -> Outcome {
     let opener = args.initiator.opener();
     let known = ArrayRecord::all()?.into_iter().find(|record| record.name == args.name);
     if let Some(known) = &known {
-        // With --force and all of its devices the array is created anew; else the name is taken.
+        // With --force and all of its devices the array is created again; else the name is taken.
         let is_given = |device| {
             args.devices.contains(device)
                 || args.spares.contains(device)

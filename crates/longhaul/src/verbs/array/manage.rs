@@ -227,7 +227,7 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
                 "{blocks} blocks match their checksums but not each other: a member has lost writes, and \
                  the array cannot determine which. Nothing was changed. Compare the ranges that are listed with \
                  what should be there; then replace the member that is to blame (longhaul array replace), or \
-                 write those ranges anew as a whole"
+                 rewrite those ranges, each as a whole"
             ),
         ),
         (lost, ..) => (Exit::Mismatch, format!("{lost} blocks cannot be repaired")),

@@ -9,7 +9,7 @@ fn controller(rig: &mut Rig) -> IdentifyController {
     IdentifyController::decode(&rig.data(Sqe::identify(1, 0, 0))).expect("4096 bytes")
 }
 
-/// What a Linux host asks of an I/O controller before it goes on.
+/// Commands that a Linux host sends to an I/O controller before it uses it.
 //= test: NVMe-TCP 1.1, Identify Controller
 //= test: NVMe Base 2.1, Identify Controller
 #[test]
