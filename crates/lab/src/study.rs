@@ -1,6 +1,6 @@
 //! Published experiments, reproduced: on emulated links of this machine, or on named devices.
 //!
-//! A study is a list of [`PlanEntry`] values in the order of their measurement. Each run is
+//! A study is a list of measurements in their order. Each run is
 //! written to the result as soon as it ends, so that an interrupted study can be resumed. Loads and
 //! servers are processes of the calling program ([`crate::self_exec`]).
 //!
