@@ -19,7 +19,7 @@ pub enum AttachError {
     /// Something is in the place where the device should appear.
     #[error("{}: {why}", path.display())]
     Path {
-        /// The place.
+        /// Path at which the device should appear.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
@@ -37,7 +37,7 @@ pub enum AttachError {
     Listen {
         /// As it was asked for.
         address: String,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
     /// Something that this machine usually does.

@@ -44,7 +44,7 @@ const EXT4_COMMIT_FAR: u32 = 15;
 /// A kind of file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// XFS.
+    /// XFS, as `mkfs.xfs` makes it.
     Xfs,
     /// The fourth extended file system.
     Ext4,
@@ -83,7 +83,7 @@ pub enum Content {
     Partitions,
     /// Something that is not known here.
     Unknown,
-    /// Zeroes.
+    /// Only zeroes.
     Nothing,
 }
 
@@ -141,7 +141,7 @@ impl Content {
 /// What is known of a device that is to hold a file system.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Bytes.
+    /// Size of the device in bytes.
     pub size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,

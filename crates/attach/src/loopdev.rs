@@ -14,7 +14,7 @@ const CONTROL: &str = "/dev/loop-control";
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 
-/// Of `linux/prctl.h`.
+/// `prctl` option, from `linux/prctl.h`.
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
 const READ_ONLY: u32 = 1;

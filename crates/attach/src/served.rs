@@ -20,34 +20,34 @@ use std::sync::mpsc::channel;
 pub enum Request {
     /// Bytes of the device.
     Read {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         len: u64,
     },
     /// Takes bytes: durable after a flush, or at once.
     Write {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// The bytes.
+        /// The bytes to write.
         data: Buf,
         /// Force unit access: answered when durable.
         fua: bool,
     },
     /// Makes a range read as zeroes.
     Zero {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         len: u64,
-        /// How.
+        /// Whether it must be durable, and may be deallocated.
         flags: ZeroFlags,
     },
     /// A range is not needed any more.
     Discard {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         len: u64,
     },
     /// Answered when all that was acknowledged before is durable.

@@ -27,7 +27,7 @@ const ATTRIBUTES: Duration = Duration::from_secs(1);
 /// Threads that take requests; they wait for nothing else, so a few do.
 const THREADS: usize = 4;
 
-/// The file.
+/// The one file of the mount, which is the device.
 struct File {
     requests: Arc<dyn Requests>,
     handles: Mutex<HashMap<u64, Arc<ErrorCursor>>>,

@@ -18,7 +18,7 @@ pub(super) const STRUCTURED_REPLY: u32 = 0x668e_33ef;
 pub(super) const FIXED_NEWSTYLE: u16 = 1;
 pub(super) const NO_ZEROES: u16 = 2;
 
-/// Options.
+/// Options of the handshake (`NBD_OPT_*`).
 pub(super) mod opt {
     pub(in crate::nbd) const EXPORT_NAME: u32 = 1;
     pub(in crate::nbd) const ABORT: u32 = 2;
@@ -60,7 +60,7 @@ pub(super) mod can {
     pub(in crate::nbd) const MULTI_CONN: u16 = 1 << 8;
 }
 
-/// Commands.
+/// Commands of the transmission phase (`NBD_CMD_*`).
 pub(super) mod cmd {
     pub(in crate::nbd) const READ: u16 = 0;
     pub(in crate::nbd) const WRITE: u16 = 1;
