@@ -67,10 +67,12 @@ fn disk(name: &str, change: impl FnOnce(&mut DeviceInfo)) -> FaultDisk {
     })
 }
 
-/// A disk on which all operations of a kind fail.
-fn failing(name: &str, kind: OpKind, why: &str) -> FaultDisk {
+/// A disk on which all operations of these kinds fail.
+fn failing(name: &str, kinds: &[OpKind], why: &str) -> FaultDisk {
     let disk = disk(name, |_| {});
-    disk.inject(FaultRule::new(kind, Fault::Error(IoError::Medium(why.into()))));
+    for kind in kinds {
+        disk.inject(FaultRule::new(*kind, Fault::Error(IoError::Medium(why.into()))));
+    }
     disk
 }
 
@@ -80,8 +82,8 @@ fn a_member_stays_if_its_replacement_is_unusable() {
         let rig = rig(Layout::Parity, 3, options()).await;
         rig.fill().await;
         let useless = [
-            (failing("worn", OpKind::Write, "worn out"), "worn out"),
-            (failing("forgetful", OpKind::Flush, "it cannot be made durable"), "cannot be made durable"),
+            (failing("worn", &[OpKind::Write, OpKind::WriteZeroes], "worn out"), "worn out"),
+            (failing("forgetful", &[OpKind::Flush], "it cannot be made durable"), "cannot be made durable"),
             (disk("sealed", |info| info.read_only = true), "read-only"),
             (disk("coarse", |info| info.block_size = 8192), "4096 bytes or less"),
         ];
