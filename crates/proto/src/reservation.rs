@@ -1,4 +1,4 @@
-//! Reservations of one namespace: the registered hosts, and who holds it (NVMe Base 2.1,
+//! Reservations of one namespace: the registered hosts, and the holder (NVMe Base 2.1,
 //! "Reservations").
 //!
 //! Pure: commands in, new state and notices to other hosts out. The caller sends the notices,
@@ -320,7 +320,7 @@ impl Reservations {
         }
     }
 
-    /// Registrants that had the holder's access learn that the reservation is gone.
+    /// Registrants that had the holder's access are notified that the reservation was released.
     fn notify_release(&self, kind: ReservationType, by: &HostId, effects: &mut Effects) {
         if kind.has_registrants() {
             let others = self.registrations.iter().filter(|one| one.host != *by);
@@ -342,7 +342,7 @@ impl Reservations {
     }
 }
 
-/// What is kept of [`Reservations`] through a loss of power.
+/// The part of [`Reservations`] that survives a loss of power.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Layout of the record.
@@ -359,7 +359,7 @@ pub struct Record {
 pub const RECORD_VERSION: u32 = 1;
 
 impl Reservations {
-    /// What is to be kept; none if nothing persists.
+    /// The state to save; `None` if nothing persists.
     pub fn record(&self) -> Option<Record> {
         self.persists.then(|| Record {
             version: RECORD_VERSION,
@@ -369,7 +369,8 @@ impl Reservations {
         })
     }
 
-    /// From what was kept; none if it contradicts itself or is of a newer version.
+    /// The state from a saved record; `None` if the record contradicts itself or is of a newer
+    /// version.
     pub fn from_record(record: Record) -> Option<Reservations> {
         let Record { version, generation, registrations, held } = record;
         let held = match held {

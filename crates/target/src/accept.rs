@@ -1,9 +1,9 @@
 //! The listening task, and the descriptors of the process.
 //!
 //! Invariants:
-//! - a descriptor is kept in reserve, so that when the process has no other left,
-//!   a peer is accepted and closed, and does not wait for ever;
-//! - what goes wrong is logged a few times a period, however often it does;
+//! - a descriptor is kept in reserve: when the process has no other left, a new connection is
+//!   accepted and closed at once, instead of waiting for ever;
+//! - an error is logged at most a few times in a period, however often it occurs;
 //! - a connection that waits for its address's turn holds a place, and no memory.
 
 use crate::connection;
@@ -29,9 +29,8 @@ const LINE: Duration = Duration::from_secs(1);
 /// Descriptors that are not for connections: devices, engines, logs.
 const DESCRIPTORS_KEPT: u64 = 128;
 
-/// Interval and number of TCP keep-alive probes to a silent host: a machine that
-/// has gone is noticed within three minutes, also if it has no Keep Alive
-/// Timeout.
+/// Interval and number of TCP keep-alive probes to a silent host: a dead machine is noticed within
+/// three minutes, even without a Keep Alive Timeout.
 const PROBE: Duration = Duration::from_secs(30);
 const PROBES: u32 = 5;
 
@@ -40,7 +39,7 @@ const PROBES: u32 = 5;
 pub(crate) fn raise_descriptors() -> usize {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        // What may not be raised stays as it is, and is read again.
+        // The hard limit may be lower than requested, so the limit is read again.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     }
     let current = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -117,7 +116,7 @@ pub(crate) async fn accept(
             let options = SocketOptions { congestion: shared.config.congestion.clone() };
             match TcpStream::from_std(stream, &options) {
                 Ok(stream) => {
-                    // Without it a machine that has gone is noticed later.
+                    // An error only means that a dead machine is noticed later.
                     let _ = stream.keep_alive(PROBE, PROBES);
                     connection::serve(shared, stream, peer, place, (sender, inbox)).await;
                 }

@@ -351,7 +351,7 @@ impl AdminQueue {
         self.link.send(sqid, Message::Abort { cid, reply });
         let (link, use_) = (Arc::clone(&self.link), connection.use_of(slot));
         connection.spawn(async move |connection| {
-            // A queue that is gone has dropped the message: not aborted.
+            // The queue has ended and dropped the message: not aborted.
             let aborted = answer.await.unwrap_or(false);
             let reply = lock(&link.controller).abort_done(aborted);
             if connection.is_current(slot, use_) {
@@ -392,8 +392,8 @@ impl AdminQueue {
         connection.spawn(async move |connection| {
             // Queues of the next life may have the same numbers.
             this.link.close_io().await;
-            // A reset tells the host nothing of durability: what fails here is
-            // for its next flush to report.
+            // A reset reports nothing about durability to the host: its next flush returns an error
+            // of this one.
             let told = (change != Change::Disabling).then_some(&*this.link);
             let clean = abrupt || flush_all(&this.subsystem, told).await;
             if clean || change == Change::Disabling {

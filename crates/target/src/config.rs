@@ -27,8 +27,8 @@ const MAX_CONNECTIONS: usize = 4096;
 /// Threads at most by default: each moves tens of gigabits a second.
 const THREADS_MAX: usize = 8;
 
-/// How long a peer may take. Who takes longer holds memory, descriptors and
-/// places of tables that others need, and is disconnected.
+/// Time limits for peers. A slower peer holds memory, descriptors and table entries that others
+/// need, and is disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// From the beginning of a connection to its Connect.
@@ -41,17 +41,17 @@ pub struct Patience {
     pub data: Duration,
     /// In bytes a second.
     pub data_rate: u64,
-    /// For any progress: a connection that owes something sends
-    /// [`stall_bytes`](Self::stall_bytes) (or all that it owes) in this time,
-    /// and takes what it asked for.
+    /// For any progress: a connection with outstanding data sends
+    /// [`stall_bytes`](Self::stall_bytes) (or all that is outstanding) in this time, and receives
+    /// the answers to its requests.
     pub stall: Duration,
     /// Bytes that a connection must move within [`stall`](Self::stall).
     pub stall_bytes: u64,
 }
 
 impl Default for Patience {
-    /// Generous: a TCP connection that lost its path for half a minute goes
-    /// on, and a hundred queues may share a megabit a second.
+    /// Generous: a TCP connection survives the loss of its path for half a minute, and a hundred
+    /// queues may share a megabit a second.
     fn default() -> Patience {
         Patience {
             connect: Duration::from_secs(15),

@@ -65,7 +65,7 @@ pub(crate) struct Slot {
     /// Counts the commands that had this slot.
     pub(crate) use_: u32,
     pub(crate) work: Work,
-    /// Where data goes.
+    /// Memory that the data is received into or sent from.
     pub(crate) destination: Option<Memory>,
     /// Where data comes from.
     source: Option<Segment>,
@@ -159,7 +159,7 @@ pub(crate) async fn serve(
         }
     }
     drop(connection.presence.take());
-    // What is queued (a TermReq, say) still goes out, if the peer takes it.
+    // Queued PDUs (a TermReq, say) are still sent, if the peer receives them.
     let _ = longhaul_engine::timeout(DRAIN, transmit).await;
     let _ = longhaul_engine::timeout(LINGER, linger(&connection.shared)).await;
     connection.forget();
@@ -211,7 +211,7 @@ impl Connection {
         self.place.claim(&peer)
     }
 
-    /// What it may have of the target's memory.
+    /// The connection's shares of the target's memory.
     pub(crate) fn shares(&self) -> &Shares {
         self.shares.get_or_init(|| {
             let origin = self.origin();
@@ -219,7 +219,7 @@ impl Connection {
         })
     }
 
-    /// Ends the connection after what is queued.
+    /// Ends the connection once queued PDUs have been sent.
     pub(crate) fn close(&self) {
         // Before the peer sees the end: it may come back at once.
         self.leave("closed by this end");

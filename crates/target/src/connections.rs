@@ -97,7 +97,7 @@ impl Connections {
         lock(&self.state).all.len()
     }
 
-    /// Tells every connection to end once its commands have.
+    /// Asks every connection to end once its commands have completed.
     pub(crate) fn drain(&self) {
         for entry in lock(&self.state).all.values() {
             let _ = entry.sender.unbounded_send(Message::Drain);

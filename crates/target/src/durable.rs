@@ -32,8 +32,7 @@ impl Failures {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Adds what a flush (or a write with FUA, which makes the device tell of
-    /// earlier failures too) has ended in.
+    /// Records the error of a flush, or of a write with FUA, which reports earlier failures too.
     pub(crate) fn add(&self, e: &IoError) {
         match e {
             // Nothing was lost by these: the next flush covers the same writes.
@@ -64,7 +63,7 @@ impl Failures {
 /// No write since the last flush.
 const NOTHING: u64 = 0;
 
-/// What one controller has written to one namespace since its last flush.
+/// The writes of one controller to one namespace since its last flush.
 #[derive(Debug)]
 pub(crate) struct Written {
     failures: Arc<Failures>,
@@ -84,9 +83,8 @@ impl Written {
         Arc::ptr_eq(&self.failures, failures)
     }
 
-    /// A write begins that a flush has to cover. What it gives goes to
-    /// [`end`](Self::end): a flush that ends before the write does, does not
-    /// cover it.
+    /// Begins a write that a flush has to cover. The value returned is passed to
+    /// [`end`](Self::end): a flush that ends before the write does not cover it.
     #[inline]
     pub(crate) fn begin(&self) -> u64 {
         let since = self.failures.count() + 1;
@@ -118,8 +116,8 @@ impl Written {
         }
     }
 
-    /// Makes what was written durable. The error of another controller's flush
-    /// since then is an error of this one.
+    /// Makes the completed writes durable. An error that another controller's flush has returned
+    /// since the last one is returned here too.
     pub(crate) async fn flush(&self, io: &dyn BlockIo) -> IoResult<()> {
         let cover = Cover::new(self);
         let result = io.flush().await;
@@ -181,7 +179,7 @@ impl Drop for Cover<'_> {
     fn drop(&mut self) {
         self.remove();
         if self.since != NOTHING {
-            // What was not heard of is heard later.
+            // A loss that this flush did not see is reported by a later one.
             self.written.mark(self.since);
         }
     }
@@ -305,7 +303,7 @@ mod tests {
         assert!(given_up.as_mut().poll(&mut cx).is_pending());
         assert_eq!(flush(&a, &device, Err(bad())), Err(bad()));
         drop(given_up);
-        assert_eq!(flush(&a, &device, Ok(())), Err(bad()), "the flush that was given up told no one");
+        assert_eq!(flush(&a, &device, Ok(())), Err(bad()), "the error of a flush that was given up is kept");
         assert_eq!(flush(&a, &device, Ok(())), Ok(()));
     }
 

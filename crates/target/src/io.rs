@@ -71,7 +71,7 @@ pub(crate) struct IoQueue {
     counts: Counts,
 }
 
-/// What has happened since the last [`IoQueue::count`].
+/// Commands and blocks since the last [`IoQueue::count`].
 #[derive(Default)]
 struct Counts {
     reads: Cell<u64>,
@@ -84,7 +84,7 @@ fn add(counter: &Cell<u64>, n: u64) {
     counter.set(counter.get() + n);
 }
 
-/// The status that tells a host of a failed operation.
+/// The status of a failed operation.
 fn status_of(e: &IoError, reading: bool) -> Status {
     match e {
         IoError::OutOfRange { .. } => Status::LBA_OUT_OF_RANGE.dnr(),
@@ -101,11 +101,11 @@ fn status_of(e: &IoError, reading: bool) -> Status {
     }
 }
 
-/// Whether a status tells of data that the medium has lost.
+/// Whether a status says that the medium has lost data.
 fn is_media_error(status: Status) -> bool {
     //= NVMe Base 2.1, SMART / Health Information log page: media errors are unrecovered data integrity errors
-    // Other statuses of that type tell of the command: data that differs (as a
-    // Compare is to find out), or access that is denied.
+    // Other statuses of that type are about the command: data that differs (as a Compare is to find
+    // out), or access that is denied.
     let lost = [
         Status::WRITE_FAULT,
         Status::UNRECOVERED_READ,
@@ -131,7 +131,7 @@ impl IoQueue {
             host,
             presence: RefCell::new(Some(presence)),
             limits: Limits::of(view),
-            // Looked at anew with the first command.
+            // Set with the first command.
             generation: Cell::new(0),
             view: RefCell::new(Arc::clone(view)),
             subsystem,
@@ -217,8 +217,7 @@ impl IoQueue {
         self.execute(connection, slot, sqe, data, command, ns, at);
     }
 
-    /// Opens a namespace's device on this thread, then goes on with the
-    /// commands that wait.
+    /// Opens a namespace's device on this thread, then executes the commands that wait for it.
     fn open(self: &Rc<Self>, connection: &Rc<Connection>, nsid: u32) {
         if self.opening.replace(true) {
             return;
@@ -231,14 +230,14 @@ impl IoQueue {
                     let written = this.link.written(nsid, &namespace);
                     Rc::new(Opened { nsid, io, written, reserved: Arc::clone(&namespace.reserved) })
                 }),
-                None => Err(IoError::Refused("the namespace has gone".into())),
+                None => Err(IoError::Refused("the namespace was removed".into())),
             };
             this.opening.set(false);
             let failed = opened.as_ref().err().map(|e| status_of(e, true));
             if let Ok(at) = opened {
                 this.devices.borrow_mut().push(at);
             }
-            // Taken before the loop: one that needs another device waits anew.
+            // Taken before the loop: a command that needs another device is queued again.
             let waiting = this.waiting.take();
             for (slot, use_, sqe, data) in waiting {
                 if !connection.is_current(slot, use_) {
@@ -304,7 +303,7 @@ impl IoQueue {
         connection.complete(slot, Reply::error(status));
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a command is what it is")]
+    #[allow(clippy::too_many_arguments, reason = "a command has this many fields")]
     fn execute(
         self: &Rc<Self>,
         connection: &Rc<Connection>,
@@ -376,7 +375,7 @@ impl IoQueue {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a command is what it is")]
+    #[allow(clippy::too_many_arguments, reason = "a command has this many fields")]
     fn read(
         self: &Rc<Self>,
         connection: &Rc<Connection>,
@@ -473,7 +472,7 @@ impl IoQueue {
         });
     }
 
-    /// Goes on with a command whose data has come.
+    /// Continues a command whose data has been received.
     pub(crate) fn data(
         self: &Rc<Self>,
         connection: &Rc<Connection>,

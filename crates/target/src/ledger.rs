@@ -1,19 +1,16 @@
-//! Fair shares of something that is limited: bytes of a pool, or turns of a
-//! worker.
+//! Fair shares of a limited resource: bytes of a pool, or turns of a worker.
 //!
 //! Invariants:
 //! - the charges of all hosts together never exceed the limit;
-//! - a host holds no more than it leaves free: N hosts that take all they can
-//!   leave one part of N + 1 to the next, and a host that holds nothing may
-//!   have what one command needs as soon as there is that much;
-//! - a connection holds no more than its host may still take: one that has
-//!   stalled leaves something for the next, such as that of a host that has
-//!   come back;
-//! - the hosts of one address together hold three quarters at most, whatever
-//!   names they give themselves;
-//! - hosts that wait are served in turn, and within a host first come, first
-//!   served, but for connections that hold too much; a request that may be
-//!   served and finds no room is not overtaken.
+//! - a host holds no more than it leaves free: N hosts with all they can get leave one part of N +
+//!   1 to the next one, and a host that holds nothing gets what one command needs as soon as that
+//!   much is free;
+//! - a connection holds no more than its host may still take: a stalled one leaves something for
+//!   the next, such as a new connection of a host that has reconnected;
+//! - the hosts of one address together hold three quarters at most, whatever names they give
+//!   themselves;
+//! - waiting hosts are served in turn, and the requests of a host in order, except for those of
+//!   connections that hold too much; a request that is next and finds no room is not overtaken.
 
 use futures_channel::oneshot;
 use slab::Slab;
@@ -23,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
-/// Parts of [`ADDRESS_PARTS`] that the hosts of one address may hold: what is
-/// left is for hosts of other addresses, however many names an attacker invents.
+/// Parts of [`ADDRESS_PARTS`] that the hosts of one address may hold. The rest is for hosts of
+/// other addresses, however many names an attacker invents.
 const ADDRESS_SHARE: usize = 3;
 const ADDRESS_PARTS: usize = 4;
 
@@ -48,7 +45,7 @@ impl Origin {
     }
 }
 
-/// A host: where it is, and what it calls itself.
+/// A host: its address, and the name that it gives itself.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Peer {
     pub(crate) origin: Origin,
@@ -65,7 +62,7 @@ pub(crate) struct Ledger {
 #[derive(Default)]
 struct LedgerState {
     used: usize,
-    /// For each origin: accounts, and what they hold together.
+    /// For each origin: number of accounts, and the sum of their charges.
     origins: Slab<(usize, usize)>,
     by_origin: HashMap<Origin, usize>,
     accounts: Slab<HostEntry>,
@@ -76,7 +73,7 @@ struct LedgerState {
     full: bool,
 }
 
-/// What one host holds.
+/// The charges and waiting requests of one host.
 struct HostEntry {
     peer: Peer,
     /// Place of its origin.
@@ -176,9 +173,8 @@ impl LedgerState {
         found
     }
 
-    /// Serves hosts in turn while there is something that may be given. What
-    /// is returned is to be sent, or dropped, once the lock is free: both may
-    /// come back here.
+    /// Serves hosts in turn while a request fits. The charges and requests returned must be sent or
+    /// dropped after the lock is released, since both may call back into the ledger.
     fn serve(&mut self, limit: usize) -> (Vec<(oneshot::Sender<Charge>, Charge)>, Vec<Waiter>) {
         let (mut served, mut gone) = (Vec::new(), Vec::new());
         let mut blocked = 0;
@@ -304,7 +300,7 @@ impl Drop for Account {
         if entry.users > 0 {
             return;
         }
-        // Charges and waiters have handles of their own: there are none.
+        // Charges and waiters keep a handle each, so none is left when the last handle is dropped.
         let HostEntry { peer, origin, .. } = state.accounts.remove(self.id);
         state.by_peer.remove(&peer);
         state.line.retain(|&id| id != self.id);

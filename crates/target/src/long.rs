@@ -142,7 +142,7 @@ impl Long {
     /// Reads without sending anything.
     pub(crate) async fn verify(self, offset: u64, len: u64) -> Result<(), IoError> {
         if self.io.map_read(offset, len as usize).is_some() {
-            // Memory is what it is: there is no medium that could fail.
+            // Memory has no medium that could fail.
             return Ok(());
         }
         let _turn = Rc::clone(&self.connection.shares().long).take(1).await;

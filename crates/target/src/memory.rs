@@ -47,7 +47,7 @@ pub(crate) struct Memory {
     long: Arc<Ledger>,
 }
 
-/// What one connection may have of each part.
+/// The shares of one connection in each part of the memory.
 pub(crate) struct Shares {
     pub(crate) in_capsule: Rc<Share>,
     pub(crate) host: Rc<Share>,

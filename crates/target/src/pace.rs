@@ -80,7 +80,8 @@ impl Paces {
         if let Some(pace) = all.get(&origin) {
             return Arc::clone(pace);
         }
-        // What is over, and of an address without connections, is as good as new.
+        // Addresses without connections whose pace has caught up are equal to new ones, and
+        // removed.
         all.retain(|_, pace| Arc::strong_count(pace) > 1 || pace.is_behind(now));
         let pace = Arc::new(Pace::new(self.rate));
         all.insert(origin, Arc::clone(&pace));
@@ -105,7 +106,7 @@ mod tests {
         let waits = [0; 6].map(|at| take(at, 30).map(|wait| wait.as_millis()));
         assert_eq!(waits, [Some(0), Some(0), Some(0), Some(10), Some(20), Some(30)]);
         assert_eq!(take(0, 30), None, "too long a line");
-        // What was refused has taken no turn.
+        // A refused request has taken no turn.
         assert_eq!(take(10, 30), Some(Duration::from_millis(30)));
         assert_eq!(take(1000, 0), Some(Duration::ZERO), "a rest gives the burst back");
     }

@@ -42,7 +42,7 @@ impl Fetches {
         Fetch { len, due: self.rounds.get() + 1 + u64::try_from(rounds).unwrap_or(u64::MAX >> 1) }
     }
 
-    /// They have come, or are not wanted any more.
+    /// The data has been received, or is not needed any more.
     pub(crate) fn end(&self, fetch: Option<Fetch>) {
         if let Some(fetch) = fetch {
             self.owed.set(self.owed.get() - fetch.len);
@@ -55,7 +55,7 @@ struct Mark {
     progress: u64,
     received: u64,
     headers: u64,
-    /// What was owed then, within the least that has to come.
+    /// Bytes outstanding at that time, limited to the least that has to arrive.
     least: u64,
     rounds: u32,
 }
@@ -127,7 +127,7 @@ fn late(connection: &Connection, patience: &Patience, mark: &mut Mark) -> Option
     let what = match (silent, stuck) {
         (true, _) => "hardly any of the data that it has announced came",
         (_, true) => "the rest of a PDU did not come",
-        _ => "nothing of what it has asked for was taken",
+        _ => "it received none of the answers to its commands",
     };
     Some(format!("{what} within {} s", patience.stall.as_secs()))
 }

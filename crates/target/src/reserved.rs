@@ -38,7 +38,7 @@ struct State {
 }
 
 impl State {
-    /// Whether the store lacks what it should have.
+    /// Whether the state has changed since it was last saved.
     fn is_unsaved(&self) -> bool {
         self.saved != self.changes && (self.recorded || self.reservations.persists())
     }

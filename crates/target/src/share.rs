@@ -1,12 +1,12 @@
-//! A connection's way to buffers: one request of it at a time asks its host's
-//! account for leave, then the pool for memory.
+//! A connection's access to buffers: one of its requests at a time asks its host's account for a
+//! charge, then the pool for memory.
 //!
 //! Invariants:
-//! - a connection has one request in its host's queue, so that the
-//!   connections of a host take turns, however many commands each has;
-//! - within a connection, requests are served first come, first served;
-//! - a buffer is asked for only with a charge, so the pool is never empty for
-//!   longer than it takes to return what was released.
+//! - a connection has one request in its host's queue, so that the connections of a host take
+//!   turns, however many commands each has;
+//! - within a connection, requests are served in order;
+//! - a buffer is requested only with a charge, so the pool is never empty for longer than it takes
+//!   to return released buffers.
 
 use crate::ledger::{Account, Charge, Ledger, Peer};
 use futures_channel::oneshot;
@@ -93,7 +93,7 @@ impl Drop for Pass {
     }
 }
 
-/// What one connection may have of a part of the memory.
+/// One connection's share of a part of the memory.
 pub(crate) struct Share {
     turns: Rc<Turns>,
     pool: BufPool,

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 
 /// The place of one namespace's reservations that outlives the target.
 pub trait ReservationStore: Send + Sync {
-    /// The record that was saved last; `None` if there is none.
+    /// The record that was saved last; `None` if nothing was saved.
     ///
     /// # Errors
     /// It cannot be read, or is not a record. The text names the place and says what to do.
@@ -24,7 +24,7 @@ pub trait ReservationStore: Send + Sync {
     fn save(&self, record: Option<&Record>) -> io::Result<()>;
 }
 
-/// What is to be saved, and the answer to the connection that waits for it.
+/// The state to save, and the channel to the connection that waits for the result.
 type Job = (Arc<Reserved>, oneshot::Sender<bool>);
 
 /// A thread that saves reservations, one after the other. It ends with the last clone.

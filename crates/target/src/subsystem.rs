@@ -1,13 +1,12 @@
 //! Subsystems, their namespaces and controllers, shared by all threads.
 //!
 //! Invariants:
-//! - a namespace identifier names the same device for as long as the
-//!   namespace exists;
-//! - `generation` grows after every change of the view: who has seen a
-//!   generation and reads the view sees that generation's or a later one;
-//! - a controller is in `controllers` while its admin queue lives and no
-//!   other controller has reset it, and after that in `departing` for as long
-//!   as any of its commands may still change a namespace;
+//! - a namespace identifier names the same device for as long as the namespace exists;
+//! - `generation` grows after every change of the view: a thread that reads a generation and then
+//!   the view gets the view of that generation or a later one;
+//! - a controller is in `controllers` while its admin queue exists and no other controller has
+//!   reset it, and after that in `departing` for as long as any of its commands may still change a
+//!   namespace;
 //! - an identifier belongs to one controller of both.
 
 use crate::config::Config;
@@ -134,8 +133,7 @@ impl Subsystem {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Makes the view anew after a change, and tells every controller which
-    /// namespaces are concerned.
+    /// Rebuilds the view after a change, and notifies every controller of the namespaces concerned.
     pub(crate) fn changed(&self, nsids: &[u32]) {
         let views = self.namespaces().iter().map(|(&nsid, ns)| ns.view(nsid)).collect();
         let mut view = self.base.clone();
@@ -164,16 +162,14 @@ impl Subsystem {
         Some(cntlid)
     }
 
-    /// Controllers that are gone, but for commands that a device below is
-    /// still busy with.
+    /// Controllers that have ended, except for commands that a device is still executing.
     fn departing(&self) -> MutexGuard<'_, BTreeMap<u16, Arc<Link>>> {
         let mut departing = lock(&self.departing);
         departing.retain(|_, link| link.is_present());
         departing
     }
 
-    /// Whether a controller is gone, but for commands that a device below is
-    /// still busy with.
+    /// Whether a controller has ended, except for commands that a device is still executing.
     pub(crate) fn is_departing(&self, cntlid: u16) -> bool {
         self.departing().contains_key(&cntlid)
     }
@@ -223,7 +219,7 @@ impl Subsystem {
         }
     }
 
-    /// Notifies hosts of what has happened to a reservation.
+    /// Notifies hosts of changes to a reservation.
     pub(crate) fn notify_reservation(&self, nsid: u32, notices: &[(HostId, Notice)]) {
         if notices.is_empty() {
             return;
@@ -308,7 +304,7 @@ pub(crate) struct Link {
     pub(crate) health: Health,
     /// Every write is to be durable: the host has switched the cache off.
     pub(crate) write_through: AtomicBool,
-    /// What it has written to each namespace since its last flush.
+    /// The controller's writes to each namespace since its last flush.
     written: Mutex<BTreeMap<u32, Arc<Written>>>,
 }
 
@@ -322,9 +318,9 @@ pub(crate) struct Health {
     pub(crate) media_errors: AtomicU64,
 }
 
-/// What one connection is told by another thread.
+/// A request of another thread to one connection.
 pub(crate) enum Message {
-    /// Abort this command; tell whether it was.
+    /// Abort this command; the reply says whether it was aborted.
     Abort { cid: u16, reply: oneshot::Sender<bool> },
     /// The controller has events to report (to the admin queue).
     Events,
@@ -395,8 +391,8 @@ impl Link {
         lock(&self.queues).get(&qid).is_some_and(|queue| queue.unbounded_send(message).is_ok())
     }
 
-    /// Closes the I/O queues; the future ends when the last one has gone and
-    /// devices are done with what it brought.
+    /// Closes the I/O queues; the future completes when the last one has ended and devices have
+    /// finished its commands.
     pub(crate) fn close_io(&self) -> impl Future<Output = ()> + use<> {
         for (_, queue) in lock(&self.queues).range(1..) {
             let _ = queue.unbounded_send(Message::Close);
@@ -405,11 +401,12 @@ impl Link {
     }
 }
 
-/// How many can still change namespaces, and who waits for none.
+/// How many connections and commands can still change namespaces, and the tasks that wait until
+/// none can.
 #[derive(Default)]
 struct Present {
     count: usize,
-    /// Dropped when there are none.
+    /// Dropped when the count reaches zero.
     waiters: Vec<oneshot::Sender<()>>,
 }
 

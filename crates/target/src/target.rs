@@ -29,7 +29,7 @@ use uuid::Uuid;
 const STOP: Duration = Duration::from_secs(15);
 const STOP_LOOK: Duration = Duration::from_millis(10);
 
-/// Why a target cannot do what it is told.
+/// Why a target cannot carry out a request of its user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A setting makes no sense.
@@ -132,7 +132,7 @@ impl Shared {
         Arc::new(view)
     }
 
-    /// The discovery log has changed: tells who wants to know.
+    /// Notifies the hosts that asked for it that the discovery log has changed.
     fn discovery_changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);
         for link in self.discovery.links() {
@@ -223,13 +223,12 @@ impl Target {
         self.discovery
     }
 
-    /// Exports a device as the next namespace of the subsystem `nqn`, which
-    /// is made if it does not exist; `name` is what people call it. Hosts
-    /// that are connected are told. Reservations of the namespace end with
-    /// the target. The namespace identifier.
+    /// Exports a device as the next namespace of the subsystem `nqn`, which is created if it does
+    /// not exist; `name` is shown to people. Connected hosts are notified. Reservations of the
+    /// namespace end with the target. Returns the namespace identifier.
     ///
     /// # Errors
-    /// The NQN is not one, or there is no room.
+    /// The NQN is invalid, or there is no room.
     pub fn export(
         &self,
         nqn: &str,
@@ -299,8 +298,8 @@ impl Target {
         Ok(nsid)
     }
 
-    /// Takes a namespace away. Commands under way end; hosts are told.
-    /// Whether there was one.
+    /// Removes a namespace: its commands complete, and connected hosts are notified. Returns
+    /// whether it existed.
     pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> bool {
         let Some(subsystem) = self.shared.subsystem(nqn) else { return false };
         let removed = subsystem.namespaces().remove(&nsid).is_some();
@@ -310,8 +309,8 @@ impl Target {
         removed
     }
 
-    /// Looks at the size of every device again, and tells hosts what has
-    /// changed: subsystem, namespace, and the device now.
+    /// Reads the size of every device again, and notifies hosts of changes. Returns those:
+    /// subsystem, namespace, and the device as it is now.
     pub fn refresh(&self) -> Vec<(String, u32, longhaul_block::DeviceInfo)> {
         let mut changes = Vec::new();
         for subsystem in self.shared.all() {

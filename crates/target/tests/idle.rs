@@ -18,7 +18,7 @@ const HOSTS: u16 = 400;
 const CONNECTIONS: u64 = 2 * HOSTS as u64;
 /// Descriptors of both ends, and of everything else.
 const DESCRIPTORS: u64 = 2 * CONNECTIONS + 256;
-/// What one may cost, with this test's end of it (docs/target-limits.md).
+/// KiB that one connection may cost, including this test's end of it (docs/target-limits.md).
 const EACH_KIB: u64 = 32;
 
 fn resident_kib() -> u64 {

@@ -65,7 +65,7 @@ fn hosts_that_ask_and_never_read_do_not_make_the_process_grow() {
     let before = peak();
     let threads: Vec<_> = (0..CONNECTIONS).map(|_| std::thread::spawn(move || flood(addr))).collect();
     let floods: Vec<(Client, u32)> = threads.into_iter().map(|t| t.join().expect("no panic")).collect();
-    // Others are served while those hold what they can get.
+    // Other hosts are served while those hold all the memory they can get.
     Host::new(addr, 32, 0).verify(1, 16, 2);
     let sent: u64 = floods.iter().map(|(_, sent)| u64::from(*sent)).sum();
     let growth = peak() - before;

@@ -104,10 +104,9 @@ impl From<Status> for Action {
 pub enum Change {
     /// The controller is ready: nothing to do.
     Enabled,
-    /// Controller reset: let I/O under way end, close the I/O queues, then
-    /// call [`Controller::change_done`](super::Controller::change_done). The
-    /// admin queue stays; what it holds open (events) is forgotten, without
-    /// a completion.
+    /// Controller reset: let I/O under way end, close the I/O queues, then call
+    /// [`Controller::change_done`](super::Controller::change_done). The admin queue stays; its
+    /// outstanding event requests are dropped without a completion.
     Disabling,
     /// Shutdown: let I/O under way end (or drop it, if abrupt), flush every
     /// namespace, then call `change_done`. The queues stay.

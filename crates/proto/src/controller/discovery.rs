@@ -19,10 +19,9 @@ pub enum DiscoveryTarget {
     Referral,
 }
 
-/// An entry of the discovery log for a subsystem that listens on `addr`,
-/// which is an address that hosts can reach (not 0.0.0.0 or ::). `port_id`
-/// tells the listeners of the subsystem apart; `max_admin_entries` is the
-/// largest admin queue, 32 at least.
+/// An entry of the discovery log for a subsystem that listens on `addr`, which must be an address
+/// that hosts can reach (not 0.0.0.0 or ::). `port_id` distinguishes the listeners of the
+/// subsystem; `max_admin_entries` is the largest admin queue, 32 at least.
 pub fn discovery_entry(
     subnqn: &str,
     target: DiscoveryTarget,

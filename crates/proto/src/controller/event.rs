@@ -1,4 +1,4 @@
-//! Asynchronous events: requests held open, and what they are completed with.
+//! Asynchronous events: outstanding requests, and the events that complete them.
 
 use super::action::Reply;
 use longhaul_wire::completion::Status;
@@ -15,7 +15,7 @@ pub const AER_LIMIT: usize = 4;
 /// Configuration that enables its event.
 pub(super) const WARN_TEMPERATURE: u8 = 1 << 1;
 
-/// The events that a controller has to tell.
+/// The events that a controller has to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventKind {
     NamespaceAttribute,
@@ -89,8 +89,8 @@ pub(super) struct Events {
     masks: BTreeMap<u32, u32>,
 }
 
-/// Notices of reservations that are kept for the host. Of more the oldest are dropped, which
-/// the log page's count tells.
+/// Notices of reservations that are kept for the host. Beyond that the oldest are dropped, as the
+/// log page's count shows.
 const NOTICES_MAX: usize = 256;
 
 impl Events {
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(events.poll(), None, "another page does not unmask it");
         events.log_read(lid::CHANGED_NAMESPACES);
         assert_eq!(events.changed_log()[..4], [0; 4]);
-        assert_eq!(events.poll(), None, "what was read is not reported again");
+        assert_eq!(events.poll(), None, "an event that was read is not reported again");
         events.namespace_changed(7);
         assert_eq!(events.poll(), Some((2, Reply::ok(NS))));
     }

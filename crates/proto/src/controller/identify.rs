@@ -101,9 +101,8 @@ impl Controller {
         }
         if let Some(Instance { ciu, cirn }) = self.instance() {
             (id.ciu, id.cirn, id.ccrl) = (ciu, cirn, RESET_LIMIT);
-            // CQT stays 0, not reported: how long a device below takes to end
-            // what it has begun has no bound that could be promised. The
-            // answer to Cross-Controller Reset waits for it instead.
+            // CQT stays 0, not reported: there is no bound on the time that a device takes to end
+            // its operations. The answer to Cross-Controller Reset waits for it instead.
         }
         id
     }
@@ -150,8 +149,8 @@ fn io_controller(id: &mut IdentifyController, subsystem: &SubsystemView, nvm: &N
         | oncs::SAVE_SELECT
         | oncs::VERIFY
         | oncs::RESERVATIONS;
-    // A host looks at this once, when it connects, so it says what any
-    // namespace may need later; CNS 08h tells which have no cache.
+    // A host reads this once, when it connects, so it covers any namespace that may be added later;
+    // CNS 08h says which namespaces have no cache.
     id.vwc = vwc::PRESENT | vwc::FLUSH_ALL;
     id.ioccsz = ((SQE_LEN + subsystem.in_capsule as usize) / UNIT) as u32;
     id.ofcs = ofcs::DISCONNECT;

@@ -80,7 +80,7 @@ impl Controller {
             let this = Instance { ciu: fields.ciu, cirn: fields.cirn };
             return match self.instance == Some(this) {
                 true => Status::INVALID_FIELD.dnr().into(),
-                // The identifier was reused: the controller that had it is gone.
+                // The identifier was reused: the controller that had it has ended.
                 false => Action::Complete(Reply::ok(CrossControllerReset::DONE.into())),
             };
         }

@@ -46,7 +46,7 @@ pub enum IoCommand {
         offset: u64,
         /// Length in bytes, at most MDTS.
         len: u32,
-        /// What is read is on the medium when the command completes.
+        /// Data read is on the medium when the command completes.
         fua: bool,
     },
     /// Take data from the host.

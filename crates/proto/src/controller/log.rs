@@ -77,7 +77,7 @@ pub struct ErrorRecord {
     pub cid: u16,
     /// Opcode of the command.
     pub opcode: u8,
-    /// What it fails with.
+    /// The status of its completion.
     pub status: Status,
     /// NSID of the command; 0 if it has none.
     pub nsid: u32,
@@ -124,8 +124,8 @@ impl ErrorLog {
 }
 
 impl Controller {
-    /// Puts a failed I/O command into the error log. Complete it with the
-    /// status that is returned, which tells the host that there is more.
+    /// Puts a failed I/O command into the error log. Complete the command with the status returned,
+    /// whose More bit refers the host to the log.
     pub fn record_error(&mut self, record: ErrorRecord) -> Status {
         self.errors.add(record)
     }

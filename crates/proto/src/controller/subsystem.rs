@@ -55,7 +55,7 @@ pub struct SubsystemView {
     pub max_queue_size: u16,
     /// Which hosts may connect.
     pub hosts: HostAccess,
-    /// What it holds.
+    /// Namespaces, or the discovery log.
     pub content: Content,
 }
 

@@ -18,8 +18,8 @@ impl HostQueue {
         }
         s.cqe = Some(cqe);
         if !s.last_queued {
-            // The controller has given up on the rest; the driver gets the event
-            // when what was queued is on its way.
+            // The controller has aborted the rest; the driver gets the event once queued data has
+            // been sent.
             s.last_queued = true;
             self.conn.tx.payload(slot, 0, 0, true, false);
         }
@@ -84,8 +84,8 @@ impl HostQueue {
         if self.incoming_flags & flags::SUCCESS != 0 {
             let cqe = Cqe::new(s.cid, Status::SUCCESS);
             if self.flow_control {
-                // Without a response there is no SQHD; that the command was
-                // answered tells at least that its entry was taken.
+                // Without a response there is no SQHD, but an answered command shows that its entry
+                // was taken.
                 self.head = (self.head + 1) % self.config.entries;
             }
             self.finish(slot, cqe);

@@ -128,9 +128,8 @@ impl HostQueue {
         self.free = (0..entries - 1).rev().collect();
     }
 
-    /// Fabrics commands carry at most this many bytes in capsule, and not
-    /// [`IN_CAPSULE_ADMIN`]: for controllers that do not take what they have
-    /// to.
+    /// Fabrics commands carry at most this many bytes in capsule, instead of [`IN_CAPSULE_ADMIN`]:
+    /// for controllers that accept less than the specification requires.
     pub fn set_fabrics_in_capsule(&mut self, bytes: u32) {
         self.fabrics_in_capsule = bytes.min(DATA_MAX);
     }
@@ -157,9 +156,9 @@ impl HostQueue {
         self.slots[usize::from(slot)].cid
     }
 
-    /// Queues a command; gives the slot that names it. Its identifier and
-    /// SGL are filled in here. Data of a write goes in the capsule if it
-    /// fits, else when the controller asks for it.
+    /// Queues a command; gives the slot that names it. Its identifier and SGL are filled in here.
+    /// Data of a write goes into the capsule if it fits, otherwise it is sent when the controller
+    /// requests it.
     #[inline]
     pub fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<u16, SubmitError> {
         match self.conn.state {

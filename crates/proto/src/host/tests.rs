@@ -1,4 +1,4 @@
-//! What controllers must not do, and what they get for it.
+//! Violations of the protocol by a controller, and the host's response to each.
 
 use super::*;
 use crate::pair::HostEnd;

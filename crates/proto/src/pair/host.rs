@@ -123,7 +123,7 @@ impl HostEnd {
         }
     }
 
-    /// What goes to the connection next; empty if nothing does.
+    /// The bytes to send next; empty if nothing is queued.
     pub fn transmit(&mut self) -> Vec<u8> {
         if !self.queue.poll_transmit(&mut self.batch) {
             return Vec::new();

@@ -51,7 +51,7 @@ pub fn flatten<'a>(batch: &mut Batch, memory: impl Fn(u16) -> &'a Vec<u8>) -> (V
 /// How a stream is cut up.
 #[derive(Clone, Copy, Debug)]
 pub enum Segments {
-    /// Not at all: what was sent at once arrives at once.
+    /// Not at all: bytes sent at once arrive at once.
     Whole,
     /// Into pieces of this many bytes.
     Every(usize),
@@ -216,7 +216,7 @@ impl Pair {
         if rtt.is_zero() { 0 } else { (self.now - start).div_duration_f64(rtt).round() as u32 }
     }
 
-    /// Goes on to the next moment at which something happens, if there is one.
+    /// Advances to the next moment at which something happens; `false` if nothing will.
     pub fn step(&mut self) -> bool {
         self.send();
         let Some(next) = [self.to_target.next(), self.to_host.next()].into_iter().flatten().min() else {

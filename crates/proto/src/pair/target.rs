@@ -219,7 +219,7 @@ impl TargetEnd {
         }
     }
 
-    /// What goes to the connection next; empty if nothing does.
+    /// The bytes to send next; empty if nothing is queued.
     pub fn transmit(&mut self) -> Vec<u8> {
         if !self.queue.poll_transmit(&mut self.batch) {
             return Vec::new();

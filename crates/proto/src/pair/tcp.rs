@@ -1,17 +1,16 @@
-//! One direction of a connection as TCP carries it over a long link, in
-//! virtual time: a bottleneck with a queue, loss, and a sender with a
-//! congestion window (slow start, then CUBIC as in RFC 9438).
+//! One direction of a connection as TCP carries it over a long link, in virtual time: a bottleneck
+//! with a queue, loss, and a sender with a congestion window (slow start, then CUBIC as in RFC
+//! 9438).
 //!
-//! What it leaves out costs nothing at a distance: delayed acknowledgements,
-//! the receiver's window, and the way of acknowledgements, which are neither
-//! lost nor held up.
+//! Delayed acknowledgements, the receiver's window, and loss or delay of acknowledgements are not
+//! modelled: on a long link they cost nothing.
 //!
 //! Invariants:
 //! - `unacked <= delivered <= unsent`, and `buffer` begins at `unacked`;
-//! - bytes are delivered in order and once: behind a hole nothing is, until
-//!   the hole is filled;
-//! - the link never reorders, so whatever was sent three segments before one
-//!   that has been acknowledged is lost (as with RFC 8985).
+//! - bytes are delivered in order and once: nothing behind a hole is delivered until the hole is
+//!   filled;
+//! - the link never reorders, so a segment sent three before an acknowledged one is lost (as with
+//!   RFC 8985).
 
 use super::Rng;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,7 +24,7 @@ const OVERHEAD: u64 = 90;
 const INITIAL_WINDOW: u64 = 10;
 /// Acknowledged segments behind a hole that make it a loss (RFC 5681).
 const REORDERING: u64 = 3;
-/// What is left of the window after a loss (RFC 9438, β).
+/// The part of the window that is kept after a loss (RFC 9438, β).
 const BETA: f64 = 0.7;
 /// Growth of the window in segments per cubic second (RFC 9438, C).
 const CUBIC: f64 = 0.4;
@@ -139,7 +138,7 @@ pub(super) struct Flow {
     acks: VecDeque<Ack>,
     /// At the receiver: everything before is delivered.
     delivered: u64,
-    /// What has come behind a hole: first byte and end.
+    /// Bytes received behind a hole: first byte and end.
     early: BTreeMap<u64, u64>,
 }
 
@@ -190,15 +189,15 @@ impl Flow {
         [arrival, ack, self.probe_at()].into_iter().flatten().min()
     }
 
-    /// When nothing is on its way that could tell of a lost tail, the sender
-    /// tries by itself (RFC 8985, tail loss probe).
+    /// When nothing is under way whose acknowledgement could reveal a lost tail, the sender probes
+    /// for it (RFC 8985, tail loss probe).
     fn probe_at(&self) -> Option<Duration> {
         let under_way = !self.acks.is_empty() || !self.arrivals.is_empty();
         let last = self.in_flight.back().filter(|_| !under_way)?;
         Some(last.sent + (4 * self.delay).max(PROBE_MIN))
     }
 
-    /// Lets happen what happens until `now`; gives what is delivered.
+    /// Advances to `now`; returns the bytes delivered.
     pub(super) fn advance(&mut self, now: Duration) -> Vec<u8> {
         let before = (self.delivered - self.unacked) as usize;
         if self.probe_at().is_some_and(|at| at <= now) {
@@ -248,8 +247,7 @@ impl Flow {
         }
     }
 
-    /// What was sent before transmission `before` and has not been
-    /// acknowledged is lost.
+    /// Declares lost all that was sent before transmission `before` and has not been acknowledged.
     fn declare_lost(&mut self, now: Duration, before: u64) {
         while self.in_flight.front().is_some_and(|s| s.number < before) {
             let Some(segment) = self.in_flight.pop_front() else { break };
@@ -261,7 +259,7 @@ impl Flow {
         }
     }
 
-    /// Sends what the window allows, what was lost first.
+    /// Sends as much as the window allows, retransmissions first.
     fn transmit(&mut self, now: Duration) {
         while (self.flying + MSS) as f64 <= self.window.size {
             let fresh = (self.unacked + self.buffer.len() as u64 - self.unsent).min(MSS);

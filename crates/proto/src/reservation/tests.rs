@@ -157,7 +157,7 @@ fn what_a_preempt_may_name() {
     let mut state = held(kind);
     assert_eq!(preempt(&mut state, 0), Err(Status::INVALID_FIELD.dnr()));
     assert_eq!(preempt(&mut state, 77), Err(CONFLICT), "a key that no host has");
-    // A registrant that does not hold it goes, and the reservation stays.
+    // A registrant that is not the holder unregisters, and the reservation stays.
     register(&mut state, C, 30);
     let effects = preempt(&mut state, 30).expect("preempted");
     assert_eq!(effects.notices, [(C, Notice::RegistrationPreempted)]);

@@ -69,7 +69,7 @@ impl CidMap {
         if self.cells[hole] == EMPTY {
             return;
         }
-        // Closes the hole: moves up what could not be reached across it.
+        // Closes the hole: moves up entries that could not be reached across it.
         let mut at = hole;
         loop {
             at = (at + 1) & self.mask();

@@ -105,7 +105,7 @@ impl TargetQueue {
         let (outstanding, written) = (s.outstanding(), s.received > 0);
         if s.sending && !s.last_queued && live {
             s.last_queued = true;
-            // Tells the driver when the data before it is on its way.
+            // The driver gets the event once the data before it has been sent.
             self.conn.tx.payload(slot, 0, 0, true, false);
         }
         if written && !self.conn.events.is_empty() {

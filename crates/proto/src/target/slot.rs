@@ -4,7 +4,7 @@
 /// hide the round trip, four leave room for jitter. A power of two.
 pub(super) const R2T_WINDOW: usize = 4;
 
-/// Bits of a transfer tag that tell the R2Ts of a command apart.
+/// Bits of a transfer tag that distinguish the R2Ts of a command.
 pub(super) const R2T_BITS: u32 = R2T_WINDOW.ilog2();
 
 /// An R2T that is outstanding (`left > 0`) or was.
@@ -30,8 +30,8 @@ pub(super) struct TargetSlot {
     pub(super) last_queued: bool,
     /// Data did not match its digest.
     pub(super) digest_error: bool,
-    /// Completed by the driver while R2Ts are outstanding: answered when
-    /// their data has come and gone.
+    /// Completed by the driver while R2Ts are outstanding: answered once their data has been
+    /// received and discarded.
     pub(super) draining: bool,
     /// Status and result to answer a draining command with.
     pub(super) answer: (u16, u64),

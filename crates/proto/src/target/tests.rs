@@ -1,4 +1,4 @@
-//! What hosts must not do, and what they get for it.
+//! Violations of the protocol by a host, and the target's response to each.
 
 use super::*;
 use crate::pair::{Answers, TargetEnd};

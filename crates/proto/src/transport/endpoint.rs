@@ -1,9 +1,9 @@
-//! What both ends of a connection are made of, and how a driver moves their bytes.
+//! The parts that both ends of a connection share, and how a driver moves their bytes.
 //!
 //! Invariants:
 //! - a closed connection takes no input: [`Endpoint::handle`] consumes nothing, and
 //!   [`Endpoint::want`] is [`Want::Nothing`];
-//! - the event that tells of the end is the last one of the connection;
+//! - the event that reports the end is the last one of the connection;
 //! - after a fault the TermReq is the last thing queued.
 
 use super::{Batch, CloseReason, Deframer, Fault, Params, Role, Step, Tx, Want};
@@ -122,8 +122,7 @@ pub trait Endpoint {
     /// Whether [`poll_transmit`](Self::poll_transmit) has something.
     fn has_transmit(&self) -> bool;
 
-    /// Swaps what is to be sent into `batch`, whose old content is forgotten;
-    /// `false` if there is nothing.
+    /// Moves the queued output into `batch`, replacing its content; `false` if nothing is queued.
     fn poll_transmit(&mut self, batch: &mut Batch) -> bool;
 
     /// The piece of the command's payload that is marked `last` was sent: the

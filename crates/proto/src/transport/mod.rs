@@ -22,6 +22,6 @@ pub(crate) use rx::{Deframer, Role, Step};
 pub(crate) use tx::Tx;
 pub use tx::{BACKLOG_MAX, Batch, DigestAt, Piece, RESPONSES_MAX};
 
-/// The most entries of a queue. It bounds what a connection costs, and leaves
-/// room in a transfer tag and a command identifier to tell uses of a slot apart.
+/// The most entries of a queue. It bounds the cost of a connection, and leaves room in a transfer
+/// tag and a command identifier to distinguish uses of a slot.
 pub const ENTRIES_MAX: u16 = 4096;

@@ -41,7 +41,7 @@ pub(crate) enum Role {
     Controller,
 }
 
-/// Where data of the current PDU goes.
+/// The destination of the current PDU's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dest {
     /// Not known yet.
@@ -150,14 +150,14 @@ impl Deframer {
         self.head[field::FLAGS as usize]
     }
 
-    /// The data of the current PDU goes to `offset` of the command in `slot`.
+    /// The data of the current PDU is received into the command in `slot`, from `offset` on.
     #[inline]
     pub(crate) fn place(&mut self, slot: u16, offset: u32) {
         self.dest = Dest::Slot(slot);
         self.offset = offset;
     }
 
-    /// The rest of the data of the current PDU goes nowhere.
+    /// The rest of the current PDU's data is discarded.
     pub(crate) fn discard(&mut self) {
         self.dest = Dest::Discard;
     }

@@ -106,7 +106,7 @@ impl Batch {
 #[derive(Debug, Default)]
 pub(crate) struct Tx {
     batch: Batch,
-    /// Batches taken so far: tells whether something queued earlier is gone.
+    /// Batches taken so far: shows whether earlier output has been sent.
     taken: u64,
 }
 

@@ -40,7 +40,7 @@ fn a_connection_that_takes_all_it_can_leaves_something_for_its_host() {
     let mut waits = pin!(stalled.take(1));
     assert!(poll(waits.as_mut()).is_pending());
     let more = all(&next, 2);
-    assert_eq!(more.len(), 0, "those who wait come first");
+    assert_eq!(more.len(), 0, "requests that wait come first");
     let mut of_next = pin!(next.take(2));
     assert!(poll(of_next.as_mut()).is_ready());
     drop(held);

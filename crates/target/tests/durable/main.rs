@@ -154,7 +154,7 @@ fn with_the_write_cache_off_every_completed_write_is_durable() {
     host.done(&write(NSID, 0, BLOCK), &data);
     host.write_cache(false);
     device.forget();
-    assert!(block(&device, 0) == data, "what was written before is durable once it is off");
+    assert!(block(&device, 0) == data, "earlier writes are durable once the cache is off");
 
     host.done(&write(NSID, 1, BLOCK), &data);
     let asked_for = host.io.call_r2t(&write(NSID, 2, BLOCK), &data);
@@ -186,7 +186,7 @@ fn an_aborted_write_has_no_effect() {
     let done = host.io.finish(sqe.cid(), &data);
     assert_eq!(code(done.status), code(Status::ABORT_REQUESTED));
     device.release();
-    // What comes after it on the same queue has been done, so all before it has.
+    // A later command on the same queue has completed, so all earlier ones have too.
     host.done(&write(NSID, 1, BLOCK), &data);
     assert_eq!(block(&device, 0), [0; BLOCK], "it has no effect after its completion");
     assert!(block(&device, 1) == data);

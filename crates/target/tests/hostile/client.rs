@@ -47,7 +47,7 @@ pub struct Done {
     pub data: Vec<u8>,
 }
 
-/// A connection on which a test sends what it likes.
+/// A connection that sends any bytes a test chooses.
 pub struct Client {
     pub stream: TcpStream,
     /// What both agreed on; alignment is always 4.
@@ -86,8 +86,8 @@ impl Client {
         Client { stream: self.stream.try_clone().expect("a second handle"), ..*self }
     }
 
-    /// Sends bytes as they are. A peer that has gone is no error: what it
-    /// said before is what counts.
+    /// Sends bytes unchanged. A closed connection is no error: the test judges what the peer sent
+    /// before.
     pub fn send(&mut self, bytes: &[u8]) {
         match self.stream.write_all(bytes) {
             Err(e) if !matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {

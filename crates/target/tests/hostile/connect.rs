@@ -18,7 +18,7 @@ fn refused(rig: &Rig, what: &str, sqe: &Sqe, data: &[u8], status: Status, result
     let mut client = Client::open(rig.addr, 0);
     let done = client.call(sqe, data);
     assert!(done.status.is(status), "{what}: {} instead of {status}", done.status);
-    assert_eq!(done.result, result.into(), "{what}: what is wrong is named");
+    assert_eq!(done.result, result.into(), "{what}: the completion names the wrong field");
     client.expect_end(what);
     rig.check();
 }
@@ -184,8 +184,7 @@ pub fn before_enable_and_after_reset(kind: Kind) {
     let data = connect_data(cntlid);
     refused(&rig, "a queue of a disabled controller", &io, data.as_bytes(), Status::SEQUENCE_ERROR, 0);
 
-    // Many lives on one admin queue: what was held in one is not in the way
-    // of the next, and neither are its queues.
+    // Many associations on one admin queue: state and queues of one do not obstruct the next.
     for life in 0..40u16 {
         admin.result(&Sqe::property_set(offset::CC, false, CC_ENABLE));
         let events: Vec<u8> = (0..4)
@@ -252,7 +251,7 @@ pub fn a_host_without_a_name_that_reuses_identifiers(kind: Kind) {
             break;
         }
     }
-    // A change that would have been told of completes none of the forgotten ones.
+    // A change that these requests would have reported completes none of the forgotten ones.
     let added = rig
         .export(longhaul_block::BackendSpec::parse("mem:1MiB").expect("understood").open().expect("opened"));
     assert!(complete(admin.result(&Sqe::property_get(offset::CSTS, false))));

@@ -13,7 +13,7 @@ const MAXH2CDATA: u32 = 4 << 20;
 /// In-capsule data of an I/O queue.
 const IN_CAPSULE: u32 = 1 << 20;
 
-/// An H2CData header that says what it likes of its data.
+/// An H2CData header with any values for its data.
 fn h2c(bits: u8, cid: u16, ttag: u16, offset: u32, declared: u32, data: u32) -> Vec<u8> {
     let (common, _) = CommonHeader::build(PduType::H2CData, bits, data, Format::default());
     DataPdu::new(common, cid, ttag, offset, declared).as_bytes().to_vec()
@@ -213,7 +213,7 @@ pub fn statuses_that_cost_a_command(kind: Kind) {
             &[],
             Status::INVALID_OPCODE,
         ),
-        ("fewer ranges than told", dsm(2), &block[..16], Status::DATA_SGL_LENGTH),
+        ("fewer ranges than declared", dsm(2), &block[..16], Status::DATA_SGL_LENGTH),
         ("range beyond the end", dsm(1), far.as_bytes(), Status::LBA_OUT_OF_RANGE),
         ("Connect on a queue that is one", Sqe::connect(1, 31, 0, 0), &[], Status::SEQUENCE_ERROR),
         ("property of an I/O queue", Sqe::property_get(0, true), &[], Status::INVALID_OPCODE),

@@ -44,7 +44,7 @@ pub fn a_failed_flush_is_heard_by_every_controller_that_has_written(kind: Kind) 
     fail_next_flush(&device);
     assert!(flush(&mut b.io, nsid).is(Status::WRITE_FAULT));
     assert!(flush(&mut a.io, nsid).is(Status::WRITE_FAULT), "its writes are lost as well");
-    assert_eq!(flush(&mut a.io, nsid), Status::SUCCESS, "it was told once");
+    assert_eq!(flush(&mut a.io, nsid), Status::SUCCESS, "the error is returned once");
     assert_eq!(flush(&mut reader.io, nsid), Status::SUCCESS, "it has written nothing");
 
     // A flush on a queue that has not written, and has not opened the device.
@@ -93,13 +93,13 @@ pub fn a_shutdown_whose_flush_fails_does_not_complete(kind: Kind) {
     fail_next_flush(&device);
     let csts = shut_down(&mut b);
     assert_eq!((csts.cfs(), csts.shst()), (1, 1), "not complete, and fatal");
-    // What the other one has written is lost too, and its shutdown tells so.
+    // The other controller's writes are lost too, and its shutdown reports it.
     let csts = shut_down(&mut a);
     assert_eq!((csts.cfs(), csts.shst()), (1, 1));
     let mut c = rig.host();
     wrote(&mut c.io, nsid);
     let csts = shut_down(&mut c);
-    assert_eq!((csts.cfs(), csts.shst()), (0, 2), "of what it has written all is durable");
+    assert_eq!((csts.cfs(), csts.shst()), (0, 2), "all of its writes are durable");
 
     // A reset consumes no failure: the host hears of it in its next flush.
     let mut d = rig.host();
@@ -127,7 +127,7 @@ pub fn a_medium_without_room_is_told_as_such(kind: Kind) {
     assert!(host.io.call_r2t(&write(full, 0, BLOCK), &data).status.is(Status::CAPACITY_EXCEEDED));
     assert!(host.io.call(&zeroes, &[]).status.is(Status::CAPACITY_EXCEEDED));
     assert!(flush(&mut host.io, full).is(Status::CAPACITY_EXCEEDED));
-    assert!(host.io.call(&read(full, 0, BLOCK), &[]).data == [0; BLOCK], "what was refused is not there");
+    assert!(host.io.call(&read(full, 0, BLOCK), &[]).data == [0; BLOCK], "the refused write changed nothing");
     drop(host);
     rig.remove(full);
     rig.finish();

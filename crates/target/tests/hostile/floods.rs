@@ -1,5 +1,5 @@
-//! Strangers that send all the while: connections, admin commands, commands that are refused. What
-//! one address may ask for in a while is limited, and others do not feel it.
+//! Strangers that never stop sending: connections, admin commands, commands that are refused. The
+//! rate of one address is limited, and other hosts are not slowed down.
 
 use crate::client::{BLOCK, CC_ENABLE, Client, Host, Name, PATIENCE, read};
 use crate::rig::{FILE, MEM, Rig};
@@ -154,14 +154,14 @@ pub fn descriptors_of_4_gib(kind: Kind) {
         let mut host = Host::named(rig.addr, 32, 0, Name::other(1));
         let sqe = ReadWrite::new(0, 1 << 16).to_sqe(io::WRITE, MEM).with_sgl(Sgl::transport(u32::MAX - 3));
         again(&mut host.io, &sqe, over, |status| assert!(!status.is_success()));
-        assert!(rig.memory_used() < 1 << 20, "what is refused takes no memory");
+        assert!(rig.memory_used() < 1 << 20, "refused commands take no memory");
         host.verify(MEM, 0, 1);
     });
     rig.finish();
 }
 
-/// Four strangers send an I/O command without end that is refused, each on a queue of its own. No
-/// more is refused than an address may have, but for what was received when it had all of it.
+/// Four strangers send an I/O command that is refused, without end, each on a queue of its own. No
+/// more are refused than the limit of an address, plus those received before the limit was reached.
 fn refused_flood(kind: Kind, sqe: &Sqe, refused: Status) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let (answers, begun) = (AtomicUsize::new(0), Instant::now());

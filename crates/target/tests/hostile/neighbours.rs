@@ -1,4 +1,4 @@
-//! Bad neighbours: what one host does must not be felt by another one.
+//! Bad neighbours: one host's behaviour must not slow down or disconnect another host.
 
 use crate::client::{BLOCK, Client, Host, Name, read, write};
 use crate::rig::{FILE, MEM, Rig, SHORT};
@@ -87,7 +87,7 @@ fn until_the_end(client: &mut Client, bytes: &[u8]) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(Ordering::Relaxed) && writer.stream.write_all(bytes).is_ok() {
-                // Slower than any data rate: the pace is what is tested.
+                // Slower than any data rate: this test is about the pace.
                 std::thread::sleep(Duration::from_millis(50));
             }
         });

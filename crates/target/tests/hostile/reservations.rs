@@ -177,7 +177,7 @@ pub fn registrants_are_reported_and_notified(kind: Kind) {
     rig.finish();
 }
 
-/// A store that lives as long as the test, and fails when it is told to.
+/// A store that lives as long as the test, and fails while `broken` is set.
 #[derive(Default)]
 struct Kept {
     record: Mutex<Option<ReservationRecord>>,

@@ -159,8 +159,8 @@ pub fn writes_that_never_send_their_data(kind: Kind) {
     rig.finish();
 }
 
-/// Compare needs memory for what it gets and for what is there: the second
-/// must not wait for what only the end of other Compares gives back.
+/// Compare needs memory for the data it receives and for the data it reads: the second must not
+/// wait for memory that only the end of other Compares releases.
 pub fn compares_that_fill_the_memory(kind: Kind) {
     let Some(rig) = Rig::new(kind, |config| config.memory = MEMORY) else { return };
     let mut host = rig.host();

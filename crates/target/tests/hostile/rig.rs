@@ -109,8 +109,8 @@ impl Rig {
         self.target.memory_used()
     }
 
-    /// Waits until the target has noticed that all but `n` connections
-    /// (besides those of the witnesses) have gone: it sends nothing when it does.
+    /// Waits until the target has noticed that all but `n` connections (besides those of the
+    /// witnesses) have ended; it reports nothing when it does.
     pub fn wait_for_connections(&self, n: usize) {
         let all = n + 2 * self.witnesses.len();
         until("the end of connections", || self.target.connections() == all);
@@ -142,7 +142,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 /// A host that writes and verifies all the while, on connections that live
 /// from beginning to end.
 struct Witness {
-    /// What it works on.
+    /// The device behind its namespace.
     device: &'static str,
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
@@ -186,7 +186,7 @@ impl Witness {
     }
 }
 
-/// Sends `bytes` on a new connection and lets `judge` see what comes back.
+/// Sends `bytes` on a new connection and passes the peer's answers to `judge`.
 pub fn attack(rig: &Rig, mut client: Client, bytes: &[u8], judge: impl FnOnce(&mut Client)) {
     client.send(bytes);
     judge(&mut client);

@@ -5,7 +5,7 @@ use longhaul_wire::feature::fid;
 
 const CHANGEABLE: u64 = 0b100;
 
-/// Feature, default value, a value to set, and what is then read.
+/// Feature, default value, a value to set, and the value then read.
 const SIMPLE: [(u8, u64, u32, u64); 7] = [
     (fid::ARBITRATION, 0, 0x0102_0304, 0x0102_0304),
     (fid::POWER_MANAGEMENT, 0, 0x20, 0x20),

@@ -54,7 +54,7 @@ fn another_controller_is_reset_by_the_driver() {
     let own = rig.controller.instance().expect("given");
     let this = Sqe::cross_controller_reset(CNTLID, own.ciu, own.cirn);
     assert_eq!(rig.failure(this), Status::INVALID_FIELD.dnr());
-    assert_eq!(rig.result(Sqe::cross_controller_reset(CNTLID, own.ciu, !own.cirn)), 1, "gone for long");
+    assert_eq!(rig.result(Sqe::cross_controller_reset(CNTLID, own.ciu, !own.cirn)), 1, "ended long ago");
     for _ in 0..RESET_LIMIT {
         assert_eq!(rig.admin(sqe), Action::ResetOther(fields));
     }

@@ -201,7 +201,7 @@ fn ranges_are_checked_before_any_is_given() {
     assert_eq!(status(&list(&[(0, 1), (999, 2)]), 2), Status::LBA_OUT_OF_RANGE.dnr());
     assert_eq!(status(&list(&[(u64::MAX, u32::MAX)]), 1), Status::LBA_OUT_OF_RANGE.dnr());
     let first: Vec<_> = deallocate_ranges(&good, 1, &ns).expect("within").collect();
-    assert_eq!(first, [(0, 4096)], "what follows the list is not looked at");
+    assert_eq!(first, [(0, 4096)], "bytes after the list are ignored");
     assert_eq!(status(&good, 4), Status::DATA_SGL_LENGTH.dnr());
     assert_eq!(status(&good[..47], 3), Status::DATA_SGL_LENGTH.dnr());
     let many = list(&vec![(1, 1); 256]);
@@ -209,7 +209,7 @@ fn ranges_are_checked_before_any_is_given() {
 }
 
 proptest! {
-    /// Whatever the bytes, what is accepted lies within the namespace.
+    /// Whatever the bytes, a range that is accepted lies within the namespace.
     #[test]
     fn accepted_commands_are_within_bounds(
         bytes in any::<[u8; 64]>(),
