@@ -1,4 +1,4 @@
-//! What front ends are served, as a device again: for those that take one.
+//! A [`Served`](crate::served::Served) device as a `BlockDevice`, for front ends that take one.
 
 use crate::served::{Request, Requests};
 use futures_channel::oneshot;
@@ -10,8 +10,7 @@ use longhaul_engine::{Buf, BufMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A device whose I/O another thread does, with what is read ahead and
-/// written behind there.
+/// A device whose I/O is done on another thread, with its read-ahead and write-behind.
 pub(crate) struct Local(Arc<dyn Requests>);
 
 impl Local {
@@ -22,7 +21,7 @@ impl Local {
 
 impl BlockDevice for Local {
     fn info(&self) -> DeviceInfo {
-        // What is written behind is lost with this process.
+        // Writes that are not flushed are lost with this process.
         DeviceInfo { volatile_cache: true, ..self.0.info() }
     }
 
@@ -38,7 +37,7 @@ struct LocalIo {
 }
 
 impl LocalIo {
-    /// Starts a request at once: its place among others is that of the call.
+    /// Starts a request at once: requests are ordered by the time of this call.
     fn start(&self, request: Request) -> oneshot::Receiver<IoResult<Buf>> {
         let (tell, told) = oneshot::channel();
         // The caller may have dropped its future.
@@ -67,8 +66,8 @@ impl BlockIo for LocalIo {
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        // A copy: it may be kept until the next flush, and the memory is that
-        // of a target, which has to receive what comes until then.
+        // A copy, since it may be kept until the next flush, and `src` belongs to a target that
+        // needs it for the next receive.
         self.done(Request::Write { offset, data: Buf::copy_of(&src), fua: flags.fua })
     }
 
@@ -77,7 +76,7 @@ impl BlockIo for LocalIo {
     }
 
     fn may_forget(&self) -> bool {
-        // What the device behind may forget is kept where the I/O is done.
+        // The thread that does the I/O keeps unflushed writes, in case the device loses them.
         false
     }
 
@@ -109,7 +108,7 @@ mod tests {
         engine.block_on(async {
             let io = local.open().await.expect("opened");
             let write = |byte: u8| io.write(4096, Buf::copy_of(&[byte; 8192]), WriteFlags::default());
-            // Started together: the last one counts.
+            // Started together: the result of the last one counts.
             let (one, two) = (write(1), write(2));
             let read = io.read(4096, BufMut::zeroed(8192));
             one.await.expect("written");

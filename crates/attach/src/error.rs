@@ -1,27 +1,27 @@
-//! Why attaching did not work.
+//! Errors of attaching and detaching.
 
 use longhaul_block::IoError;
 use std::io;
 use std::path::PathBuf;
 
-/// Why something could not be attached, or not be taken away.
+/// Why a device could not be attached or detached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// This machine has no FUSE, or this person may not use it.
+    /// This machine has no FUSE, or this user may not use it.
     #[error("FUSE cannot be used here: {0}")]
     NoFuse(String),
-    /// The kernel does not have a way, or not for this person.
+    /// The kernel does not support a way of attaching, or not for this user.
     #[error("the kernel cannot do it here: {0}")]
     NoKernel(String),
-    /// There is no free loop device, or none may be used.
+    /// No loop device is free or accessible.
     #[error("a loop device cannot be used here: {0}")]
     NoLoop(String),
-    /// Something is in the place where the device should appear.
+    /// The path at which the device should appear is taken.
     #[error("{}: {why}", path.display())]
     Path {
         /// Path at which the device should appear.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the device cannot appear there.
         why: String,
     },
     /// A program still uses it.
@@ -29,26 +29,26 @@ pub enum AttachError {
     Busy {
         /// The attached device.
         path: PathBuf,
-        /// Who uses it, as far as can be seen.
+        /// The loop devices, mounts and processes that use it, as far as this user can see them.
         by: Vec<String>,
     },
     /// An address to listen on cannot be used.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// As it was asked for.
+        /// The address as the user wrote it.
         address: String,
         /// Error of the system.
         source: io::Error,
     },
-    /// Something that this machine usually does.
+    /// An operation on this machine failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation, and its object.
         what: String,
         /// Why it failed.
         source: io::Error,
     },
-    /// The device below.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] IoError),
 }

@@ -1,10 +1,8 @@
-//! File systems for a device that is far away: what is on one, how one is
-//! made, how it is mounted.
+//! File systems for remote devices: recognising, making and mounting them.
 //!
-//! A journal that fills up makes everybody wait for writes in place, each a
-//! round trip or more away: so the further away, the larger the journal. What
-//! is known of the shape goes to the file system, so that it writes whole
-//! stripes.
+//! A full journal makes all writers wait for writes in place, each a round trip or more: so the
+//! journal grows with the distance. The geometry of an array is passed on, so that the file system
+//! writes whole stripes.
 
 use std::fmt;
 use std::ops::Deref;
@@ -12,33 +10,31 @@ use std::str::FromStr;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
-/// Bytes from the beginning of a device that say what of these is on it.
+/// Bytes at the beginning of a device that identify its content.
 const PROBE: u64 = 4096;
-/// Bytes at the beginning and at the end of a device where all else that is
-/// common says so: ISO 9660 at 32 KiB, btrfs at 64 KiB, ZFS in the first and
-/// the last 512 KiB, md and copies of partition tables in the last 128 KiB.
+/// Bytes at the beginning and at the end of a device in which other common formats have their
+/// signatures: ISO 9660 at 32 KiB, btrfs at 64 KiB, ZFS in the first and the last 512 KiB, md and
+/// copies of partition tables in the last 128 KiB.
 pub const EDGE: u64 = MIB;
-/// Journal for a device that is near, and what each of these times of distance
-/// adds to it, up to a most: with writes in place done 5 ms later, as much more
-/// has to wait in the journal meanwhile.
+/// Bytes of journal for a near device, the bytes and the time of each step that distance adds to
+/// it, and the most: when writes in place take 5 ms longer, that much more waits in the journal.
 const JOURNAL: u64 = 64 * MIB;
 const JOURNAL_MOST: u64 = 1024 * MIB;
 const DISTANCE: Duration = Duration::from_millis(5);
 /// The journal takes this part of a device at most.
 const JOURNAL_PART: u64 = 16;
-/// `mkfs.xfs` makes no smaller log, nor a smaller file system.
+/// The smallest log and the smallest file system that `mkfs.xfs` makes.
 const XFS_LOG_LEAST: u64 = 64 * MIB;
 const XFS_LEAST: u64 = 300 * MIB;
-/// Below this, `mkfs.xfs` would divide a striped device into eight parts that
-/// are no larger than the log, which has to fit in one.
+/// Below this size, `mkfs.xfs` would divide a striped device into eight allocation groups no larger
+/// than the log, which has to fit in one.
 const XFS_FEW_GROUPS: u64 = 600 * MIB;
-/// Part of a striped device that its log takes at most: `mkfs.xfs` divides one
-/// of over 8 GiB into sixteen parts, and something else has to fit beside the log.
+/// Part of a striped device that its log takes at most: `mkfs.xfs` divides a device of over 8 GiB
+/// into sixteen allocation groups, and the log has to leave room in its own.
 const XFS_STRIPED_LOG_PART: u64 = 17;
-/// Memory of one XFS log buffer: the largest there is, so that a burst of
-/// changes is few writes.
+/// Bytes of one XFS log buffer: the maximum, so that a burst of changes takes few writes.
 const XFS_LOGBSIZE: &str = "256k";
-/// Seconds between commits of ext4 where it is far away; 5 is its default.
+/// Seconds between commits of ext4 on a remote device; its default is 5.
 const EXT4_COMMIT_FAR: u32 = 15;
 
 /// A kind of file system.
@@ -74,22 +70,21 @@ impl FromStr for Kind {
     }
 }
 
-/// What is on a device.
+/// The content of a device, by its signatures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// A file system of this size in bytes.
     FileSystem(Kind, u64),
     /// A partition table.
     Partitions,
-    /// Something that is not known here.
+    /// An unknown format.
     Unknown,
     /// Only zeroes.
     Nothing,
 }
 
 impl Content {
-    /// What is on a device of `size` bytes, of which `read` reads so many at
-    /// an offset.
+    /// The content of a device of `size` bytes; `read` returns a number of bytes at an offset.
     ///
     /// # Errors
     /// Those of `read`.
@@ -138,17 +133,16 @@ impl Content {
     }
 }
 
-/// What is known of a device that is to hold a file system.
+/// The properties of a device that determine how a file system is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Size of the device in bytes.
     pub size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
-    /// Bytes on one member before the next, and members with data; nothing
-    /// where the device has no stripes.
+    /// Stripe unit in bytes, and members that hold data; `None` for a device without stripes.
     pub stripe: Option<(u64, u64)>,
-    /// How long the smallest read takes.
+    /// Round trip of the smallest read.
     pub round_trip: Duration,
 }
 
@@ -164,8 +158,8 @@ impl Shape {
         self.round_trip >= DISTANCE
     }
 
-    /// The arguments of `mkfs.xfs` or `mkfs.ext4`, without the device. What
-    /// was on the device is discarded before, or stays.
+    /// The arguments of `mkfs.xfs` or `mkfs.ext4`, without the device. Its old content is discarded
+    /// first, or stays.
     ///
     /// # Errors
     /// The device is too small.
@@ -184,8 +178,8 @@ impl Shape {
                     add(&["-d", &format!("su={unit},sw={data}{groups}")]);
                     log = log.min(self.size / XFS_STRIPED_LOG_PART / MIB * MIB);
                 }
-                // Its records are padded to a unit of the log: with the
-                // stripe's, each fsync would write as much.
+                // Log records are padded to the log's stripe unit: with the device's, each fsync
+                // would write that much.
                 add(&["-l", &format!("size={},su=32k", log.max(XFS_LOG_LEAST))]);
             }
             Kind::Ext4 => {
@@ -196,7 +190,7 @@ impl Shape {
                     extended += &format!(",stride={stride},stripe-width={}", stride * data);
                 }
                 add(&["-E", &extended]);
-                // A smaller one it chooses for itself.
+                // `mkfs` chooses smaller ones itself.
                 if self.journal() >= JOURNAL {
                     add(&["-J", &format!("size={}", self.journal() / MIB)]);
                 }
@@ -208,7 +202,7 @@ impl Shape {
         Ok(args)
     }
 
-    /// Options to mount with, in the kernel's form.
+    /// Mount options, as the kernel takes them.
     pub fn mount_options(&self, kind: Kind, read_only: bool) -> String {
         match kind {
             // The same file system may be mounted by another attachment.
@@ -301,7 +295,7 @@ mod tests {
         let mut table = [0; 4096];
         table[510..512].copy_from_slice(&[0x55, 0xAA]);
         assert_eq!(of(&table), Content::Partitions);
-        // Others say what they are further in, or at the end.
+        // Other formats have their signatures further in, or at the end.
         let size = 8 << 20;
         for (what, at, magic) in [
             ("bcachefs", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6][..]),

@@ -1,10 +1,9 @@
-//! A [`BlockDevice`](longhaul_block::BlockDevice) as a local device: one file
-//! through FUSE, a loop device on it, a file system on that; or an NBD export.
+//! A [`BlockDevice`](longhaul_block::BlockDevice) as a local device: one file through FUSE, a loop
+//! device on it, a file system on that; or an NBD export.
 //!
-//! A front end turns what its protocol asks into [`Request`]s and knows
-//! nothing of devices; [`Served`] does them on an engine thread, all at the
-//! same time, through a [`Cache`](longhaul_cache::Cache) that reads ahead and
-//! writes behind as fits the path below.
+//! A front end turns the requests of its protocol into [`Request`]s and knows nothing of devices;
+//! [`Served`] executes them concurrently on an engine thread, through a
+//! [`Cache`](longhaul_cache::Cache) that reads ahead and writes behind as fits the path below.
 
 #![deny(unsafe_code)]
 

@@ -21,11 +21,11 @@ const READ_ONLY: u32 = 1;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
 
-/// A scheduler that serves the oldest I/O first, and how many I/Os may wait for it.
+/// The scheduler that serves the oldest I/O first, and the number of I/Os that it queues.
 const FAIR: &str = "mq-deadline";
 const WAITING: &str = "1024";
 
-/// Others look for free loop devices at the same time: so often it is tried.
+/// Attempts to take a loop device: other programs take free ones at the same time.
 const TRIES: u32 = 64;
 
 #[repr(C)]
@@ -55,8 +55,7 @@ struct Config {
     reserved: [u64; 8],
 }
 
-/// A loop device; the kernel gives it up when it is neither open nor mounted
-/// any more.
+/// A loop device; the kernel releases it when it is neither open nor mounted any more.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
@@ -64,11 +63,11 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Makes a block device of `file`, whose name is for people, with blocks of
-    /// `block_size` bytes. It goes past the page cache of the file.
+    /// Makes a block device of `file` with blocks of `block_size` bytes; `name` is shown to people.
+    /// Its I/O bypasses the page cache of the file.
     ///
     /// # Errors
-    /// There is no loop device, or no right to one.
+    /// No loop device is free or accessible.
     pub fn new(
         file: BorrowedFd<'_>,
         name: &Path,
@@ -111,11 +110,10 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Lets 1,000 at once have their turn. Without a scheduler, as the kernel
-    /// makes loop devices, 128 I/Os are under way, and who has had one takes the
-    /// slot that it gives back before others wake up: some of a thousand
-    /// writers wait for many seconds. Nothing where the kernel has no other
-    /// scheduler, or `/sys` may not be written.
+    /// Selects a fair scheduler. Without one, which is the kernel's default for loop devices, 128
+    /// I/Os are under way, and a writer that has just been served takes the slot that it freed
+    /// before the others wake up: some of a thousand writers wait for many seconds. `None` if the
+    /// kernel has no other scheduler, or `/sys` is not writable.
     pub fn share(&self) -> Option<Shared> {
         let block = Path::new("/sys/block").join(self.path.file_name()?);
         let read = |name: &str| fs::read_to_string(block.join("queue").join(name)).ok();
@@ -126,8 +124,8 @@ impl LoopDevice {
     }
 }
 
-/// How a loop device was scheduled before [`LoopDevice::share`]: dropping this
-/// restores it, once the loop device is free.
+/// The scheduler of a loop device before [`LoopDevice::share`]: dropping this restores it, once the
+/// loop device is free.
 #[derive(Debug)]
 pub struct Shared {
     block: PathBuf,
@@ -158,9 +156,8 @@ fn active(schedulers: &str) -> Option<String> {
     Some(rest.split_once(']')?.0.to_owned())
 }
 
-/// Lets this thread, and those that it starts, serve a device that memory is
-/// freed through: none of their allocations waits for that device. Without
-/// the right to it (`CAP_SYS_RESOURCE`) nothing happens.
+/// Keeps this thread, and those that it starts, from waiting in an allocation for a device that the
+/// thread itself serves. Has no effect without `CAP_SYS_RESOURCE`.
 pub fn keep_out_of_reclaim() {
     // SAFETY: the call takes no memory.
     unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
@@ -169,7 +166,7 @@ pub fn keep_out_of_reclaim() {
 fn config(file: BorrowedFd<'_>, name: &Path, block_size: u32, read_only: bool) -> Config {
     let mut file_name = [0; 64];
     let text = name.as_os_str().as_encoded_bytes();
-    // The last byte ends it.
+    // The terminating zero byte.
     let len = text.len().min(file_name.len() - 1);
     file_name[..len].copy_from_slice(&text[..len]);
     let info = Info64 {

@@ -1,10 +1,9 @@
-//! A device that front ends serve: requests come from their threads, an
-//! engine thread does them at the same time.
+//! A device that front ends serve: their threads make requests, and an engine thread executes them
+//! concurrently.
 //!
 //! Invariants:
 //! - every request is answered exactly once, also when the engine has ended;
-//! - requests of one thread take their places in the order in which it made
-//!   them.
+//! - requests of one thread are ordered as it made them.
 
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::StreamExt;
@@ -15,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-/// What can be asked of a device; offsets and lengths are any bytes of it.
+/// A request to a device; offsets and lengths are in bytes, without alignment.
 #[derive(Debug)]
 pub enum Request {
     /// Bytes of the device.
@@ -25,7 +24,7 @@ pub enum Request {
         /// Length in bytes.
         len: u64,
     },
-    /// Takes bytes: durable after a flush, or at once.
+    /// Writes bytes: durable after a flush, or at once.
     Write {
         /// Offset of the first byte.
         offset: u64,
@@ -56,14 +55,13 @@ pub enum Request {
     Drain(Arc<ErrorCursor>),
 }
 
-/// What is done with an answer: the bytes of a read, and else none. It is
-/// called on the engine's thread, so it must not wait.
+/// Receives an answer: the bytes of a read, otherwise an empty buffer. It is called on the engine's
+/// thread, so it must not wait.
 pub type Done = Box<dyn FnOnce(IoResult<Buf>) + Send>;
 
-/// What front ends (FUSE, NBD) serve: between them and the way I/O is done
-/// stands this and nothing else.
+/// The interface between front ends (FUSE, NBD) and the I/O below them.
 pub trait Requests: Send + Sync {
-    /// What the device is at this moment.
+    /// The device's properties at this moment.
     fn info(&self) -> DeviceInfo;
 
     /// Starts a request.
@@ -72,10 +70,10 @@ pub trait Requests: Send + Sync {
     /// A handle whose flushes report writes that are lost from now on.
     fn handle(&self) -> Arc<ErrorCursor>;
 
-    /// Waits for the answer to a request; not on an engine's thread.
+    /// Waits for the answer to a request; not for use on an engine's thread.
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of the device.
     fn wait(&self, request: Request) -> IoResult<Buf> {
         let (tell, told) = channel();
         self.start(request, Box::new(move |result| drop(tell.send(result))));
@@ -89,17 +87,17 @@ fn gone() -> IoError {
 
 /// A device with an engine thread of its own.
 ///
-/// Dropping it ends what is under way: to have it all durable, send
-/// [`Request::Flush`] first.
+/// Dropping it cancels requests under way: send [`Request::Flush`] first to have all writes
+/// durable.
 pub struct Served {
     device: Arc<dyn BlockDevice>,
     lost: Losses,
-    /// Ends what the thread does when dropped, so it stands before it.
+    /// Ends the thread's work when dropped, so it is declared before the thread.
     inbox: UnboundedSender<(Request, Answer)>,
     _thread: Thread,
 }
 
-/// Answers when it is dropped, if not before.
+/// Answers with an error when dropped, unless it has answered before.
 struct Answer(Option<Done>);
 
 impl Answer {
@@ -119,18 +117,18 @@ impl Drop for Answer {
 }
 
 impl Served {
-    /// Opens `device` on a thread with an engine as `config` says. What is
-    /// read ahead and written behind takes at most `memory` bytes.
+    /// Opens `device` on a thread with an engine as `config` says. Read-ahead and write-behind take
+    /// at most `memory` bytes.
     ///
     /// # Errors
-    /// There is no thread or engine to be had, or the device cannot be opened.
+    /// No thread or engine can be started, or the device cannot be opened.
     pub fn open(device: Arc<dyn BlockDevice>, config: Config, memory: u64) -> IoResult<Served> {
         let thread = Thread::start("longhaul-attach", config)?;
         let (inbox, requests) = unbounded();
         let (opened, result) = channel();
         let (shared, lost) = (Arc::clone(&device), Losses::default());
         let counts = lost.clone();
-        // The result comes by `opened`: the task itself continues.
+        // `opened` reports the result, while the task continues.
         drop(thread.handle().spawn(move || async move {
             match Cache::open(shared, memory, counts).await {
                 Ok(cache) => {
@@ -151,7 +149,7 @@ impl Requests for Served {
     }
 
     fn start(&self, request: Request, done: Done) {
-        // If the thread has ended the answer is dropped, and says so.
+        // If the thread has ended, dropping the answer reports it.
         let _ = self.inbox.unbounded_send((request, Answer(Some(done))));
     }
 
@@ -180,7 +178,7 @@ async fn serve(cache: Rc<Cache>, mut requests: UnboundedReceiver<(Request, Answe
             Request::Drain(cursor) => {
                 spawn(async move { answer.give(cache.drain(&cursor).await.map(|()| nothing())) }).detach();
             }
-            // A change takes its place here, before anything that comes later.
+            // A change gets its place in the order here, before any later request.
             Request::Write { offset, data, fua } => {
                 let change = cache.write(offset, data, fua);
                 spawn(async move { answer.give(change.await.map(|()| nothing())) }).detach();

@@ -1,16 +1,16 @@
-//! Who uses a file.
+//! The users of a file: loop devices, mounts and processes.
 
 use longhaul_engine::procfs::mounts;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Most users that are named.
+/// Number of users that are listed at most.
 const NAMED: usize = 8;
 
-/// Loop devices on the file at `path`, file systems on it, and processes that
-/// have it open, or something below it: as far as the caller may see them.
+/// Loop devices on the file at `path`, file systems on it, and processes that have it, or a file
+/// below it, open: as far as the caller's rights allow.
 pub fn of(path: &Path) -> Vec<String> {
-    // Where a device of the kernel appears is a link to it.
+    // A device of the kernel appears as a link.
     let path = &std::fs::read_link(path).unwrap_or_else(|_| path.to_owned());
     let mut users = loops_on(path);
     if std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device()) {
@@ -38,7 +38,7 @@ fn has_open(process: &Path, path: &Path) -> bool {
     all.filter_map(|file| std::fs::read_link(file).ok()).any(|target| target.starts_with(path))
 }
 
-/// Loop devices on the file at `path`, and where they are mounted.
+/// Loop devices on the file at `path`, and their mount points.
 fn loops_on(path: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/sys/block").into_iter().flatten().flatten() {
@@ -58,7 +58,7 @@ pub fn is_mounted(path: &Path) -> bool {
     mounts().iter().any(|mount| mount.at == path)
 }
 
-/// Where a block device is mounted.
+/// Mount points of a block device.
 pub fn mounted_at(device: &Path) -> Vec<String> {
     let Ok(meta) = std::fs::metadata(device) else { return Vec::new() };
     let id = meta.rdev();

@@ -58,7 +58,7 @@ fn a_loss_that_no_client_waited_for_is_told_at_the_end() {
     let mut reply = [0; 16];
     stream.read_exact(&mut reply).expect("taken");
     assert_eq!(reply[4..8], [0; 4], "taken");
-    // It goes without a flush, and without goodbye.
+    // It disconnects without a flush and without NBD_CMD_DISC.
     drop(stream);
     let stopped = nbd.stop();
     assert!(matches!(stopped, Err(IoError::Medium(_))), "{stopped:?}");
@@ -75,7 +75,7 @@ fn a_client_that_does_not_receive_does_not_hold_up_the_end() {
         for n in 0..8 {
             stream.write_all(&request(READ, n * MIB, 1 << 20)).expect("sent");
         }
-        // Replies come, and none is taken out.
+        // Replies arrive, and the client receives none of them.
         while rustix::io::ioctl_fionread(&stream).expect("asked") == 0 {
             std::thread::yield_now();
         }

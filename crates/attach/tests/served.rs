@@ -1,4 +1,4 @@
-//! What front ends may rely on: order, honest flushes, bounds, read-ahead.
+//! The promises to front ends: order, honest flushes, bounds, read-ahead.
 
 use fastrand::Rng;
 use longhaul_attach::{Request, Requests, Served};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// A disk that begins what it is asked at times of its own, so that nothing but its user keeps an order.
+/// A disk that starts operations in any order, so that only its user can keep an order.
 fn late(size: u64) -> (Served, FaultDisk) {
     let disk = FaultDisk::with(size, |info| (info.block_size, info.max_io) = (4096, 64 << 10));
     let mut random = Rng::with_seed(0x9e37_79b9_7f4a_7c15);
@@ -49,7 +49,7 @@ fn changes_of_the_same_bytes_happen_in_the_order_in_which_they_came() {
             };
             served.start(request, Box::new(move |result| tell.send(result.map(drop)).expect("a listener")));
         }
-        // Reads that come behind see all of them, acknowledged or not.
+        // Later reads see all of them, acknowledged or not.
         for at in (0..SIZE / 2).step_by(100_000) {
             let read = served.wait(Request::Read { offset: at, len: 100_000 }).expect("read");
             assert!(*read == model[at as usize..at as usize + 100_000], "round {round}, at {at}");
@@ -117,7 +117,7 @@ fn sequential_readers_are_read_ahead_of_and_random_ones_are_not() {
     let most = 32 * MIB + 4 * Advice::LOCAL.read_ahead;
     assert!((32 * MIB..=most).contains(&read), "{read} bytes read");
 
-    // What was read ahead arrives first.
+    // Read-ahead arrives first.
     while disk.counts().in_flight > 0 {
         std::thread::yield_now();
     }
@@ -136,12 +136,12 @@ fn readers_that_fill_the_path_by_themselves_are_not_read_ahead_of() {
     const LEN: u64 = 128 << 10;
     let inner = Arc::new(MemDevice::new(1024 * MIB, 4096).expect("mapped"));
     let stats = Arc::new(Filtered::new(inner, Stats::default()));
-    // Nothing is answered before all is asked.
+    // Nothing is answered before all requests were made.
     let device = Arc::new(Filtered::new(stats.clone(), Delay::new(Duration::from_secs(1))));
     let served = Served::open(device, Config::default(), 256 * MIB).expect("opened");
     let readers = Advice::LOCAL.read / LEN;
     let (tell, told) = channel();
-    // Of each reader the first read, and one that follows it.
+    // The first read of each reader, and the one that follows it.
     for n in 0..2 {
         for reader in 0..readers {
             let (offset, tell) = (reader * 16 * MIB + n * LEN, tell.clone());
@@ -179,7 +179,7 @@ fn what_does_not_fit_is_refused() {
     assert!(matches!(write, Err(IoError::OutOfRange { .. })), "{write:?}");
 }
 
-/// A disk that is slow, each time as long as it likes, and whose power may be cut.
+/// A disk with delays of any length, whose power may fail.
 fn forgetful(size: u64, memory: u64) -> (Served, FaultDisk) {
     let disk = FaultDisk::with(size, |info| info.max_io = 64 << 10);
     let mut random = Rng::with_seed(0x2545_f491_4f6c_dd1d);
@@ -200,10 +200,9 @@ fn what_a_device_forgot_is_sent_again_before_a_flush_ends_and_before_it_is_read(
     device.cut_power();
     assert_eq!(device.content(0..100_000), [0; 100_000]);
     let read = served.wait(Request::Read { offset: 0, len: 100_000 }).expect("read");
-    assert!(read.iter().all(|&byte| byte == 1), "what was acknowledged and forgotten was read");
+    assert!(read.iter().all(|&byte| byte == 1), "an acknowledged write that the disk lost was read");
 
-    // Only a part of a block is written behind it, and something durable: none
-    // of both is undone.
+    // Later changes to a part of a block, and a durable one: neither is undone.
     device.cut_power();
     put(700, 2, 100, false);
     put(1024, 3, 512, true);
@@ -214,7 +213,7 @@ fn what_a_device_forgot_is_sent_again_before_a_flush_ends_and_before_it_is_read(
     wanted[700..800].fill(2);
     wanted[1024..1536].fill(3);
     assert!(device.content(0..100_000) == wanted, "lost by a flush that said nothing");
-    // What is durable is not resent.
+    // Durable writes are not resent.
     let flushes = device.counts().flushes;
     served.wait(Request::Flush(told)).expect("durable");
     assert_eq!(device.counts().flushes, flushes + 1);
@@ -223,7 +222,7 @@ fn what_a_device_forgot_is_sent_again_before_a_flush_ends_and_before_it_is_read(
 #[test]
 fn nothing_is_lost_when_the_power_goes_at_any_moment() {
     const SIZE: u64 = MIB;
-    // With little memory, room has to be made again and again.
+    // With little memory, room has to be freed again and again.
     for (seed, memory) in [(1, 64 * MIB), (2, MIB), (3, 128 << 10), (4, 16 << 10)] {
         let (served, device) = forgetful(SIZE, memory);
         let mut random = Rng::with_seed(seed);
@@ -280,7 +279,7 @@ fn what_cannot_be_flushed_to_make_room_is_told_as_lost() {
     let drained = served.wait(Request::Drain(Arc::clone(&told)));
     assert!(matches!(drained, Err(IoError::Medium(_))), "{drained:?}");
     device.heal();
-    // One that failed meanwhile is told as well, and then no more.
+    // A later failure is reported too, and then no more.
     let _ = served.wait(Request::Flush(Arc::clone(&told)));
     served.wait(Request::Flush(told)).expect("all since then");
 }

@@ -18,31 +18,31 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long the kernel may take to release a file that is not reachable any
-/// more, on a busy machine. Where it takes longer, the file is still reachable.
+/// The time that the kernel may take to release a file that is no longer reachable, on a busy
+/// machine. A file that takes longer is taken to be still reachable.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// How a device appears as a file.
 #[derive(Clone, Debug, Default)]
 pub struct FuseOptions {
-    /// What the mount table calls it.
+    /// The source shown in the mount table.
     pub name: String,
-    /// Others than the one who attaches may use it: for who is not root, the
-    /// machine must allow it (`user_allow_other` in `/etc/fuse.conf`).
+    /// Let other users access it; unless root attaches it, this needs `user_allow_other` in
+    /// `/etc/fuse.conf`.
     pub allow_other: bool,
 }
 
-/// A device that is a file; dropping it takes the file out of sight.
+/// A device that appears as a file; dropping it unmounts the file.
 pub struct FuseFile {
     mounted: Mounted,
-    /// Whether the empty file below is ours, and goes with it.
+    /// Whether this process made the empty file below, and removes it.
     made: bool,
     requests: Arc<dyn Requests>,
     /// Gets the error of every loss since the beginning, also of those that
     /// other handles have seen.
     cursor: Arc<ErrorCursor>,
     session: Option<JoinHandle<io::Result<()>>>,
-    /// Its other end is dropped when the kernel has released the file.
+    /// The other end is dropped when the kernel has released the file.
     reached: Receiver<()>,
 }
 
@@ -89,20 +89,20 @@ impl FuseFile {
         }
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         self.mounted.path()
     }
 
-    /// Takes it away, with all that was written durable.
+    /// Detaches it, with all writes durable.
     ///
     /// # Errors
-    /// The file is in use, and stays; or it is unmounted here and still reachable
-    /// another way: then `ended` is called when that ends, too. Or a write could
-    /// not be made durable, and the file has gone.
+    /// The file is in use, and stays attached; or it is unmounted here and still reachable another
+    /// way: then `ended` is called when that ends, too. Or a write could not be made durable, and
+    /// the file was detached.
     pub fn detach(&mut self) -> Result<(), AttachError> {
         self.mounted.unmount()?;
-        // In other mount namespaces it goes with the file below.
+        // In other mount namespaces the mount ends with the file below it.
         self.remove();
         if !self.has_ended() && self.reached.recv_timeout(GIVEN_UP) == Err(RecvTimeoutError::Timeout) {
             let by = "a program that reaches it elsewhere: a file that was open when it was unmounted, a bind \
@@ -122,27 +122,26 @@ impl FuseFile {
         Ok(())
     }
 
-    /// Takes the empty file below away, if it is ours.
+    /// Removes the empty file below, if this process made it.
     fn remove(&mut self) {
         if std::mem::take(&mut self.made) {
             let _ = std::fs::remove_file(self.path());
         }
     }
 
-    /// After `ended` was called: makes what was written durable.
+    /// After `ended` was called: makes completed writes durable.
     ///
     /// # Errors
-    /// Something could not be made durable.
+    /// A write could not be made durable.
     pub fn finish(&mut self) -> Result<(), AttachError> {
         self.end();
         self.flush()
     }
 
-    /// Makes durable what was written until now.
+    /// Makes completed writes durable.
     ///
     /// # Errors
-    /// Something could not be made durable, or could not since the beginning
-    /// and no flush has reported it.
+    /// A write could not be made durable, or was lost earlier and no flush has reported it.
     pub fn flush(&self) -> Result<(), AttachError> {
         self.requests.wait(Request::Flush(Arc::clone(&self.cursor)))?;
         Ok(())
@@ -182,7 +181,7 @@ impl Drop for FuseFile {
     }
 }
 
-/// The absolute path that a person means, whether it is there or not.
+/// The absolute form of a path, whether it exists or not.
 pub(crate) fn place(path: &Path) -> Result<PathBuf, AttachError> {
     let name = path.file_name().ok_or_else(|| AttachError::path(path, "not the name of a file"))?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -190,10 +189,10 @@ pub(crate) fn place(path: &Path) -> Result<PathBuf, AttachError> {
     Ok(parent.join(name))
 }
 
-/// Checks that nothing is mounted at `path`, alive or dead.
+/// Checks that nothing is mounted at `path`, neither a live nor a dead FUSE file system.
 ///
 /// # Errors
-/// What is there, and what to do about it.
+/// What is mounted there, and how to remove it.
 pub fn check(path: &Path) -> Result<(), AttachError> {
     match mount::state(path) {
         State::Nothing => {}
@@ -201,14 +200,15 @@ pub fn check(path: &Path) -> Result<(), AttachError> {
             return Err(AttachError::path(path, "something is mounted there already"));
         }
         State::Dead => {
-            let why = "what was attached there lost its process; take it away: longhaul detach PATH";
+            let why =
+                "the process of the device attached there has ended; detach it first: longhaul detach PATH";
             return Err(AttachError::path(path, why));
         }
     }
     Ok(())
 }
 
-/// Makes an empty file, unless there is one.
+/// Makes an empty file, unless one exists.
 fn make(path: &Path) -> Result<bool, AttachError> {
     check(path)?;
     match std::fs::symlink_metadata(path) {
@@ -233,9 +233,8 @@ pub(crate) fn kind(meta: &std::fs::Metadata) -> &'static str {
     }
 }
 
-/// Takes away what is left at `path` of an attachment whose process has gone,
-/// which an `orphan` is known to be, whether the kernel has seen it or not.
-/// Whether there was something.
+/// Removes the rest of an attachment at `path` whose process has ended. The caller knows that of an
+/// `orphan`; of others it is asked of the kernel. Returns whether anything was removed.
 ///
 /// # Errors
 /// It cannot be unmounted.

@@ -1,8 +1,8 @@
-//! Mounting one file: by ourselves where we may, and else through the helper
-//! that FUSE installs for that.
+//! Mounts one file: by the system call where permitted, otherwise through the helper that FUSE
+//! installs for that.
 //!
-//! The protocol of the helper is that of libfuse: its environment names a
-//! socket, and it sends the descriptor of `/dev/fuse` there.
+//! The protocol of the helper is that of libfuse: its environment names a socket, and it sends the
+//! descriptor of `/dev/fuse` there.
 
 use crate::error::AttachError;
 use longhaul_engine::procfs::mounts;
@@ -20,20 +20,20 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// The kernel's side of FUSE.
+/// The kernel's FUSE device.
 const DEVICE: &str = "/dev/fuse";
-/// The helper for those who may not mount: it has the right to.
+/// The set-user-ID helper for users without the right to mount.
 const HELPER: &str = "fusermount3";
-/// How often is looked whether something has gone out of sight.
+/// Interval at which the mount table is read until a mount has disappeared.
 const LOOK: Duration = Duration::from_millis(20);
-/// Names the socket to the helper.
+/// Environment variable that names the socket to the helper.
 const SOCKET: &str = "_FUSE_COMMFD";
 
 /// A mounted file; it is unmounted when this is dropped, unless it is in use.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     path: PathBuf,
-    /// Cleared when it is unmounted, by us or by others.
+    /// Cleared when it is unmounted, by this process or another one.
     there: bool,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Plan<'a> {
     /// What `mount` and `/proc/mounts` show.
     pub(crate) name: &'a str,
     pub(crate) read_only: bool,
-    /// Others than the one who mounts may use it.
+    /// Let other users access it.
     pub(crate) allow_other: bool,
 }
 
@@ -56,7 +56,8 @@ impl Mounted {
     pub(crate) fn new(path: &Path, plan: Plan<'_>) -> Result<(OwnedFd, Mounted), AttachError> {
         let path = path.canonicalize().map_err(|e| AttachError::path(path, e))?;
         let device = match directly(&path, plan) {
-            // Who may not mount asks the helper; who has no device needs none.
+            // A user without the right to mount uses the helper; without `/dev/fuse` the helper
+            // cannot work either.
             Err(Errno::PERM | Errno::ACCESS) => with_helper(&path, plan)?,
             Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
                 let why = format!("there is no {DEVICE}; load the kernel module: modprobe fuse");
@@ -107,8 +108,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Unmounts what is at `path`; `lazily`, it goes out of sight at once and ends
-/// with its last user.
+/// Unmounts the file system at `path`; `lazily`, it disappears at once and ends with its last user.
 ///
 /// # Errors
 /// It is in use; nothing is mounted there.
@@ -139,8 +139,8 @@ pub fn unmount_served(path: &Path, lazily: bool) -> Result<(), AttachError> {
     if !lazily {
         return gone_or(path, ask(program, path));
     }
-    // Out of sight it is at once; but where nothing else uses it, the program itself
-    // waits until all is written, to a device that may not answer.
+    // The mount disappears at once; but if nothing else uses it, `umount` itself waits for the
+    // writes to a device that may not answer.
     let (done, ended) = channel();
     let asked = path.to_owned();
     std::thread::Builder::new()
@@ -221,7 +221,7 @@ fn with_helper(path: &Path, plan: Plan<'_>) -> Result<OwnedFd, AttachError> {
     let device = receive(&ours);
     let mut said = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // What it says matters only if it failed.
+        // The text matters only if the helper failed.
         let _ = stderr.read_to_string(&mut said);
     }
     let ended = child.wait().map_err(AttachError::system(HELPER))?;
@@ -232,7 +232,7 @@ fn with_helper(path: &Path, plan: Plan<'_>) -> Result<OwnedFd, AttachError> {
     }
 }
 
-/// The descriptor that the helper sends; none, if it ends without.
+/// The descriptor that the helper sends; `None` if it ends without.
 fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -258,7 +258,7 @@ pub(crate) fn state(path: &Path) -> State {
     match mounted.map(|mount| mount.kind.starts_with("fuse")) {
         None => State::Nothing,
         Some(false) => State::Other,
-        // Attributes may be the kernel's own copy; this always asks.
+        // `stat` may be answered from the kernel's cache; this always reaches the server.
         Some(true) => match rustix::fs::statfs(path) {
             // The second one is reported to the caller that waited for the end.
             Err(Errno::NOTCONN | Errno::CONNABORTED) => State::Dead,
@@ -267,13 +267,13 @@ pub(crate) fn state(path: &Path) -> State {
     }
 }
 
-/// What is mounted somewhere.
+/// A file system that is mounted at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Nothing,
     /// FUSE, and a process serves it.
     Fuse,
-    /// FUSE, and the process that served it has gone.
+    /// FUSE, and the process that served it has ended.
     Dead,
     Other,
 }

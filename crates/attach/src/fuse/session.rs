@@ -1,4 +1,4 @@
-//! The one module that knows `fuser`: its calls become [`Request`]s.
+//! The one module that uses `fuser`: its calls become [`Request`]s.
 
 use crate::served::{Request, Requests};
 use fuser::{
@@ -22,9 +22,9 @@ const REQUEST: u32 = 1 << 20;
 /// thread that waits in each (FUSE `max_background`): with 1 MiB each they fill
 /// 10 Gb/s at 100 ms. The kernel lowers it for unprivileged users.
 const BACKGROUND: u16 = 128;
-/// How long the kernel may believe attributes: the size may change.
+/// Time for which the kernel may cache attributes: the size may change.
 const ATTRIBUTES: Duration = Duration::from_secs(1);
-/// Threads that take requests; they wait for nothing else, so a few do.
+/// Threads that take requests; they never wait for I/O, so a few suffice.
 const THREADS: usize = 4;
 
 /// The one file of the mount, which is the device.
@@ -40,7 +40,7 @@ struct File {
 /// Answers the kernel until the file is unmounted, and calls `ended` then.
 ///
 /// # Errors
-/// The kernel does not speak our language, or a thread is not to be had.
+/// The kernel's version of the protocol is not supported, or no thread can be started.
 pub(super) fn start(
     requests: Arc<dyn Requests>,
     device: OwnedFd,
@@ -112,7 +112,7 @@ impl File {
         handles.get(&fh.0).cloned().unwrap_or_else(|| self.requests.handle())
     }
 
-    /// Starts what is answered with nothing.
+    /// Starts a request whose reply has no data.
     fn start(&self, request: Request, reply: ReplyEmpty) {
         let done = move |result: Result<Buf, IoError>| match result {
             Ok(_) => reply.ok(),
@@ -124,7 +124,7 @@ impl File {
 
 impl Filesystem for File {
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Each of these gives the nearest value that will do, or is a wish.
+        // Each of these sets the nearest value that the kernel accepts, or is optional.
         if let Err(nearest) = config.set_max_write(REQUEST) {
             let _ = config.set_max_write(nearest);
         }
@@ -142,8 +142,8 @@ impl Filesystem for File {
         reply.attr(&ATTRIBUTES, &self.attributes());
     }
 
-    /// A device keeps its size: `O_TRUNC`, as of a shell's redirection, is
-    /// taken for what it would be on a block device, nothing.
+    /// A device keeps its size: `O_TRUNC`, as of a shell's redirection, changes nothing, as on a
+    /// block device.
     fn setattr(
         &self,
         _: &fuser::Request,
@@ -168,8 +168,7 @@ impl Filesystem for File {
         reply.attr(&ATTRIBUTES, &self.attributes());
     }
 
-    /// Past the page cache: what is read ahead and written behind is decided
-    /// here, by what the path needs.
+    /// Without the page cache: read-ahead and write-behind follow the path here.
     fn open(&self, _: &fuser::Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let fh = self.next.fetch_add(1, Relaxed);
         let handle = self.requests.handle();
@@ -208,7 +207,7 @@ impl Filesystem for File {
         }
         let done = move |result: Result<Buf, IoError>| match result {
             Ok(bytes) => reply.data(&bytes),
-            // It was within the device a moment ago.
+            // The range was checked against the size before.
             Err(IoError::OutOfRange { .. }) => reply.error(Errno::from_i32(libc::EIO)),
             Err(e) => reply.error(errno(&e)),
         };
@@ -227,8 +226,7 @@ impl Filesystem for File {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // As with a block device: what fits is written, and past the end
-        // there is no space.
+        // As with a block device: a write is cut off at the end, and fails with no space beyond it.
         let room = self.requests.info().size.saturating_sub(offset);
         let taken = data.len().min(usize::try_from(room).unwrap_or(usize::MAX));
         if taken == 0 && !data.is_empty() {
@@ -239,7 +237,7 @@ impl Filesystem for File {
             Err(e) => reply.error(errno(&e)),
         };
         let data = Buf::copy_of(&data[..taken]);
-        // The kernel does not make writes past the page cache durable.
+        // The kernel does not make direct writes durable.
         let fua = open.0 & (libc::O_DSYNC | libc::O_SYNC) != 0;
         self.requests.start(Request::Write { offset, data, fua }, Box::new(done));
     }
@@ -254,8 +252,8 @@ impl Filesystem for File {
         self.start(Request::Flush(self.handle(fh)), reply);
     }
 
-    /// Holes read as zeroes, so they are more than a discard; a device that
-    /// can gives the space back.
+    /// A hole must read as zeroes, which a discard does not promise; a device that can deallocates
+    /// the range.
     fn fallocate(
         &self,
         _: &fuser::Request,
@@ -276,7 +274,7 @@ impl Filesystem for File {
                 let flags = ZeroFlags { may_deallocate, fua: false };
                 self.start(Request::Zero { offset, len: length, flags }, reply);
             }
-            // A device has all its space.
+            // All of a device's space is allocated.
             (_, 0) => reply.ok(),
             _ => reply.error(Errno::from_i32(libc::EOPNOTSUPP)),
         }

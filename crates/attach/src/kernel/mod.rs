@@ -1,10 +1,8 @@
 //! Block devices of the kernel whose I/O this process does. They need root.
 //!
 //! Invariants:
-//! - where the device appears is a symbolic link to the kernel's one, which
-//!   goes before that does;
-//! - the kernel's device is removed only when it is not in use, or with this
-//!   process.
+//! - the device appears as a symbolic link to the kernel's device; the link is removed first;
+//! - the kernel's device is removed only when it is not in use, or with this process.
 
 mod nbd;
 mod nvme;
@@ -22,14 +20,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the kernel may take to make a device appear: it scans it for
-/// partitions first, over the path.
+/// The time that the kernel may take to make a device appear: it first scans the device for
+/// partitions, over the path.
 const APPEARS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
-/// How long a program may open a device that has just been closed, as udev
-/// does to probe it, without counting as its user.
+/// The time for which a program may open a device that was just closed, as udev does to probe it,
+/// without counting as its user.
 const GLANCE: Duration = Duration::from_secs(1);
-/// How long udev may, whose reads one after the other take a round trip each.
+/// The same for udev, whose successive reads take a round trip each.
 const UDEV: Duration = Duration::from_secs(10);
 
 /// How the kernel reaches this process.
@@ -43,12 +41,12 @@ pub enum Way {
     Ublk,
 }
 
-/// A device of the kernel, while it is there.
+/// A device of the kernel, as long as it exists.
 trait KernelSide: Send {
     /// Such as `/dev/nvme0n1`.
     fn device(&self) -> &Path;
 
-    /// Has the kernel give it up.
+    /// Removes it from the kernel.
     fn end(&mut self) -> Result<(), AttachError>;
 }
 
@@ -56,7 +54,7 @@ trait KernelSide: Send {
 pub struct KernelDevice {
     path: PathBuf,
     linked: bool,
-    /// Nothing when it has gone.
+    /// `None` once it has ended.
     served: Option<Box<dyn KernelSide>>,
     requests: Arc<dyn Requests>,
     /// Gets the error of every loss since the beginning.
@@ -64,11 +62,10 @@ pub struct KernelDevice {
 }
 
 impl KernelDevice {
-    /// Has the kernel make a block device, and links to it at `path`, where
-    /// nothing may be.
+    /// Makes a block device of the kernel, and a link to it at `path`, which must be free.
     ///
     /// # Errors
-    /// The path is taken; the kernel has no such way, or not for this person.
+    /// The path is taken; the kernel does not support this way, or not for this user.
     pub fn new(requests: Arc<dyn Requests>, path: &Path, way: Way) -> Result<KernelDevice, AttachError> {
         let path = place(path)?;
         check(&path)?;
@@ -85,7 +82,7 @@ impl KernelDevice {
         Ok(made)
     }
 
-    /// Where it is.
+    /// The path of the link.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -95,11 +92,11 @@ impl KernelDevice {
         self.served.as_ref().map(|served| served.device())
     }
 
-    /// Takes it away, with all that was written durable.
+    /// Detaches it, with all writes durable.
     ///
     /// # Errors
-    /// The device is in use, and stays; or a write could not be made durable,
-    /// and the device has gone.
+    /// The device is in use, and stays attached; or a write could not be made durable, and the
+    /// device was detached.
     pub fn detach(&mut self) -> Result<(), AttachError> {
         let written = match &self.served {
             Some(served) => self.released(served.device())?,
@@ -107,21 +104,20 @@ impl KernelDevice {
         };
         self.hide();
         self.end()?;
-        written.map_err(AttachError::system(format!("{}: writing what is left", self.path.display())))?;
+        written.map_err(AttachError::system(format!("{}: flushing the last writes", self.path.display())))?;
         self.flush()
     }
 
-    /// Makes durable what the kernel has written until now.
+    /// Makes the kernel's completed writes durable.
     ///
     /// # Errors
-    /// Something could not be made durable, or could not since the beginning
-    /// and no flush has reported it.
+    /// A write could not be made durable, or was lost earlier and no flush has reported it.
     pub fn flush(&self) -> Result<(), AttachError> {
         self.requests.wait(Request::Flush(Arc::clone(&self.cursor)))?;
         Ok(())
     }
 
-    /// Whether the kernel has given it up.
+    /// Whether the kernel has removed it.
     pub fn has_ended(&self) -> bool {
         self.served.is_none()
     }
@@ -133,7 +129,7 @@ impl KernelDevice {
         }
     }
 
-    /// Waits a moment until the device is not in use.
+    /// Waits a short time for the device to be unused.
     fn released(&self, device: &Path) -> Result<io::Result<()>, AttachError> {
         let begun = Instant::now();
         let patience = |by: &[String]| {
@@ -158,7 +154,7 @@ impl KernelDevice {
         if !by.is_empty() {
             return Err(busy());
         }
-        // Alone: a file system or another driver would hold it so, too.
+        // Exclusively, as a file system or another driver opens it.
         let alone = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device);
         match alone {
             Ok(alone) => Ok(alone.sync_all()),
@@ -196,11 +192,11 @@ fn check(path: &Path) -> Result<(), AttachError> {
     }
 }
 
-/// Takes away what is left at `path` of a device whose process has gone.
-/// Whether there was something.
+/// Removes the rest of a device at `path` whose process has ended. Returns whether anything was
+/// removed.
 ///
 /// # Errors
-/// The kernel keeps it.
+/// The kernel does not remove it.
 pub fn clear(path: &Path) -> Result<bool, AttachError> {
     let Ok(device) = std::fs::read_link(path) else { return Ok(false) };
     // An NBD device ends with the process that served it.
@@ -210,7 +206,7 @@ pub fn clear(path: &Path) -> Result<bool, AttachError> {
     Ok(true)
 }
 
-/// Opens one of the kernel's controls; `module` is what has it.
+/// Opens a control file of the kernel, which the kernel module `module` provides.
 fn open(path: &Path, module: &str) -> Result<File, AttachError> {
     OpenOptions::new().read(true).write(true).open(path).map_err(|e| {
         let hint = match e.kind() {
@@ -221,7 +217,7 @@ fn open(path: &Path, module: &str) -> Result<File, AttachError> {
     })
 }
 
-/// Waits until the kernel has what `look` looks for.
+/// Waits until the kernel has the object that `look` looks for.
 fn appears<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T, AttachError> {
     let limit = Instant::now() + APPEARS;
     loop {

@@ -29,7 +29,7 @@ const MODULE: &str = "nbd";
 /// Devices that are looked through for a free one.
 const DEVICES: u32 = 4096;
 
-/// One of the kernel's NBD devices, and what serves it.
+/// One of the kernel's NBD devices, and its server.
 pub(super) struct Client {
     device: PathBuf,
     control: File,
@@ -37,7 +37,7 @@ pub(super) struct Client {
     waits: Option<JoinHandle<io::Result<()>>>,
 }
 
-/// What the kernel is to know of the device.
+/// Parameters that the kernel needs of the device.
 #[derive(Clone, Copy, Debug)]
 struct NbdGeometry {
     block_size: u32,
@@ -50,7 +50,7 @@ impl Client {
         let info = requests.info();
         let blocks = info.size / u64::from(info.block_size);
         let shape = NbdGeometry { block_size: info.block_size, blocks, flags: flags_of(&info) };
-        // Asked for first, so that a machine without any says so.
+        // Opened first, so that the error on a machine without NBD says so.
         open(Path::new("/dev/nbd0"), MODULE)?;
         for number in 0..DEVICES {
             let device = PathBuf::from(format!("/dev/nbd{number}"));
@@ -69,7 +69,7 @@ impl Client {
                 .name("longhaul-nbd-dev".into())
                 .spawn(move || wait(&own, theirs, shape, &tell))
                 .map_err(AttachError::system("a thread"))?;
-            // Dropped without a word where it could not be had.
+            // Dropped without a disconnect if the device could not be had.
             if told.recv().is_err() {
                 match waits.join() {
                     Ok(Err(e)) if e.raw_os_error() == Some(libc::EBUSY) => continue,
@@ -77,7 +77,7 @@ impl Client {
                     _ => continue,
                 }
             }
-            // Dropped when the rest fails, and the kernel's device with it.
+            // If a later step fails, dropping this removes the kernel's device too.
             let client = Client { device, control, waits: Some(waits) };
             serve_connected(File::from(OwnedFd::from(ours)), Arc::clone(requests))
                 .map_err(AttachError::system("a thread"))?;
@@ -100,13 +100,13 @@ impl Client {
 }
 
 fn call(device: &File, what: libc::Ioctl, value: libc::c_ulong) -> io::Result<()> {
-    // SAFETY: these calls take a number, and no memory of ours.
+    // SAFETY: these calls take a number, and no memory of this process.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), what, value) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Gives the kernel its side of the connection, and stays in the kernel until
-/// the device ends. All by one thread, as the kernel wants it.
+/// Gives the kernel its side of the connection, and waits in the kernel until the device ends. One
+/// thread does both, as the kernel requires.
 fn wait(device: &File, socket: UnixStream, shape: NbdGeometry, tell: &Sender<()>) -> io::Result<()> {
     let number = libc::c_ulong::try_from(socket.as_raw_fd()).map_err(io::Error::other)?;
     call(device, SET_SOCK, number)?;
@@ -135,7 +135,7 @@ impl KernelSide for Client {
         call(&self.control, DISCONNECT, 0).map_err(AttachError::system(what()))?;
         match waits.join() {
             Ok(Ok(())) => Ok(()),
-            // The end of the connection is what was asked for.
+            // The connection was ended on purpose.
             Ok(Err(e))
                 if matches!(e.raw_os_error(), Some(libc::EPIPE | libc::ESHUTDOWN | libc::ECONNRESET)) =>
             {

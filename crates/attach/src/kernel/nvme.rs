@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// Where connections of the host are made, and the module that has it.
+/// The control file that makes connections, and the kernel module that provides it.
 const FABRICS: &str = "/dev/nvme-fabrics";
 const MODULE: &str = "nvme-tcp";
-/// Begins the name of each subsystem that is served so.
+/// The prefix of the NQN of each subsystem served in this way.
 const PREFIX: &str = "nqn.2014-08.org.nvmexpress:longhaul:attach:";
 
-/// Seconds between signs of life, and that a host looks for its target: when
-/// this process has gone it is not coming back.
+/// Keep-alive interval and controller loss timeout in seconds: if this process ends, its target
+/// does not come back.
 const KEEP_ALIVE: u32 = 30;
 const LOSS: u32 = 10;
 
@@ -45,8 +45,8 @@ impl Host {
         let target =
             Target::start(Config { listen, hosts, threads: 1, ..Config::default() }).map_err(failed)?;
         let device = Arc::new(Local::new(Arc::clone(requests)));
-        // Not the device's own identity: the kernel may know it by another way
-        // already, and takes none twice.
+        // Not the identity of the device behind it: the kernel refuses a second path with the same
+        // one.
         target.export(&nqn, "attached", device, id).map_err(failed)?;
         let port = target.addresses().first().map_or(0, SocketAddr::port);
         let wish = format!(
@@ -56,10 +56,10 @@ impl Host {
         let refused = |e| AttachError::NoKernel(format!("the kernel's NVMe host did not connect: {e}"));
         fabrics.write_all(wish.as_bytes()).map_err(refused)?;
         let mut said = String::new();
-        // It says which controller it made: that it did is what matters.
+        // The answer names the new controller; success is all that matters here.
         fabrics.read_to_string(&mut said).map_err(refused)?;
         let mut host = Host { device: PathBuf::new(), nqn, target: Some(target) };
-        // Dropped when it fails, and the controller with it.
+        // If a later step fails, dropping this removes the controller.
         host.device = appears("the namespace's block device", || namespace(&host.nqn))?;
         Ok(host)
     }
@@ -90,7 +90,8 @@ fn disconnect(nqn: &str) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Ends what a process that has gone left of `device`, if it was one of these.
+/// Removes the controller that a process that has ended left behind for `device`, if it was one of
+/// these.
 pub(super) fn forget(device: &Path) -> Result<(), AttachError> {
     let Some(name) = device.file_name() else { return Ok(()) };
     let nqn = fs::read_to_string(Path::new("/sys/block").join(name).join("device/subsysnqn"));
@@ -106,7 +107,7 @@ impl KernelSide for Host {
     }
 
     fn end(&mut self) -> Result<(), AttachError> {
-        // The target last: the host shuts its controller down properly.
+        // The target ends last, so that the host can shut its controller down in order.
         let Some(target) = self.target.take() else { return Ok(()) };
         let disconnected = disconnect(&self.nqn);
         target.stop();

@@ -1,4 +1,4 @@
-//! Negotiation: which export, and how it is spoken of.
+//! Negotiation: the export, and the options of the connection.
 
 use super::wire::{self, Fields, allocation, can, info, opt, rep};
 use super::{Export, REQUEST_MAX};
@@ -6,16 +6,16 @@ use longhaul_block::DeviceInfo;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-/// Longest data of an option in bytes: a name and a list of wishes.
+/// Longest data of an option in bytes: a name and a list of requests.
 const OPTION_MAX: u32 = 16 << 10;
-/// Options that a client may take to make up its mind.
+/// Options that a client may send before it chooses an export.
 const OPTIONS_MAX: usize = 256;
 
-/// What was agreed on.
+/// The result of the negotiation.
 pub(super) struct Agreed {
     pub(super) export: Arc<Export>,
     pub(super) structured: bool,
-    /// The client may ask what is allocated.
+    /// The client may query allocation.
     pub(super) allocation: bool,
 }
 
@@ -23,21 +23,21 @@ pub(super) struct Agreed {
 #[derive(Default)]
 struct Chosen {
     structured: bool,
-    /// The export of which it may ask what is allocated.
+    /// The export whose allocation the client may query.
     allocation: Option<Arc<Export>>,
 }
 
-/// What comes after an option.
+/// How the negotiation continues after an option.
 enum Next {
     Option,
     Transmission(Arc<Export>),
     End,
 }
 
-/// Talks until the client has chosen; nothing, if it goes away in order.
+/// Negotiates until the client has chosen an export; `None` if it leaves in order.
 ///
 /// # Errors
-/// The client does not keep to the protocol, or has gone.
+/// The client violates the protocol, or has disconnected.
 pub(super) fn negotiate(
     socket: &mut (impl Read + Write),
     exports: &[Arc<Export>],
@@ -67,7 +67,7 @@ pub(super) fn negotiate(
         match answer(socket, exports, option, &data, &mut chosen, zeroes)? {
             Next::Option => {}
             Next::Transmission(export) => {
-                // It was chosen for one export, which has to be this one.
+                // The context was chosen for one export, which must be this one.
                 let same = |of: &Arc<Export>| Arc::ptr_eq(of, &export);
                 let allocation = chosen.structured && chosen.allocation.as_ref().is_some_and(same);
                 return Ok(Some(Agreed { structured: chosen.structured, allocation, export }));
@@ -99,7 +99,7 @@ fn answer(
     let mut reply = |kind, data: &[u8]| socket.write_all(&wire::option_reply(option, kind, data));
     match option {
         opt::EXPORT_NAME => {
-            // This option has no way to say no but to hang up.
+            // This option has no error reply; the connection is closed instead.
             let export = find(exports, data).ok_or_else(|| wrong("an export that is not there"))?;
             let mut out = export.requests.info().size.to_be_bytes().to_vec();
             out.extend(flags(&export, chosen.structured).to_be_bytes());
@@ -130,7 +130,7 @@ fn answer(
         opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
             let set = option == opt::SET_META_CONTEXT;
             if set {
-                // The last choice is the one that counts, also one that fails.
+                // The last choice counts, even if it fails.
                 chosen.allocation = None;
             }
             let Some((name, queries)) = queries(data) else {
@@ -175,7 +175,7 @@ fn answer(
     Ok(Next::Option)
 }
 
-/// Name and kinds of information that are asked for.
+/// Export name and the kinds of information requested.
 fn wanted(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let mut fields = Fields(data);
     let len = fields.u32()?;
@@ -185,14 +185,14 @@ fn wanted(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     fields.0.is_empty().then_some((name, wishes))
 }
 
-/// Name of an export, and names of metadata contexts.
+/// Export name, and names of metadata contexts.
 fn queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     let mut fields = Fields(data);
     let len = fields.u32()?;
     let name = fields.bytes(usize::try_from(len).ok()?)?;
     let count = fields.u32()?;
     let mut queries = Vec::new();
-    // Bounded by the data, of which each takes four bytes at least.
+    // Bounded by the length of the data: each takes at least four bytes.
     for _ in 0..count {
         let len = fields.u32()?;
         queries.push(fields.bytes(usize::try_from(len).ok()?)?);
@@ -200,7 +200,7 @@ fn queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     fields.0.is_empty().then_some((name, queries))
 }
 
-/// The export of this name; without a name the only or first one.
+/// The export of this name; for an empty name the only or first one.
 fn find(exports: &[Arc<Export>], name: &[u8]) -> Option<Arc<Export>> {
     let named = exports.iter().find(|export| export.name.as_bytes() == name);
     named.or_else(|| exports.first().filter(|_| name.is_empty())).cloned()
@@ -218,7 +218,7 @@ fn about(export: &Export, structured: bool, wishes: &[u16]) -> Vec<Vec<u8>> {
         name.extend(export.name.as_bytes());
         all.push(name);
     }
-    // Said to everybody: other bytes are taken as well, but cost a read.
+    // Sent to every client: other block sizes are accepted too, at the cost of a read.
     let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
     let preferred = device.optimal_io.max(device.block_size).max(4096).next_power_of_two();
     for size in [device.block_size.min(64 << 10), preferred.min(REQUEST_MAX), REQUEST_MAX] {
@@ -228,14 +228,14 @@ fn about(export: &Export, structured: bool, wishes: &[u16]) -> Vec<Vec<u8>> {
     all
 }
 
-/// What the export can do. Flushes of one connection are for the writes of
-/// all, so several connections are one.
+/// The features of the export. A flush of one connection covers the writes of all, so clients may
+/// use several connections.
 fn flags(export: &Export, structured: bool) -> u16 {
     // Every read is answered in one chunk, so DF is always met.
     flags_of(&export.requests.info()) | if structured { can::DF } else { 0 }
 }
 
-/// The same of any device, for a client that takes simple replies.
+/// The same for clients that receive simple replies.
 pub(super) fn flags_of(device: &DeviceInfo) -> u16 {
     let mut flags = can::HAS_FLAGS | can::FLUSH | can::FUA | can::MULTI_CONN;
     if device.read_only {

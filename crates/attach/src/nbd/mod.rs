@@ -1,10 +1,10 @@
 //! An NBD server: any client of that protocol reaches a device.
 //!
 //! Invariants:
-//! - connections are bounded, and so is what each has under way; one that
-//!   says nothing before it has chosen an export is hung up;
-//! - after [`Nbd::stop`] no connection is left, also of a client that does not
-//!   take its replies, and what was acknowledged is durable.
+//! - connections are bounded, and so are the requests of each; a client that is silent before it
+//!   has chosen an export is disconnected;
+//! - after [`Nbd::stop`] no connection is left, not even that of a client that does not receive its
+//!   replies, and acknowledged writes are durable.
 
 mod handshake;
 mod transmission;
@@ -27,20 +27,20 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Longest read or write in bytes: what clients take for granted.
+/// Longest read or write in bytes, which clients take for granted.
 pub(crate) const REQUEST_MAX: u32 = 32 << 20;
 /// Connections at a time; clients take four to sixteen.
 const CONNECTIONS: usize = 128;
-/// How long a client may take for each step before it has chosen.
+/// The time that a client may take for each step of the negotiation.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How long clients may take to receive the last replies.
+/// The time that clients may take to receive the last replies.
 const LAST_REPLIES: Duration = Duration::from_secs(5);
 
 /// A device under a name.
 pub struct Export {
-    /// What clients ask for.
+    /// The name by which clients request it.
     pub name: String,
-    /// What serves it.
+    /// The device.
     pub requests: Arc<dyn Requests>,
 }
 
@@ -49,7 +49,7 @@ pub struct Export {
 pub enum Address {
     /// A TCP address and port.
     Tcp(SocketAddr),
-    /// A socket in the file system, which is made.
+    /// A Unix socket, which is created.
     Unix(PathBuf),
 }
 
@@ -67,8 +67,8 @@ pub struct Nbd {
 
 struct ServerState {
     exports: Vec<Arc<Export>>,
-    /// Of each export, told of every loss since the beginning: of some, no
-    /// connection may be.
+    /// A cursor for each export that has seen every error since the beginning, also while no
+    /// connection existed.
     told: Vec<Arc<ErrorCursor>>,
     stopping: AtomicBool,
     /// Sockets of the connections, by number.
@@ -80,7 +80,7 @@ impl Nbd {
     /// Listens, and serves every client that connects.
     ///
     /// # Errors
-    /// An address cannot be listened on.
+    /// It cannot listen on an address.
     pub fn start(exports: Vec<Export>, addresses: &[Address]) -> Result<Nbd, AttachError> {
         let exports: Vec<_> = exports.into_iter().map(Arc::new).collect();
         let told = exports.iter().map(|export| export.requests.handle()).collect();
@@ -110,18 +110,17 @@ impl Nbd {
         Ok(nbd)
     }
 
-    /// Where it listens: with ports that the system has chosen.
+    /// The addresses that it listens on, with ports that the system has chosen.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Lets no more connections in, ends those that are there when what they
-    /// have asked for is answered, and makes everything durable. Who has not
-    /// received the answers after 5 s, or when [`cut`](Self::cut) says so, is
-    /// hung up on.
+    /// Accepts no more connections, ends existing ones once their outstanding requests have been
+    /// answered, and makes everything durable. A client that has not received the answers after 5
+    /// s, or when [`cut`](Self::cut) is called, is disconnected.
     ///
     /// # Errors
-    /// Something could not be made durable, or could not since the beginning.
+    /// A write could not be made durable, or was lost earlier and not reported.
     pub fn stop(self) -> IoResult<()> {
         self.hang_up();
         let some = |(_, open): &mut (u64, HashMap<u64, File>)| !open.is_empty();
@@ -129,19 +128,18 @@ impl Nbd {
         let waited = self.shared.fewer.wait_timeout_while(connections, LAST_REPLIES, some);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         self.shared.cut();
-        // What they have asked for may still be with the device.
+        // The device may still execute their requests.
         let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.shared.fewer.wait_while(connections, some).unwrap_or_else(PoisonError::into_inner));
         let flush = |(export, told): (&Arc<Export>, &Arc<ErrorCursor>)| {
             export.requests.wait(Request::Flush(Arc::clone(told))).map(drop)
         };
-        // All of them, also when one fails.
+        // All exports are flushed, even when one fails.
         let results: Vec<_> = self.shared.exports.iter().zip(&self.shared.told).map(flush).collect();
         results.into_iter().collect()
     }
 
-    /// A function that disconnects all clients at once, for another thread to call
-    /// while this stops.
+    /// A function that disconnects all clients at once, for another thread to call during the stop.
     pub fn cut(&self) -> impl Fn() + Send + use<> {
         let shared = Arc::clone(&self.shared);
         move || shared.cut()
@@ -150,7 +148,7 @@ impl Nbd {
     fn hang_up(&self) {
         self.shared.stopping.store(true, SeqCst);
         for (fd, path) in &self.listeners {
-            // It ends the wait for connections.
+            // This ends the wait for connections.
             let _ = rustix::net::shutdown(fd, Shutdown::Both);
             if let Some(path) = path {
                 let _ = std::fs::remove_file(path);
@@ -158,7 +156,7 @@ impl Nbd {
         }
         let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
         for socket in connections.1.values() {
-            // Nothing more comes in; replies still go out.
+            // No more requests arrive; replies are still sent.
             let _ = rustix::net::shutdown(socket, Shutdown::Read);
         }
     }
@@ -202,7 +200,7 @@ fn accept(shared: &Arc<ServerState>, listener: &Listener) {
     loop {
         let socket = match listener {
             Listener::Tcp(tcp) => tcp.accept().map(|(stream, _)| {
-                // It only makes replies come sooner.
+                // This only reduces latency.
                 let _ = stream.set_nodelay(true);
                 OwnedFd::from(stream)
             }),
@@ -216,7 +214,7 @@ fn accept(shared: &Arc<ServerState>, listener: &Listener) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => {
                 tracing::warn!("NBD: {e}");
-                // Too many descriptors, most likely: those that go make room.
+                // Most likely the process has no descriptor left; connections that end free some.
                 std::thread::sleep(Duration::from_millis(100));
             }
         }
@@ -271,8 +269,7 @@ pub(crate) fn flags_of(device: &DeviceInfo) -> u16 {
     handshake::flags_of(device)
 }
 
-/// Serves a client that nothing has to be agreed with, on a thread of its own,
-/// until it says goodbye or hangs up.
+/// Serves a client without a negotiation, on a thread of its own, until it disconnects.
 pub(crate) fn serve_connected(socket: File, requests: Arc<dyn Requests>) -> io::Result<()> {
     let export = Arc::new(Export { name: String::new(), requests });
     let agreed = handshake::Agreed { export, structured: false, allocation: false };

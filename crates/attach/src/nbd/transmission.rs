@@ -1,9 +1,9 @@
 //! Requests and replies of one connection.
 //!
 //! Invariants:
-//! - every request gets one reply, in the order in which they are done;
-//! - requests that are not replied to yet, and what they move, are bounded: a
-//!   client that sends and does not receive is waited for.
+//! - every request gets one reply, in the order of completion;
+//! - unanswered requests and their bytes are bounded: from a client that does not receive its
+//!   replies no more requests are read.
 
 use super::REQUEST_MAX;
 use super::handshake::Agreed;
@@ -19,10 +19,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Requests of one connection at a time.
 const REQUESTS: usize = 256;
-/// Bytes that they may move.
+/// Bytes of their data.
 const BYTES: u64 = 64 << 20;
 
-/// What is under way on a connection.
+/// Requests and bytes under way on a connection.
 #[derive(Default)]
 struct Load {
     now: Mutex<(usize, u64)>,
@@ -30,7 +30,7 @@ struct Load {
 }
 
 impl Load {
-    /// Waits until so many bytes may be under way as well.
+    /// Waits until `bytes` more may be under way, and counts them until the share is dropped.
     fn take(self: &Arc<Self>, bytes: u64) -> Share {
         let full = |now: &mut (usize, u64)| now.0 > 0 && (now.0 >= REQUESTS || now.1 + bytes > BYTES);
         let now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,11 +60,10 @@ struct Reply {
     _share: Share,
 }
 
-/// Serves a connection until its client has enough, and all it asked for is
-/// answered.
+/// Serves a connection until its client ends it, and all its requests are answered.
 ///
 /// # Errors
-/// The client does not keep to the protocol, or has gone.
+/// The client violates the protocol, or has disconnected.
 pub(super) fn serve(mut socket: File, agreed: &Agreed) -> io::Result<()> {
     let (replies, outbox) = channel();
     let out = socket.try_clone()?;
@@ -72,7 +71,7 @@ pub(super) fn serve(mut socket: File, agreed: &Agreed) -> io::Result<()> {
         std::thread::Builder::new().name("longhaul-nbd-tx".into()).spawn(move || send(out, &outbox))?;
     let result = receive(&mut socket, agreed, &replies);
     drop(replies);
-    // It ends when the last reply is sent, or cannot be.
+    // This ends when the last reply has been sent, or cannot be.
     let sent = writer.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
     result.and(sent)
 }
@@ -80,7 +79,7 @@ pub(super) fn serve(mut socket: File, agreed: &Agreed) -> io::Result<()> {
 fn send(mut socket: File, outbox: &Receiver<Reply>) -> io::Result<()> {
     let mut result = Ok(());
     for reply in outbox {
-        // A client that has gone has its requests ended all the same.
+        // The requests of a client that has disconnected are still completed.
         if result.is_ok() {
             result = socket.write_all(&reply.header);
             if let (Ok(()), Some(data)) = (&result, &reply.data) {
@@ -97,7 +96,7 @@ fn receive(socket: &mut File, agreed: &Agreed, replies: &Sender<Reply>) -> io::R
     loop {
         let mut header = [0; REQUEST_LEN];
         match socket.read_exact(&mut header) {
-            // Without goodbye, but between requests.
+            // End of file without NBD_CMD_DISC, but between requests.
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         }
@@ -125,7 +124,7 @@ fn receive(socket: &mut File, agreed: &Agreed, replies: &Sender<Reply>) -> io::R
     }
 }
 
-/// Starts a request, or says at once why not.
+/// Starts a request, or refuses it at once.
 fn start(
     agreed: &Agreed,
     request: NbdRequest,
@@ -140,25 +139,25 @@ fn start(
             Ok(data) => good(&request, data, structured, share),
             Err((number, why)) => bad(&request, number, &why, structured, share),
         };
-        // A client that has gone does not need it.
+        // A client that has disconnected needs no reply.
         let _ = replies.send(reply);
     };
     let wanted = match check(agreed, &request) {
         Err(refused) => return reply(Err(refused)),
-        // A device far away does not tell of holes, and to read all of it would
-        // cost more than what a client saves.
+        // A remote device does not report holes, and reading all of it to find them would cost more
+        // than the client saves.
         Ok(()) if request.kind == cmd::BLOCK_STATUS => return reply(Ok(Buf::copy_of(&[]))),
         Ok(()) => translate(&request, data, told),
     };
     let is_read = request.kind == cmd::READ;
     let done = move |result: IoResult<Buf>| {
         reply(result.map_err(|e| match &e {
-            // It was within the device when it was asked for.
+            // The range was checked against the size before.
             IoError::OutOfRange { .. } if is_read => (error::EIO, e.to_string()),
             e => (error_of(e), e.to_string()),
         }));
     };
-    // A trim has no way to be durable but a flush behind it.
+    // A trim becomes durable only by a flush after it.
     if request.kind == cmd::TRIM && request.flags & flag::FUA != 0 {
         let (export, told) = (Arc::clone(&agreed.export), Arc::clone(told));
         let then = move |result: IoResult<Buf>| match result {
@@ -170,7 +169,7 @@ fn start(
     agreed.export.requests.start(wanted, Box::new(done));
 }
 
-/// What may be asked of this export.
+/// Checks a request against the export's features and size.
 fn check(agreed: &Agreed, request: &NbdRequest) -> Result<(), (u32, String)> {
     let info = agreed.export.requests.info();
     let (offset, len) = (request.offset, u64::from(request.len));
@@ -227,7 +226,7 @@ fn translate(request: &NbdRequest, data: Option<Buf>, told: &Arc<ErrorCursor>) -
 
 fn good(request: &NbdRequest, data: Buf, structured: bool, share: Share) -> Reply {
     let header = if request.kind == cmd::BLOCK_STATUS {
-        // One extent: all of what was asked about.
+        // One extent: the whole range of the request.
         let extent = [allocation::ID, request.len, allocation::DATA].map(u32::to_be_bytes);
         wire::structured(request.cookie, chunk::BLOCK_STATUS, extent.as_flattened(), 0)
     } else if structured {

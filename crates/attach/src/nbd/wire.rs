@@ -4,11 +4,11 @@
 
 use longhaul_block::IoError;
 
-/// Begins a conversation.
+/// The first 8 bytes of the server: "NBDMAGIC".
 pub(super) const INIT: u64 = 0x4e42_444d_4147_4943;
-/// Begins an option, and says that there are options.
+/// "IHAVEOPT": precedes an option, and follows the first magic.
 pub(super) const OPTION: u64 = 0x4948_4156_454f_5054;
-/// Begins the answer to an option.
+/// Precedes a reply to an option.
 pub(super) const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
 pub(super) const REQUEST: u32 = 0x2560_9513;
 pub(super) const SIMPLE_REPLY: u32 = 0x6744_6698;
@@ -30,7 +30,7 @@ pub(super) mod opt {
     pub(in crate::nbd) const SET_META_CONTEXT: u32 = 10;
 }
 
-/// Answers to options.
+/// Types of replies to options.
 pub(super) mod rep {
     pub(in crate::nbd) const ACK: u32 = 1;
     pub(in crate::nbd) const SERVER: u32 = 2;
@@ -48,7 +48,7 @@ pub(super) mod info {
     pub(in crate::nbd) const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do.
+/// Transmission flags: features of an export.
 pub(super) mod can {
     pub(in crate::nbd) const HAS_FLAGS: u16 = 1;
     pub(in crate::nbd) const READ_ONLY: u16 = 1 << 1;
@@ -71,13 +71,13 @@ pub(super) mod cmd {
     pub(in crate::nbd) const BLOCK_STATUS: u16 = 7;
 }
 
-/// The metadata context that tells what of an export is allocated, the names
-/// that begin as it does, and its number in replies.
+/// The metadata context for allocation, the prefix of names of that namespace, and its number in
+/// replies.
 pub(super) mod allocation {
     pub(in crate::nbd) const NAME: &[u8] = b"base:allocation";
     pub(in crate::nbd) const NAMESPACE: &[u8] = b"base:";
     pub(in crate::nbd) const ID: u32 = 1;
-    /// Neither a hole nor known to read as zeroes: what is always true.
+    /// Neither a hole nor known to read as zeroes, which is always true.
     pub(in crate::nbd) const DATA: u32 = 0;
 }
 
@@ -132,7 +132,7 @@ pub(super) struct NbdRequest {
 }
 
 impl NbdRequest {
-    /// Parses a request; nothing if its magic is wrong.
+    /// Parses a request; `None` if its magic is wrong.
     pub(super) fn parse(bytes: &[u8; REQUEST_LEN]) -> Option<NbdRequest> {
         let mut at = Fields(bytes);
         (at.u32()? == REQUEST).then_some(())?;
@@ -146,7 +146,7 @@ impl NbdRequest {
     }
 }
 
-/// Numbers, one after the other.
+/// Appends numbers in order.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -173,7 +173,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The answer to an option.
+/// A reply to an option.
 pub(super) fn option_reply(option: u32, reply: u32, data: &[u8]) -> Vec<u8> {
     let mut out = OPTION_REPLY.to_be_bytes().to_vec();
     out.extend(option.to_be_bytes());
@@ -191,7 +191,7 @@ pub(super) fn simple(cookie: u64, error: u32) -> Vec<u8> {
     out
 }
 
-/// The only chunk of a reply; what is read follows.
+/// The header of the only chunk of a structured reply; the data of a read follows.
 pub(super) fn structured(cookie: u64, kind: u16, data: &[u8], more: u32) -> Vec<u8> {
     let mut out = STRUCTURED_REPLY.to_be_bytes().to_vec();
     out.extend(chunk::DONE.to_be_bytes());

@@ -33,7 +33,7 @@ pub(super) struct Server {
     queue: Option<JoinHandle<io::Result<()>>>,
 }
 
-/// The way to the driver's control.
+/// The driver's control file.
 struct Ring {
     control: File,
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
@@ -46,8 +46,8 @@ impl Ring {
         Ok(Ring { control, ring })
     }
 
-    /// Does one command, and waits for its end. `buffer` is what it reads and
-    /// writes.
+    /// Executes one command, and waits for its completion. `buffer` is its data, in either
+    /// direction.
     #[allow(unsafe_code)]
     fn command(&mut self, what: u32, device: u32, buffer: Option<&mut [u8]>, data: u64) -> io::Result<()> {
         let mut command = Control { device, data, ..Control::default() };
@@ -81,7 +81,7 @@ impl Server {
         ring.command(wire::ADD, u32::MAX, Some(&mut info), 0).map_err(failed("adding a device"))?;
         let info = DeviceInfo::parse(&info);
         let device = PathBuf::from(format!("/dev/ublkb{}", info.id));
-        // From here on it is taken away again when something fails.
+        // If a later step fails, dropping this removes the device.
         let mut server = Server { device, id: info.id, ring, queue: None };
         let mut parameters = Parameters::of(&requests.info()).bytes();
         server
@@ -96,8 +96,7 @@ impl Server {
             .name("longhaul-ublk".into())
             .spawn(move || queue::serve(&taker, &served, info.depth, info.io_max));
         server.queue = Some(queue.map_err(AttachError::system("a thread"))?);
-        // It ends when the thread has asked for as many requests as there can
-        // be.
+        // This completes when the thread has made as many fetch requests as the queue has tags.
         server
             .ring
             .command(wire::START, info.id, None, u64::from(std::process::id()))
@@ -137,18 +136,18 @@ impl Drop for Server {
     }
 }
 
-/// Deletes what a process that has gone left of `device`, if it was one of
-/// these: the driver has stopped it.
+/// Deletes the device `device` that a process that has ended left behind, if it was one of these;
+/// the driver has stopped it.
 pub(super) fn forget(device: &Path) -> Result<(), AttachError> {
     let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Some(id) = name.strip_prefix("ublkb").and_then(|id| id.parse().ok()) else { return Ok(()) };
     let mut ring = Ring::new()?;
     let mut info = DeviceInfo::wanted(0).bytes();
-    // The number may be another's by now.
+    // The number may belong to another device by now.
     let lives = |process: u32| Path::new("/proc").join(process.to_string()).exists();
     match ring.command(wire::GET_INFO, id, Some(&mut info), 0) {
         Ok(()) if !DeviceInfo::parse(&info).is_left(lives) => return Ok(()),
-        // What is wrong with it, deleting it says as well.
+        // Other errors of this command recur when the device is deleted.
         _ => {}
     }
     match ring.command(wire::DELETE, id, None, 0) {

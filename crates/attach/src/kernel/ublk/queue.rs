@@ -1,9 +1,9 @@
-//! Takes the requests of a ublk device, and gives answers to them.
+//! Takes the requests of a ublk device, and returns the answers.
 //!
 //! Invariants:
-//! - each tag is with the driver (a fetch is under way) or with us (a request
-//!   is), never both: its buffer belongs to that side;
-//! - the buffers and the descriptors stay mapped until all tags have come back.
+//! - each tag belongs either to the driver (a fetch is under way) or to this process (a request
+//!   is), never to both; so does its buffer;
+//! - the buffers and the descriptors stay mapped until the driver has returned all tags.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Says that an answer has come, instead of a tag.
+/// User data of the completion that signals answers, instead of a tag.
 const ANSWER: u64 = u64::MAX;
 
 /// Mapped memory, until it is dropped.
@@ -57,7 +57,7 @@ impl Answers {
 
     fn give(&self, tag: u16, result: IoResult<Buf>) {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner).push((tag, result));
-        // A counter that is full wakes as well.
+        // A write that overflows the counter wakes the reader as well.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
@@ -71,11 +71,11 @@ struct Queue<'a> {
     descriptors: Mapped,
     buffers: Mapped,
     io_max: usize,
-    /// Tags that are with the driver or with us.
+    /// Tags of the driver, and tags of this process.
     alive: usize,
 }
 
-/// Takes requests until the driver gives none any more.
+/// Takes requests until the driver has no more.
 ///
 /// # Errors
 /// There is no memory or no ring for it.
@@ -99,7 +99,7 @@ pub(super) fn serve(device: &File, requests: &Arc<dyn Requests>, depth: u16, io_
             } else if result == 0 {
                 queue.start(what as u16);
             } else {
-                // The device ends, and this tag with it.
+                // The device ends, and the driver returns the tag for good.
                 queue.alive -= 1;
             }
         }
@@ -124,7 +124,7 @@ impl<'a> Queue<'a> {
         let at = unsafe { mmap_anonymous(null_mut(), len, access, MapFlags::PRIVATE) }?;
         let buffers = Mapped { at, len };
         Ok(Queue {
-            // Each tag, and the event.
+            // One for each tag, and one for the event descriptor.
             ring: IoUring::new((u32::from(depth) + 1).next_power_of_two())?,
             device: types::Fd(device.as_raw_fd()),
             requests,
@@ -139,8 +139,8 @@ impl<'a> Queue<'a> {
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: what the entries refer to (descriptors and buffers) lives
-            // as long as the ring.
+            // SAFETY: the descriptors and buffers that the entries refer to live as long as the
+            // ring.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -169,7 +169,7 @@ impl<'a> Queue<'a> {
         self.buffers.at.cast::<u8>().wrapping_add(usize::from(tag) * self.io_max)
     }
 
-    /// Starts what the driver asks for.
+    /// Starts the requests that the driver has passed on.
     fn start(&self, tag: u16) {
         let descriptors = self.descriptors.at.cast::<Descriptor>().cast_const();
         // SAFETY: within the mapping, since the driver gave this tag; it does
@@ -191,7 +191,7 @@ impl<'a> Queue<'a> {
             op::READ => Request::Read { offset, len },
             op::WRITE => {
                 let len = (len as usize).min(self.io_max);
-                // SAFETY: the tag's own buffer, which the driver has filled.
+                // SAFETY: the tag's buffer, which the driver has filled.
                 let bytes = unsafe { std::slice::from_raw_parts(self.buffer(tag), len) };
                 Request::Write { offset, data: Buf::copy_of(bytes), fua }
             }
@@ -205,23 +205,23 @@ impl<'a> Queue<'a> {
         })
     }
 
-    /// Gives the driver the answers that have come.
+    /// Returns the answers that have arrived to the driver.
     fn answer(&mut self) -> io::Result<()> {
-        // There is something, or we would not have been woken.
+        // The event was signalled, so there is an answer.
         rustix::io::read(&self.answers.event, &mut [0u8; 8])?;
         let ready = std::mem::take(&mut *self.answers.ready.lock().unwrap_or_else(PoisonError::into_inner));
         for (tag, result) in ready {
             let descriptors = self.descriptors.at.cast::<Descriptor>().cast_const();
-            // SAFETY: as where it was started; the tag is still ours.
+            // SAFETY: as where the request was started; the tag still belongs to this process.
             let wanted = unsafe { descriptors.add(usize::from(tag)).read_volatile() };
-            // Of what moves nothing, any number would do that is not negative: as bytes,
-            // 2 GiB would be an error.
+            // A request without data takes any result that is not negative; its length as bytes
+            // could be 2 GiB, which reads as an error.
             let moves = matches!(wanted.op_flags as u8, op::READ | op::WRITE);
             let moved = if moves { (wanted.sectors << SECTOR_SHIFT) as i32 } else { 0 };
             let code = match result {
                 Ok(bytes) if bytes.len() <= self.io_max => {
-                    // SAFETY: the tag's own buffer has room for that, and the
-                    // driver does not touch it before it has the tag.
+                    // SAFETY: the tag's buffer has room for that, and the driver does not touch it
+                    // before it has the tag again.
                     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.buffer(tag), bytes.len()) };
                     moved
                 }

@@ -1,9 +1,9 @@
-//! Commands and structures of the ublk driver, of `linux/ublk_cmd.h`. All
-//! numbers are the machine's own.
+//! Commands and structures of the ublk driver, of `linux/ublk_cmd.h`. All numbers are in the
+//! machine's byte order.
 
 use longhaul_block::DeviceInfo as Device;
 
-/// Commands of the control.
+/// Control commands.
 pub(super) const GET_INFO: u32 = 0x02;
 pub(super) const ADD: u32 = 0x04;
 pub(super) const DELETE: u32 = 0x05;
@@ -11,7 +11,7 @@ pub(super) const START: u32 = 0x06;
 pub(super) const STOP: u32 = 0x07;
 pub(super) const SET_PARAMETERS: u32 = 0x08;
 
-/// Commands of a queue.
+/// Queue commands.
 pub(super) const FETCH: u32 = 0x20;
 pub(super) const COMMIT_AND_FETCH: u32 = 0x21;
 
@@ -20,21 +20,21 @@ const fn number(command: u32, size: u32) -> u32 {
     3 << 30 | size << 16 | (b'u' as u32) << 8 | command
 }
 
-/// The number of a command of the control.
+/// The number of a control command.
 pub(super) const fn control(command: u32) -> u32 {
     match command {
-        // `_IOR`: it changes nothing.
+        // `_IOR`: the command only reads.
         GET_INFO => number(command, 32) & !(1 << 30),
         command => number(command, 32),
     }
 }
 
-/// The number of a command of a queue.
+/// The number of a queue command.
 pub(super) const fn queue(command: u32) -> u32 {
     number(command, 16)
 }
 
-/// What is asked for.
+/// Operations of a request.
 pub(super) mod op {
     pub(in crate::kernel::ublk) const READ: u8 = 0;
     pub(in crate::kernel::ublk) const WRITE: u8 = 1;
@@ -43,19 +43,19 @@ pub(super) mod op {
     pub(in crate::kernel::ublk) const WRITE_ZEROES: u8 = 5;
 }
 
-/// How it is asked for, of the same number as what.
+/// Flags of a request, above its operation in the same number.
 pub(super) const FUA: u32 = 1 << 13;
 pub(super) const NO_UNMAP: u32 = 1 << 15;
 
 /// The driver counts in sectors of 512 bytes.
 pub(super) const SECTOR_SHIFT: u32 = 9;
 
-/// Requests at a time, and bytes of one at most: each has a buffer of that
-/// size, of which no more is in memory than was used.
+/// Requests at a time, and bytes of one at most: each has a buffer of that size, whose untouched
+/// pages take no memory.
 const DEPTH: u16 = 128;
 const IO_MAX: u32 = 512 << 10;
 
-/// `ublksrv_ctrl_cmd`, at the end of a long entry of the ring.
+/// `ublksrv_ctrl_cmd`, at the end of a 128-byte submission entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Control {
     pub(super) device: u32,
@@ -68,7 +68,7 @@ impl Control {
     pub(super) fn bytes(self) -> [u8; 80] {
         let mut out = [0; 80];
         out[..4].copy_from_slice(&self.device.to_ne_bytes());
-        // No queue in particular.
+        // Not about one queue.
         out[4..6].copy_from_slice(&u16::MAX.to_ne_bytes());
         out[6..8].copy_from_slice(&self.len.to_ne_bytes());
         out[8..16].copy_from_slice(&self.address.to_ne_bytes());
@@ -77,22 +77,22 @@ impl Control {
     }
 }
 
-/// `ublksrv_ctrl_dev_info`, as far as it matters.
+/// `ublksrv_ctrl_dev_info`: the fields used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceInfo {
     pub(super) depth: u16,
     pub(super) io_max: u32,
     pub(super) id: u32,
-    /// Who serves it: `u32::MAX` when it was stopped.
+    /// The process that serves it: `u32::MAX` when it was stopped.
     pub(super) process: u32,
     state: u16,
 }
 
-/// A device that another server may recover.
+/// A state: stopped, and another server may recover it.
 const STATE_QUIESCED: u16 = 2;
 
 impl DeviceInfo {
-    /// Whether it is left by a process that has gone.
+    /// Whether the process that served it has ended.
     pub(super) fn is_left(&self, lives: impl Fn(u32) -> bool) -> bool {
         self.state != STATE_QUIESCED && (self.process == u32::MAX || !lives(self.process))
     }
@@ -113,7 +113,7 @@ impl DeviceInfo {
         out
     }
 
-    /// What the driver made of it.
+    /// The device as the driver has set it up.
     pub(super) fn parse(bytes: &[u8; 64]) -> DeviceInfo {
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         DeviceInfo {
@@ -126,7 +126,7 @@ impl DeviceInfo {
     }
 }
 
-/// `ublk_params`: what kind of device it is.
+/// `ublk_params`: the properties of the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parameters {
     block_shift: u8,
@@ -136,7 +136,7 @@ pub(super) struct Parameters {
     discard: bool,
 }
 
-/// Kinds of parameters that are given.
+/// Bits that say which parameters are given.
 const BASIC: u32 = 1;
 const DISCARD: u32 = 1 << 1;
 const ATTRIBUTE_READ_ONLY: u32 = 1;
@@ -154,7 +154,7 @@ impl Parameters {
         }
     }
 
-    /// Length, kinds, the basic ones (32 bytes from the 8th on), discard.
+    /// Length, kinds, the basic parameters (32 bytes from the 8th on), discard.
     pub(super) fn bytes(self) -> [u8; PARAMETERS] {
         let mut out = [0; PARAMETERS];
         let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
@@ -163,7 +163,7 @@ impl Parameters {
         put(4, &kinds.to_ne_bytes());
         let read_only = if self.read_only { ATTRIBUTE_READ_ONLY } else { 0 };
         put(8, &(ATTRIBUTE_CACHE | ATTRIBUTE_FUA | read_only).to_ne_bytes());
-        // Logical, physical, optimal and least size, by their logarithms.
+        // Logical, physical, optimal and minimum I/O size, as logarithms.
         put(12, &[self.block_shift, self.block_shift, self.optimal_shift, self.block_shift]);
         put(16, &(IO_MAX >> SECTOR_SHIFT).to_ne_bytes());
         put(24, &self.sectors.to_ne_bytes());
@@ -184,15 +184,14 @@ const PARAMETERS: usize = 64;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Descriptor {
-    /// What, and how.
+    /// Operation and flags.
     pub(super) op_flags: u32,
     pub(super) sectors: u32,
     pub(super) start: u64,
     pub(super) address: u64,
 }
 
-/// `ublksrv_io_cmd`: the answer to a request, and where the next one's data
-/// goes.
+/// `ublksrv_io_cmd`: the answer to a request, and the buffer for the next one's data.
 pub(super) fn io_command(tag: u16, result: i32, address: u64) -> [u8; 16] {
     let mut out = [0; 16];
     out[2..4].copy_from_slice(&tag.to_ne_bytes());
