@@ -65,6 +65,12 @@ const TOUCHED_ROUNDS: u32 = 5;
 /// If segments are lost in that round, the queue overflows: a short one is full within
 /// a fraction of a round trip.
 const OVERFLOWS: u32 = 1;
+/// On a path shorter than this, a round has many round trips and losses come every few rounds,
+/// while the delay of one processor that was busy exceeds any queue: there the round trip has to
+/// have been raised in so many of the last rounds with a loss.
+const SHORT: f64 = 0.003;
+const OVERFLOWS_SHORT: u32 = 2;
+const LOSSES_SHORT: u32 = 4;
 const CEILING_REMEMBERED: u32 = 1024;
 /// A path is full at this share of where it was seen to queue, and of that on average: after
 /// the loss that its own queue brings, TCP begins again at 0.7 of it.
@@ -154,6 +160,8 @@ pub struct Tuner {
     ceiling: (f64, u32),
     /// Rounds for which the network has queued a little.
     touched: u32,
+    /// Whether it had in the last rounds with a loss, a bit for each, the last one lowest.
+    overflowed: u32,
     /// Rounds since the network last queued.
     unqueued: u32,
     /// Rounds in a row in which it did, and whether it has ever shown that it is what limits: by
@@ -183,6 +191,7 @@ impl Tuner {
             limit: None,
             ceiling: (0.0, 0),
             touched: 0,
+            overflowed: 0,
             unqueued: 0,
             queued: 0,
             shown: false,
@@ -247,8 +256,15 @@ impl Tuner {
         }
         let touched = network > TOUCHED * self.rtt + TOUCHED_MIN;
         self.touched = if touched { self.touched.saturating_add(1) } else { 0 };
-        let reached = self.touched >= if lost { OVERFLOWS } else { TOUCHED_ROUNDS };
-        self.look_for_ceiling(reached);
+        if lost {
+            self.overflowed = (self.overflowed << 1 | u32::from(touched)) & ((1 << LOSSES_SHORT) - 1);
+        }
+        let overflows = if self.rtt < SHORT {
+            self.overflowed.count_ones() >= OVERFLOWS_SHORT
+        } else {
+            self.touched >= OVERFLOWS
+        };
+        self.look_for_ceiling(self.touched >= TOUCHED_ROUNDS || (lost && touched && overflows));
         self.unqueued = if queued { 0 } else { self.unqueued.saturating_add(1) };
         self.queued = if queued { self.queued.saturating_add(1) } else { 0 };
         self.shown |= lost || self.queued > 1 || self.touched >= TOUCHED_ROUNDS;
