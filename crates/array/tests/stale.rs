@@ -301,6 +301,40 @@ fn after_all_members_have_hung_the_slowest_does_not_count_as_rolled_back() {
     }
 }
 
+/// The first heartbeat on a member is there before the superblocks record it, so an image of the
+/// moment at which its rebuild was complete has one.
+#[test]
+fn a_new_member_that_was_rolled_back_to_the_end_of_its_rebuild_is_rebuilt() {
+    for (layout, width) in REDUNDANT {
+        let (mut disks, power) = disks(width, SIZE);
+        let new = Arc::new(Disk::new("new", SIZE, &power));
+        let model = simulate(7, async {
+            make(&disks, layout, UNIT).await;
+            let array = start(&disks, options()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            // In between two heartbeats.
+            sleep(options().heartbeat * 5 / 2).await;
+            array.replace(1, Arc::clone(&new) as Arc<dyn BlockDevice>, false).await.expect("replaced");
+            array.wait_healthy().await.expect("rebuilt");
+            new.keep(0, SIZE);
+            fill(&*io, &model).await;
+            io.flush().await.expect("flushed");
+            sleep(Duration::from_secs(3600)).await;
+            model
+        });
+        model.crashed();
+        new.give_back();
+        disks[1] = new;
+        simulate(8, async {
+            let array = start(&disks, options()).await.expect("assembled");
+            let member = array.status().await.expect("status").members.remove(1);
+            assert_ne!(member.condition, Condition::Active, "{layout} of {width}");
+            let io = array.open().await.expect("opened");
+            model.check(&*io).await.expect("read");
+        });
+    }
+}
+
 #[test]
 fn a_member_that_was_rolled_back_while_offline_is_rebuilt() {
     for same_session in [true, false] {

@@ -8,7 +8,7 @@
 
 use crate::assembly::create::zero;
 use crate::core::Core;
-use crate::format::geometry::{HEARTBEAT_AT, SUPER_AT};
+use crate::format::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
 use crate::format::superblock::{Condition, MAX_SPARES};
 use crate::io::locks::RowLocks;
 use crate::session::clock::Stamp;
@@ -157,18 +157,25 @@ impl Core {
         if info.size < self.geometry.end() {
             return Err(IoError::OutOfRange { offset: 0, len: self.geometry.end(), size: info.size });
         }
-        // Clear heartbeat, bitmap and journal of an earlier use, and a superblock of another array,
-        // which might have a higher generation. A spare of this array keeps its superblock until it
-        // is a member. A device that cannot be written fails here, while the previous device is
-        // still in use.
-        let from = if is_spare { HEARTBEAT_AT } else { SUPER_AT[0] };
-        zero(&io, from, self.geometry.sums_at()).await?;
+        // Clear bitmap and journal of an earlier use, and a superblock of another array, which might
+        // have a higher generation. A spare of this array keeps its superblock until it is a member.
+        // A device that cannot be written fails here, while the previous device is still in use. The
+        // heartbeat block is empty at no time: a host that has lost the array, and has this device,
+        // would write its own.
+        if !is_spare {
+            zero(&io, SUPER_AT[0], HEARTBEAT_AT).await?;
+        }
+        self.write_first_heartbeat(&io).await?;
+        zero(&io, HEARTBEAT_AT + BLOCK, self.geometry.sums_at()).await?;
         io.flush().await?;
         let _alone = self.spares.replacing.exclusive(index as u64).await;
         let member = &self.members[index];
         if is_spare && member.is_usable() {
             return Err(IoError::Aborted);
         }
+        // Again, since all of that may have taken long: a member whose heartbeat is older than the
+        // superblocks that record it cannot be told from one that was rolled back.
+        let first = self.write_first_heartbeat(&io).await?;
         if !member.is_missing() {
             // Other members may have been lost meanwhile.
             let still = || !self.members.cannot_lose(index);
@@ -184,10 +191,10 @@ impl Core {
         self.sums.forget(index);
         self.publish_with(|| {
             member.put(device, io);
-            // The heartbeat was cleared, so no other session uses the device.
+            // The heartbeat is of this session, so no other one uses the device.
             member.reach.looked(Stamp::now());
             member.state.replace(uuid);
-            member.confirmed.forget();
+            member.confirmed.forget(first);
             self.spares.remove(uuid);
             member.counts.set(crate::MemberCounts::default());
             self.enter(

@@ -76,10 +76,10 @@ impl ConfirmedBlocks {
         self.elapsed.set(elapsed);
     }
 
-    /// Another device has become the member: it has confirmed nothing. The session time stays, since
-    /// its first heartbeat is written with its superblock.
-    pub(crate) fn forget(&self) {
+    /// Another device has become the member: it has confirmed nothing but this session's first
+    /// heartbeat on it, which has this session time.
+    pub(crate) fn forget(&self, elapsed: Duration) {
         self.generation.set(0);
-        self.beat.set(0);
+        self.restart_beats(elapsed);
     }
 }

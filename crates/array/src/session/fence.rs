@@ -26,7 +26,7 @@ use crate::member::{Member, MemberResult};
 use crate::session::clock::Stamp;
 use crate::without::Mechanism;
 use futures_util::future::join_all;
-use longhaul_block::IoResult;
+use longhaul_block::{BlockIo, IoResult, WriteFlags};
 use longhaul_engine::{BufMut, now, sleep, timeout};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -170,6 +170,15 @@ impl Core {
         member.confirmed.restart_beats(beat.elapsed);
         member.reach.looked(looked.get());
         Ok(true)
+    }
+
+    /// Writes this session's first heartbeat to a device that is to become a member, durably; returns
+    /// its session time.
+    pub(crate) async fn write_first_heartbeat(&self, io: &Rc<dyn BlockIo>) -> IoResult<Duration> {
+        let beat = self.beat(0, false);
+        io.write(HEARTBEAT_AT, beat.encode(), WriteFlags::default()).await?;
+        io.flush().await?;
+        Ok(beat.elapsed)
     }
 }
 
