@@ -1,0 +1,230 @@
+//! A catalog in etcd, by its JSON gateway.
+//!
+//! Reads are linearizable: each is answered with what a majority of the members has.
+//!
+//! Invariants:
+//! - a transaction is sent once; it is sent again only if the first one certainly was not proposed;
+//! - what can be repeated without harm (reads, leases) is repeated on the other members.
+
+mod client;
+mod watch;
+
+use crate::error::{Error, Result};
+use crate::types::{Commit, Entry, Expect, LeaseId, Op, Revision, Snapshot, Txn};
+use crate::{Catalog, Watch};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use client::{Client, Fault};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Entries per request of a range: a page of small records is below a megabyte.
+const PAGE: usize = 1000;
+
+/// A catalog in etcd, which several hosts share.
+pub struct EtcdCatalog {
+    client: Arc<Client>,
+    prefix: Vec<u8>,
+}
+
+impl EtcdCatalog {
+    /// The catalog of the members `endpoints` (`HOST:PORT` or `http://HOST:PORT`). All keys get
+    /// `prefix` in etcd, so that others can use the same etcd. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// There is no endpoint, or one is not an address or asks for TLS.
+    pub fn new<S: AsRef<str>>(endpoints: &[S], prefix: &str) -> Result<EtcdCatalog> {
+        let client = Arc::new(Client::new(endpoints)?);
+        Ok(EtcdCatalog { client, prefix: prefix.as_bytes().to_vec() })
+    }
+
+    fn key(&self, key: &[u8]) -> String {
+        STANDARD.encode([&self.prefix, key].concat())
+    }
+
+    /// An entry of a reply.
+    fn entry(&self, kv: &Value) -> Result<Entry> {
+        let lease = number(&kv["lease"]);
+        Ok(Entry {
+            key: self.own(kv)?,
+            value: bytes(&kv["value"]).ok_or_else(|| self.client.garbled("a value"))?,
+            created: number(&kv["create_revision"]),
+            modified: number(&kv["mod_revision"]),
+            lease: (lease > 0).then_some(LeaseId(lease)),
+        })
+    }
+
+    /// The key of a reply, without the prefix.
+    fn own(&self, kv: &Value) -> Result<Vec<u8>> {
+        let key = bytes(&kv["key"]).and_then(|key| Some(key.strip_prefix(&*self.prefix)?.to_vec()));
+        key.ok_or_else(|| self.client.garbled("a key"))
+    }
+}
+
+/// A number: etcd writes those of 64 bits as text, and leaves out zero.
+fn number(value: &Value) -> u64 {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok()).unwrap_or(0)
+}
+
+/// Bytes in base64; empty ones are left out.
+fn bytes(value: &Value) -> Option<Vec<u8>> {
+    match value {
+        Value::Null => Some(Vec::new()),
+        value => STANDARD.decode(value.as_str()?).ok(),
+    }
+}
+
+/// The first key after all those that begin with `prefix`: etcd's end of a range.
+fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    // To the end of all keys.
+    vec![0]
+}
+
+fn compare(key: String, expect: Expect) -> Value {
+    match expect {
+        Expect::Absent => {
+            json!({ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" })
+        }
+        Expect::Present => {
+            json!({ "key": key, "target": "CREATE", "result": "GREATER", "create_revision": "0" })
+        }
+        Expect::Modified(revision) => {
+            let revision = revision.to_string();
+            json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision })
+        }
+    }
+}
+
+impl Catalog for EtcdCatalog {
+    fn name(&self) -> String {
+        self.client.name().to_owned()
+    }
+
+    fn commit(&self, txn: &Txn) -> Result<Commit> {
+        txn.check()?;
+        let compares: Vec<Value> =
+            txn.expectations.iter().map(|(key, expect)| compare(self.key(key), *expect)).collect();
+        let change = |(key, op): &(Vec<u8>, Op)| match op {
+            Op::Delete => json!({ "request_delete_range": { "key": self.key(key) } }),
+            Op::Put { value, lease } => {
+                let lease = lease.map_or(0, |lease| lease.0).to_string();
+                let value = STANDARD.encode(value);
+                json!({ "request_put": { "key": self.key(key), "value": value, "lease": lease } })
+            }
+        };
+        let changes: Vec<Value> = txn.changes.iter().map(change).collect();
+        let reply = self.client.once("kv/txn", &json!({ "compare": compares, "success": changes }));
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(Fault::Status { why }) if why.contains("lease not found") => {
+                let lease = txn.changes.iter().find_map(|(_, op)| match op {
+                    Op::Put { lease, .. } => *lease,
+                    Op::Delete => None,
+                });
+                return Err(Error::LeaseExpired(lease.unwrap_or(LeaseId(0))));
+            }
+            Err(fault) => return Err(self.client.error(fault)),
+        };
+        let revision = number(&reply["header"]["revision"]);
+        let done = reply["succeeded"].as_bool().unwrap_or(false);
+        Ok(if done { Commit::Done(revision) } else { Commit::Conflict(revision) })
+    }
+
+    fn range(&self, prefix: &[u8], at: Option<Revision>) -> Result<Snapshot> {
+        let whole = [&self.prefix, prefix].concat();
+        let end = STANDARD.encode(after(&whole));
+        // etcd has no empty key: the first one is a zero byte.
+        let mut next = if whole.is_empty() { vec![0] } else { whole };
+        let (mut revision, mut entries) = (at, Vec::new());
+        loop {
+            let request = json!({
+                "key": STANDARD.encode(&next), "range_end": end, "limit": PAGE.to_string(),
+                "revision": revision.unwrap_or(0).to_string(), "sort_order": "ASCEND", "sort_target": "KEY",
+            });
+            let reply = self.client.repeat("kv/range", &request).map_err(|fault| match fault {
+                Fault::Status { why } if why.contains("has been compacted") => {
+                    Error::Compacted { at: revision.unwrap_or(0) }
+                }
+                Fault::Status { why } if why.contains("future revision") => Error::Invalid(why),
+                fault => self.client.error(fault),
+            })?;
+            // Later pages are of the same revision as the first.
+            let revision = *revision.get_or_insert_with(|| number(&reply["header"]["revision"]));
+            for kv in reply["kvs"].as_array().into_iter().flatten() {
+                entries.push(self.entry(kv)?);
+            }
+            match entries.last() {
+                Some(last) if reply["more"].as_bool().unwrap_or(false) => {
+                    next = [&*self.prefix, &last.key, &[0]].concat();
+                }
+                _ => return Ok(Snapshot { revision, entries }),
+            }
+        }
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        let reply = self.client.repeat("kv/range", &json!({ "key": self.key(key) }));
+        let reply = reply.map_err(|fault| self.client.error(fault))?;
+        reply["kvs"].get(0).map(|kv| self.entry(kv)).transpose()
+    }
+
+    fn watch(&self, prefix: &[u8], from: Revision) -> Result<Box<dyn Watch>> {
+        let whole = [&self.prefix, prefix].concat();
+        Ok(Box::new(watch::start(Arc::clone(&self.client), whole, self.prefix.len(), from.max(1))))
+    }
+
+    fn grant(&self, ttl: Duration) -> Result<LeaseId> {
+        let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
+        // If the answer is lost, that lease is not used, and runs out.
+        let reply = self.client.repeat("lease/grant", &json!({ "TTL": seconds.max(1).to_string() }));
+        match number(&reply.map_err(|fault| self.client.error(fault))?["ID"]) {
+            0 => Err(self.client.garbled("a lease")),
+            id => Ok(LeaseId(id)),
+        }
+    }
+
+    fn keep(&self, lease: LeaseId) -> Result<Duration> {
+        let reply = self.client.repeat("lease/keepalive", &json!({ "ID": lease.0.to_string() }));
+        match number(&reply.map_err(|fault| self.client.error(fault))?["result"]["TTL"]) {
+            0 => Err(Error::LeaseExpired(lease)),
+            seconds => Ok(Duration::from_secs(seconds)),
+        }
+    }
+
+    fn revoke(&self, lease: LeaseId) -> Result<()> {
+        match self.client.repeat("lease/revoke", &json!({ "ID": lease.0.to_string() })) {
+            Ok(_) => Ok(()),
+            Err(Fault::Status { why }) if why.contains("lease not found") => Ok(()),
+            Err(fault) => Err(self.client.error(fault)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_ends_after_its_prefix() {
+        for (prefix, end) in [(&b"a"[..], &b"b"[..]), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")] {
+            assert_eq!(after(prefix), end);
+        }
+    }
+
+    #[test]
+    fn values_of_replies_are_read() {
+        assert_eq!(number(&json!("12")), 12);
+        assert_eq!(number(&json!(12)), 12);
+        assert_eq!((number(&Value::Null), number(&json!("x"))), (0, 0));
+        assert_eq!(bytes(&json!("AP8=")), Some(vec![0, 255]));
+        assert_eq!((bytes(&Value::Null), bytes(&json!("?"))), (Some(Vec::new()), None));
+    }
+}

@@ -1,0 +1,151 @@
+//! The tables of the file, and reading them.
+
+use super::failed;
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::types::{Entry, Event, LeaseId, Revision, Snapshot};
+use redb::{ReadOnlyTable, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition};
+use std::collections::BTreeMap;
+
+/// An entry: revision that made it, revision that put it, lease (zero for none), value.
+pub(super) type Row = (u64, u64, u64, &'static [u8]);
+/// A change: key, value put (`None` for a deletion), and the entry before it.
+pub(super) type Change = (&'static [u8], Option<&'static [u8]>, Option<Row>);
+/// A lease: time to live and end, in milliseconds, and the start of the host that the end counts from.
+pub(super) type LeaseRow = (u64, u64, &'static str);
+
+/// Counters, by the names below.
+pub(super) const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
+/// Entries by key.
+pub(super) const ENTRIES: TableDefinition<&[u8], Row> = TableDefinition::new("entries");
+/// Changes by revision, and their number within it.
+pub(super) const HISTORY: TableDefinition<(u64, u32), Change> = TableDefinition::new("history");
+/// Leases by identifier.
+pub(super) const LEASES: TableDefinition<u64, LeaseRow> = TableDefinition::new("leases");
+/// The keys of each lease.
+pub(super) const LEASED: TableDefinition<(u64, &[u8]), ()> = TableDefinition::new("leased");
+
+/// Version of these tables.
+pub(super) const FORMAT: u64 = 1;
+/// Counter: the version.
+pub(super) const VERSION: &str = "version";
+/// Counter: the newest revision.
+pub(super) const REVISION: &str = "revision";
+/// Counter: the oldest revision whose state can still be read.
+pub(super) const OLDEST: &str = "oldest";
+/// Counter: leases granted.
+pub(super) const GRANTED: &str = "granted";
+
+/// Whether a lease has run out.
+pub(super) fn is_over((_, end, boot): (u64, u64, &str), clock: &dyn Clock) -> bool {
+    boot != clock.boot() || u128::from(end) <= clock.now().as_millis()
+}
+
+/// The tables, for reading.
+pub(super) struct Reading {
+    name: String,
+    counters: ReadOnlyTable<&'static str, u64>,
+    entries: ReadOnlyTable<&'static [u8], Row>,
+    history: ReadOnlyTable<(u64, u32), Change>,
+    leases: ReadOnlyTable<u64, LeaseRow>,
+}
+
+fn entry(key: &[u8], (created, modified, lease, value): (u64, u64, u64, &[u8])) -> Entry {
+    let lease = (lease > 0).then_some(LeaseId(lease));
+    Entry { key: key.to_vec(), value: value.to_vec(), created, modified, lease }
+}
+
+impl Reading {
+    pub(super) fn open(txn: &ReadTransaction, name: &str) -> Result<Reading> {
+        let failed = |e: redb::TableError| failed(name, "read", e);
+        Ok(Reading {
+            name: name.to_owned(),
+            counters: txn.open_table(COUNTERS).map_err(failed)?,
+            entries: txn.open_table(ENTRIES).map_err(failed)?,
+            history: txn.open_table(HISTORY).map_err(failed)?,
+            leases: txn.open_table(LEASES).map_err(failed)?,
+        })
+    }
+
+    fn failed(&self, e: redb::StorageError) -> Error {
+        failed(&self.name, "read", e)
+    }
+
+    fn counter(&self, name: &str) -> Result<u64> {
+        let found = self.counters.get(name).map_err(|e| self.failed(e))?;
+        Ok(found.map_or(0, |value| value.value()))
+    }
+
+    /// Whether there is a lease that has run out.
+    pub(super) fn is_due(&self, clock: &dyn Clock) -> Result<bool> {
+        for row in self.leases.iter().map_err(|e| self.failed(e))? {
+            if is_over(row.map_err(|e| self.failed(e))?.1.value(), clock) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    pub(super) fn lease_count(&self) -> Result<usize> {
+        let count = self.leases.len().map_err(|e| self.failed(e))?;
+        Ok(usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
+        let found = self.entries.get(key).map_err(|e| self.failed(e))?;
+        Ok(found.map(|row| entry(key, row.value())))
+    }
+
+    /// Refuses a revision whose later changes are not all kept.
+    pub(super) fn check_kept(&self, at: Revision) -> Result<()> {
+        let (at, oldest) = (at.max(1), self.counter(OLDEST)?);
+        if at < oldest { Err(Error::Compacted { at }) } else { Ok(()) }
+    }
+
+    /// The newest entries, from which the changes since `at` are undone, the newest first.
+    pub(super) fn range(&self, prefix: &[u8], at: Option<Revision>) -> Result<Snapshot> {
+        let newest = self.counter(REVISION)?;
+        let revision = at.unwrap_or(newest);
+        self.check_kept(revision)?;
+        if revision > newest {
+            return Err(Error::Invalid(format!("revision {revision} is to come; the newest is {newest}")));
+        }
+        let mut entries = BTreeMap::new();
+        for row in self.entries.range::<&[u8]>(prefix..).map_err(|e| self.failed(e))? {
+            let (key, row) = row.map_err(|e| self.failed(e))?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            entries.insert(key.value().to_vec(), entry(key.value(), row.value()));
+        }
+        if revision < newest {
+            let later = self.history.range((revision + 1, 0)..).map_err(|e| self.failed(e))?;
+            for change in later.rev() {
+                let change = change.map_err(|e| self.failed(e))?.1;
+                let (key, _, before) = change.value();
+                if key.starts_with(prefix) {
+                    match before {
+                        None => entries.remove(key),
+                        Some(row) => entries.insert(key.to_vec(), entry(key, row)),
+                    };
+                }
+            }
+        }
+        Ok(Snapshot { revision, entries: entries.into_values().collect() })
+    }
+
+    /// The newest revision, and the changes of `from` and later.
+    pub(super) fn changes(&self, prefix: &[u8], from: Revision) -> Result<(Revision, Vec<Event>)> {
+        self.check_kept(from)?;
+        let mut events = Vec::new();
+        for change in self.history.range((from, 0)..).map_err(|e| self.failed(e))? {
+            let (at, change) = change.map_err(|e| self.failed(e))?;
+            let (key, value, _) = change.value();
+            if key.starts_with(prefix) {
+                let value = value.map(<[u8]>::to_vec);
+                events.push(Event { revision: at.value().0, key: key.to_vec(), value });
+            }
+        }
+        Ok((self.counter(REVISION)?, events))
+    }
+}

@@ -1,0 +1,107 @@
+//! A catalog: keys and values with revisions, which several hosts change together.
+//!
+//! [`Catalog`] is what the pools need of a store, and no more: transactions of several keys that are
+//! conditional on revisions, ranges by prefix as of a revision, watches from a revision, and leases,
+//! whose keys vanish when their holder does not keep them. It has two engines:
+//!
+//! | engine | for | survives |
+//! |---|---|---|
+//! | [`FileCatalog`] | the processes of one host: one file (`redb`), without a server | a crash at any write |
+//! | [`EtcdCatalog`] | several hosts: etcd 3.4 or later, by its JSON gateway | the loss of a minority of its members |
+//!
+//! Both pass the same tests (`tests/conformance.rs`), so that code above does not know which one it has.
+//!
+//! ```
+//! use longhaul_catalog::{Catalog, Commit, Expect, FileCatalog, Txn};
+//!
+//! let catalog = FileCatalog::in_memory()?;
+//! let first = Txn::new().expect(b"pool/a", Expect::Absent).put(b"pool/a", b"1");
+//! assert!(matches!(catalog.commit(&first)?, Commit::Done(_)));
+//! assert!(matches!(catalog.commit(&first)?, Commit::Conflict(_)));
+//! let found = catalog.range(b"pool/", None)?;
+//! assert_eq!(found.entries[0].value, b"1");
+//! # Ok::<(), longhaul_catalog::Error>(())
+//! ```
+//!
+//! All calls block; none of them belongs on the data path.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod error;
+mod etcd;
+mod file;
+mod types;
+
+pub use clock::{Clock, HostClock, ManualClock};
+pub use error::{Error, Result};
+pub use etcd::EtcdCatalog;
+pub use file::{FileCatalog, Options as FileOptions};
+pub use types::{
+    Commit, Entry, Event, Expect, LeaseId, MAX_OPERATIONS, MAX_TRANSACTION, Op, Revision, Snapshot, Txn,
+};
+
+use std::time::Duration;
+
+/// A store of keys and values that several processes or hosts change together.
+pub trait Catalog: Send + Sync {
+    /// What the catalog is, for messages: a path, or addresses.
+    fn name(&self) -> String;
+
+    /// Makes all changes of a transaction if all its expectations hold, and otherwise none.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if the transaction may or may not have been made: read again, then decide.
+    /// [`Error::LeaseExpired`] if it puts a key under a lease that has run out; nothing is changed then.
+    /// [`Error::Invalid`] for a transaction that names a key twice or is too large.
+    fn commit(&self, txn: &Txn) -> Result<Commit>;
+
+    /// The entries whose keys begin with `prefix`, sorted by key, all as of one revision: `at`, or
+    /// the newest one.
+    ///
+    /// # Errors
+    /// [`Error::Compacted`] if the entries as of `at` are not kept any more.
+    fn range(&self, prefix: &[u8], at: Option<Revision>) -> Result<Snapshot>;
+
+    /// The entry of one key, as of now.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    fn get(&self, key: &[u8]) -> Result<Option<Entry>>;
+
+    /// Begins to watch the keys that begin with `prefix`: all changes of revision `from` or later,
+    /// in their order.
+    ///
+    /// # Errors
+    /// [`Error::Compacted`], here or from the watch, if changes as of `from` are not kept any more.
+    fn watch(&self, prefix: &[u8], from: Revision) -> Result<Box<dyn Watch>>;
+
+    /// Makes a lease that runs out `ttl` after it was made or last kept; a store may round it up, by
+    /// seconds.
+    ///
+    /// # Errors
+    /// The catalog cannot be written.
+    fn grant(&self, ttl: Duration) -> Result<LeaseId>;
+
+    /// Keeps a lease: it runs out a whole time to live from now, which is returned.
+    ///
+    /// # Errors
+    /// [`Error::LeaseExpired`] if it has run out.
+    fn keep(&self, lease: LeaseId) -> Result<Duration>;
+
+    /// Ends a lease, and deletes its keys. One that has run out already is not an error.
+    ///
+    /// # Errors
+    /// The catalog cannot be written.
+    fn revoke(&self, lease: LeaseId) -> Result<()>;
+}
+
+/// The changes of a part of a catalog, in their order.
+pub trait Watch: Send {
+    /// Waits until there are changes, for `wait` at most, and returns them: all those of a revision
+    /// at once. An empty list means that the time is over.
+    ///
+    /// # Errors
+    /// [`Error::Compacted`] if changes were lost because the watch was too slow: read the range again.
+    fn next(&mut self, wait: Duration) -> Result<Vec<Event>>;
+}

@@ -1,0 +1,122 @@
+//! etcd, for tests.
+
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use longhaul_catalog::EtcdCatalog;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Members of an etcd on loopback, which end with it.
+pub(crate) struct Etcd {
+    members: Vec<Option<Child>>,
+    pub(crate) endpoints: Vec<String>,
+    _dir: tempfile::TempDir,
+}
+
+/// Times that members are started, each time on other ports: other processes take ports, too.
+const TRIES: usize = 5;
+
+impl Etcd {
+    /// Starts `count` members; `None` where etcd is not installed.
+    pub(crate) fn start(count: usize) -> Option<Etcd> {
+        let installed = Command::new("etcd").arg("--version").stdout(Stdio::null()).status();
+        installed.ok().filter(std::process::ExitStatus::success)?;
+        let etcd = (0..TRIES).find_map(|_| Etcd::try_start(count));
+        Some(etcd.expect("etcd starts"))
+    }
+
+    fn try_start(count: usize) -> Option<Etcd> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let ports = free_ports(count * 2);
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let (clients, peers) = ports.split_at(count);
+        let cluster: Vec<String> =
+            peers.iter().enumerate().map(|(i, port)| format!("m{i}={}", url(*port))).collect();
+        let member = |i: usize| {
+            let (client, peer) = (url(clients[i]), url(peers[i]));
+            let log = std::fs::File::create(log(dir.path(), i)).expect("created");
+            Command::new("etcd")
+                .args(["--name", &format!("m{i}"), "--initial-cluster", &cluster.join(",")])
+                .arg("--data-dir")
+                .arg(dir.path().join(format!("m{i}")))
+                .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+                .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+                // A slow machine, with many tests at once, is not a member that is gone.
+                .args(["--heartbeat-interval", "200", "--election-timeout", "2000", "--unsafe-no-fsync"])
+                .env_remove("ETCD_UNSUPPORTED_ARCH")
+                .stdout(Stdio::null())
+                .stderr(log)
+                .spawn()
+                .expect("etcd runs")
+        };
+        let members = (0..count).map(|i| Some(member(i))).collect();
+        let endpoints = clients.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let mut etcd = Etcd { members, endpoints, _dir: dir };
+        etcd.is_up().then_some(etcd)
+    }
+
+    /// Waits until etcd serves, or a member has ended because its port was taken.
+    fn is_up(&mut self) -> bool {
+        use longhaul_catalog::Catalog;
+        loop {
+            let ended = |member: &mut Child| member.try_wait().expect("waited").is_some();
+            if self.members.iter_mut().flatten().any(ended) {
+                return false;
+            }
+            if self.catalog("").get(b"up").is_ok() {
+                return true;
+            }
+        }
+    }
+
+    pub(crate) fn catalog(&self, prefix: &str) -> EtcdCatalog {
+        EtcdCatalog::new(&self.endpoints, prefix).expect("addresses")
+    }
+
+    /// Sends a request of its own to a member.
+    pub(crate) fn ask(
+        &self,
+        member: usize,
+        path: &str,
+        request: &serde_json::Value,
+    ) -> Option<serde_json::Value> {
+        let url = format!("http://{}/v3/{path}", self.endpoints[member]);
+        let mut reply = ureq::post(&url).send(request.to_string()).ok()?;
+        serde_json::from_str(&reply.body_mut().read_to_string().ok()?).ok()
+    }
+
+    /// Kills the member that leads, as a crash does, and returns its number.
+    pub(crate) fn kill_leader(&mut self) -> usize {
+        loop {
+            for i in 0..self.members.len() {
+                let Some(reply) = self.ask(i, "maintenance/status", &serde_json::json!({})) else { continue };
+                let leads = reply["leader"].is_string() && reply["leader"] == reply["header"]["member_id"];
+                if leads && let Some(mut member) = self.members[i].take() {
+                    member.kill().expect("killed");
+                    member.wait().expect("waited");
+                    return i;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        for member in self.members.iter_mut().flatten() {
+            let _ = member.kill();
+            let _ = member.wait();
+        }
+    }
+}
+
+fn log(dir: &Path, member: usize) -> PathBuf {
+    dir.join(format!("m{member}.log"))
+}
+
+fn free_ports(count: usize) -> Vec<u16> {
+    let held: Vec<TcpListener> =
+        (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+    held.iter().map(|listener| listener.local_addr().expect("bound").port()).collect()
+}
