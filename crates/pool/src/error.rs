@@ -1,0 +1,105 @@
+//! Errors of pools.
+
+use crate::place::Shortage;
+use crate::spaces::SpaceError;
+use longhaul_block::units::format_size;
+
+/// The result of a call to a pool.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a pool did not do as asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A name cannot be used.
+    #[error("'{name}' cannot be the name of a {what}: {why}")]
+    Name {
+        /// `pool` or `volume`.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The name is taken.
+    #[error("there is a {what} called {name} already: choose another name")]
+    Exists {
+        /// `pool` or `volume`.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// There is no such thing.
+    #[error("there is no {what} called {name} in {place}")]
+    NotFound {
+        /// `pool`, `volume` or `target`.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The pool or catalog that was looked in.
+        place: String,
+    },
+    /// It is in use.
+    #[error("{what} is not removed: {why}")]
+    InUse {
+        /// What was to be removed.
+        what: String,
+        /// What uses it.
+        why: String,
+    },
+    /// No volume can have this shape.
+    #[error("no volume can be made so: {0}")]
+    Shape(String),
+    /// A limit would be exceeded.
+    #[error(
+        "{} more would exceed the limit of {owner}, {}, of which {} are taken: remove volumes, or ask for less",
+        format_size(*asked), format_size(*limit), format_size(*taken)
+    )]
+    Quota {
+        /// The pool, or a job.
+        owner: String,
+        /// Bytes of the new namespaces.
+        asked: u64,
+        /// Bytes that are allowed.
+        limit: u64,
+        /// Bytes that are taken.
+        taken: u64,
+    },
+    /// The members cannot be placed.
+    #[error("{0}")]
+    Shortage(Shortage),
+    /// A target did not do as asked.
+    #[error("cannot {attempted} at target {address}: {source}")]
+    Space {
+        /// What was attempted.
+        attempted: &'static str,
+        /// Address of the target.
+        address: String,
+        /// What happened.
+        source: SpaceError,
+    },
+    /// A target belongs to something else.
+    #[error("target {address} is not used: {why}")]
+    Foreign {
+        /// Address of the target.
+        address: String,
+        /// What it belongs to.
+        why: String,
+    },
+    /// Another host has taken over what this one was doing: its lease had run out.
+    #[error("volume {0} was undone by another host, as this one did not keep its lease: try again")]
+    Overtaken(String),
+    /// Other hosts change the pool all the time.
+    #[error("pool {0} was changed by other hosts each time: try again")]
+    Contended(String),
+    /// A record cannot be read.
+    #[error("{what} cannot be used: {why}")]
+    Format {
+        /// The record.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The catalog did not do as asked.
+    #[error(transparent)]
+    Catalog(#[from] longhaul_catalog::Error),
+}

@@ -1,0 +1,257 @@
+//! Making a catalog again from the labels at the targets.
+
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::label::Label;
+use crate::name::check_name;
+use crate::pool::{Host, Pool, each, wall_time};
+use crate::record::{
+    Intent, IntentKind, Member, PoolRecord, Quota, TargetRecord, Usage, VolumeRecord, VolumeState, encode,
+};
+use crate::shape::VolumeLayout;
+use crate::spaces::Namespace;
+use longhaul_catalog::{Expect, Txn};
+use std::collections::{BTreeMap, BTreeSet};
+use uuid::Uuid;
+
+/// Records in one transaction: those of the widest volumes, 10 KiB each, are far below its limit.
+const CHUNK: usize = 32;
+
+/// What an import has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Import {
+    /// Volumes whose members are all there.
+    pub whole: Vec<String>,
+    /// Volumes that lack members.
+    pub missing: Vec<Missing>,
+    /// Names that two volumes had: the second one got this one.
+    pub renamed: Vec<(String, String)>,
+    /// Volumes that were never published: a recovery removes their namespaces.
+    pub left_over: usize,
+    /// Labels that cannot be read: address, and why. They are left alone.
+    pub unreadable: Vec<(String, String)>,
+}
+
+/// A volume that lacks members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Name of the volume.
+    pub volume: String,
+    /// Members that were not found; spares are not among them.
+    pub members: Vec<usize>,
+    /// Its redundancy makes up for them.
+    pub is_usable: bool,
+}
+
+/// A namespace with its label, and its target.
+type Found = (usize, Namespace, Label);
+
+/// Makes the records of a pool from the labels of its namespaces at the targets `addresses`. `wanted` is its
+/// name or UUID, for targets that have several pools; the pool is called `name` then, or as its
+/// labels say.
+///
+/// # Errors
+/// The catalog has the pool; a target cannot be reached; there are labels of no pool, or of several.
+pub fn import(
+    host: &Host,
+    addresses: &[String],
+    wanted: Option<&str>,
+    name: Option<&str>,
+) -> Result<(Pool, Import)> {
+    let mut targets = look(host, addresses)?;
+    let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+    for (at, (target, namespaces)) in targets.iter_mut().enumerate() {
+        for namespace in std::mem::take(namespaces) {
+            match namespace.label.clone() {
+                Some(Ok(label)) => found.push((at, namespace, label)),
+                Some(Err(why)) => unreadable.push((target.address.clone(), why)),
+                None => {}
+            }
+        }
+    }
+    let record = choose(&found, wanted, name)?;
+    found.retain(|(_, _, label)| label.pool == record.uuid);
+    for (at, _, label) in &found {
+        targets[*at].0.domain.clone_from(&label.domain);
+    }
+    let targets: Vec<TargetRecord> = targets.into_iter().map(|(target, _)| target).collect();
+    let pool = Pool { host: host.clone(), record };
+    let mut import =
+        Import { whole: Vec::new(), missing: Vec::new(), renamed: Vec::new(), left_over: 0, unreadable };
+    let (volumes, intents) = gather(host, &targets, found, &mut import)?;
+    write(&pool, &targets, &volumes, &intents)?;
+    Ok((pool, import))
+}
+
+/// All targets with their namespaces.
+fn look(host: &Host, addresses: &[String]) -> Result<Vec<(TargetRecord, Vec<Namespace>)>> {
+    let looked = each(addresses, |address| {
+        let failed = |source| Error::Space { attempted: "look", address: address.clone(), source };
+        let space = host.spaces.space(address).map_err(failed)?;
+        let namespaces = host.spaces.list(address).map_err(failed)?;
+        // Each its own failure domain, unless a label says more.
+        let (address, domain) = (address.clone(), address.clone());
+        Ok((TargetRecord { id: space.id, address, domain, capacity: space.capacity }, namespaces))
+    });
+    let looked = looked.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
+    for (target, _) in &looked {
+        if let Some(other) = seen.insert(&target.id, &target.address) {
+            let why = format!("it has the identity of target {other}: a copy of its disk, or the same one");
+            return Err(Error::Foreign { address: target.address.clone(), why });
+        }
+    }
+    Ok(looked)
+}
+
+/// The pool that is meant.
+fn choose(found: &[Found], wanted: Option<&str>, name: Option<&str>) -> Result<PoolRecord> {
+    let mut pools: BTreeMap<Uuid, &str> = BTreeMap::new();
+    for (_, _, label) in found {
+        pools.insert(label.pool, &label.pool_name);
+    }
+    let place = || "the labels of these targets".to_owned();
+    if let Some(wanted) = wanted {
+        pools.retain(|uuid, name| *name == wanted || uuid.to_string() == wanted);
+        if pools.is_empty() {
+            return Err(Error::NotFound { what: "pool", name: wanted.to_owned(), place: place() });
+        }
+    }
+    let (uuid, found_name) = match pools.pop_first() {
+        Some(first) if pools.is_empty() => first,
+        Some((uuid, name)) => {
+            let all = std::iter::once((uuid, name)).chain(pools);
+            let all: Vec<String> = all.map(|(uuid, name)| format!("{name} ({uuid})")).collect();
+            let why = format!("there are several pools: name one of {}", all.join(", "));
+            return Err(Error::Foreign { address: place(), why });
+        }
+        None => {
+            let name = "of any name".to_owned();
+            return Err(Error::NotFound { what: "pool", name, place: place() });
+        }
+    };
+    let name = name.unwrap_or(found_name).to_owned();
+    check_name("pool", &name)?;
+    Ok(PoolRecord { uuid, name, quota: Quota::default() })
+}
+
+/// Puts namespaces together to volumes, and what was never published to intents.
+fn gather(
+    host: &Host,
+    targets: &[TargetRecord],
+    found: Vec<Found>,
+    import: &mut Import,
+) -> Result<(Vec<VolumeRecord>, Vec<Intent>)> {
+    let mut parts: BTreeMap<Uuid, Vec<Found>> = BTreeMap::new();
+    for part in found {
+        parts.entry(part.2.volume).or_default().push(part);
+    }
+    let (mut volumes, mut intents, mut names) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (uuid, parts) in parts {
+        let Some((_, _, label)) = parts.iter().max_by_key(|(_, _, label)| label.renames) else { continue };
+        let mut volume = VolumeRecord {
+            uuid,
+            name: label.name.clone(),
+            renames: label.renames,
+            shape: label.shape,
+            members: vec![Member { target: String::new(), namespace: None }; label.shape.members()],
+            array: array_of(host, targets, &parts)?,
+            hosts: label.hosts.clone(),
+            job: label.job.clone(),
+            expires: label.expires,
+            state: VolumeState::Ready,
+        };
+        for (at, namespace, label) in &parts {
+            if let Some(member) = volume.members.get_mut(label.index) {
+                *member = Member { target: targets[*at].id.clone(), namespace: Some(namespace.uuid) };
+            }
+        }
+        // An array is made before the volume is published, over all of its members.
+        if volume.array.is_none() && volume.shape.layout != VolumeLayout::Single {
+            import.left_over += 1;
+            let (host, since) = ("an import".to_owned(), wall_time());
+            intents.push(Intent { uuid: Uuid::new_v4(), kind: IntentKind::Remove, volume, host, since });
+            continue;
+        }
+        if !names.insert(volume.name.clone()) || check_name("volume", &volume.name).is_err() {
+            let to = format!("volume-{uuid}");
+            import.renamed.push((std::mem::replace(&mut volume.name, to.clone()), to.clone()));
+            names.insert(to);
+        }
+        let lost: Vec<usize> =
+            (0..volume.shape.width).filter(|i| volume.members[*i].namespace.is_none()).collect();
+        if lost.is_empty() {
+            import.whole.push(volume.name.clone());
+        } else {
+            let is_usable = lost.len() <= volume.shape.redundancy();
+            import.missing.push(Missing { volume: volume.name.clone(), members: lost, is_usable });
+        }
+        volumes.push(volume);
+    }
+    import.whole.sort_unstable();
+    import.missing.sort_unstable_by(|a, b| a.volume.cmp(&b.volume));
+    Ok((volumes, intents))
+}
+
+/// The array that the namespaces of a volume have a superblock of.
+fn array_of(host: &Host, targets: &[TargetRecord], parts: &[Found]) -> Result<Option<Uuid>> {
+    for (at, namespace, label) in parts {
+        if label.shape.layout == VolumeLayout::Single {
+            return Ok(None);
+        }
+        let address = &targets[*at].address;
+        let failed =
+            |source| Error::Space { attempted: "read a namespace", address: address.clone(), source };
+        if let Some(array) = host.spaces.array_on(address, namespace.uuid).map_err(failed)? {
+            return Ok(Some(array));
+        }
+    }
+    Ok(None)
+}
+
+/// Writes all records, the name of the pool last: before that it is not there, and an import that
+/// was interrupted is made again.
+fn write(pool: &Pool, targets: &[TargetRecord], volumes: &[VolumeRecord], intents: &[Intent]) -> Result<()> {
+    let (uuid, name) = (pool.uuid(), keys::pool(&pool.record.name));
+    let catalog = &pool.host.catalog;
+    let exists = || Error::Exists { what: "pool", name: pool.record.name.clone() };
+    if catalog.get(&name)?.is_some() {
+        return Err(exists());
+    }
+    for known in pool.host.pools()? {
+        let known = Pool::open(&pool.host, &known)?.record;
+        if known.uuid == uuid {
+            return Err(Error::Exists { what: "pool", name: known.name });
+        }
+    }
+    let mut usage = Usage::default();
+    let mut records = Vec::new();
+    for target in targets {
+        records.push((keys::target(uuid, &target.id), encode(target)));
+    }
+    for volume in volumes {
+        usage.add(volume);
+        records.push((keys::volume(uuid, &volume.name), encode(volume)));
+    }
+    for intent in intents {
+        usage.add(&intent.volume);
+        records.push((keys::intent(uuid, &intent.uuid.to_string()), encode(intent)));
+    }
+    // Of an import that was interrupted.
+    let old = catalog.range(&keys::all(uuid), None)?.entries;
+    for chunk in old.chunks(CHUNK) {
+        let txn = chunk.iter().fold(Txn::new().expect(&name, Expect::Absent), |txn, e| txn.delete(&e.key));
+        pool.host.commit(&txn, || Ok(false))?;
+    }
+    for chunk in records.chunks(CHUNK) {
+        let txn = Txn::new().expect(&name, Expect::Absent);
+        let txn = chunk.iter().fold(txn, |txn, (key, value)| txn.put(key, value));
+        if !pool.host.commit(&txn, || Ok(false))? {
+            return Err(exists());
+        }
+    }
+    let txn = Txn::new().expect(&name, Expect::Absent).put(&name, &encode(&pool.record));
+    let txn = txn.put(&keys::usage(uuid), &encode(&usage));
+    let is_made = || Ok(catalog.get(&name)?.is_some_and(|entry| entry.value == encode(&pool.record)));
+    if pool.host.commit(&txn, is_made)? { Ok(()) } else { Err(exists()) }
+}

@@ -1,0 +1,83 @@
+//! The label of a namespace: what it is a part of, written at the target.
+
+use crate::error::Result;
+use crate::record::{VolumeRecord, decode, encode};
+use crate::shape::Shape;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// What a namespace is a part of: all that a lost catalog is made again from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Label {
+    /// Identifies the pool.
+    pub pool: Uuid,
+    /// Name of the pool when the label was written.
+    pub pool_name: String,
+    /// Failure domain of the target.
+    pub domain: String,
+    /// Identifies the volume.
+    pub volume: Uuid,
+    /// Name of the volume when the label was written.
+    pub name: String,
+    /// Number of times that the volume has been renamed: the highest has the name.
+    pub renames: u64,
+    /// Which member it is, from zero; spares follow the members.
+    pub index: usize,
+    /// Shape of the volume.
+    pub shape: Shape,
+    /// NQNs of the hosts that may use it; of all hosts if empty.
+    pub hosts: Vec<String>,
+    /// The job that it was made for.
+    pub job: Option<String>,
+    /// When it may be removed, in seconds since 1970.
+    pub expires: Option<u64>,
+}
+
+impl Label {
+    /// The label of member `index` of a volume.
+    pub(crate) fn of(volume: &VolumeRecord, pool: (Uuid, &str), domain: &str, index: usize) -> Label {
+        Label {
+            pool: pool.0,
+            pool_name: pool.1.to_owned(),
+            domain: domain.to_owned(),
+            volume: volume.uuid,
+            name: volume.name.clone(),
+            renames: volume.renames,
+            index,
+            shape: volume.shape,
+            hosts: volume.hosts.clone(),
+            job: volume.job.clone(),
+            expires: volume.expires,
+        }
+    }
+
+    /// The label as text, with its version.
+    pub fn to_text(&self) -> String {
+        String::from_utf8_lossy(&encode(self)).into_owned()
+    }
+
+    /// Reads a label.
+    ///
+    /// # Errors
+    /// [`Error::Format`](crate::Error::Format) for one of a later version, or one that is damaged.
+    pub fn parse(text: &str) -> Result<Label> {
+        decode("the label of a namespace", text.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    #[test]
+    fn a_label_is_read_back_and_its_form_is_fixed() {
+        let text = r#"{"format":1,"pool":"00000000-0000-0000-0000-000000000001","pool_name":"p","domain":"r1","volume":"00000000-0000-0000-0000-000000000002","name":"v","renames":3,"index":4,"shape":{"layout":"double-parity","width":6,"spares":1,"unit":262144,"size":1099511627776,"member_size":275951648768},"hosts":["nqn.2014-08.org.example:a"],"job":"4711","expires":1790000000}"#;
+        let label = Label::parse(text).expect("read");
+        assert_eq!((label.index, label.shape.width, label.expires), (4, 6, Some(1_790_000_000)));
+        assert_eq!(label.to_text(), text);
+        let later = text.replace("\"format\":1", "\"format\":2");
+        assert!(matches!(Label::parse(&later), Err(Error::Format { .. })));
+        assert!(matches!(Label::parse(&text[..80]), Err(Error::Format { .. })));
+    }
+}

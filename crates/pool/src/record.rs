@@ -1,0 +1,225 @@
+//! Records in the catalog: JSON with a version.
+
+use crate::error::{Error, Result};
+use crate::shape::Shape;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// Version of all records and labels.
+const FORMAT: u64 = 1;
+
+/// A record with its version, which stands first.
+#[derive(Serialize)]
+struct Versioned<'a, T> {
+    format: u64,
+    #[serde(flatten)]
+    record: &'a T,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    format: u64,
+}
+
+/// A record as JSON.
+pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    // unwrap: the records have text for keys, and writing to memory does not fail.
+    serde_json::to_vec(&Versioned { format: FORMAT, record }).unwrap_or_default()
+}
+
+/// Reads a record, which `what` names in messages.
+pub(crate) fn decode<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T> {
+    let refuse = |why: String| Error::Format { what: what.to_owned(), why };
+    let damaged = |e: serde_json::Error| refuse(format!("it is damaged: {e}"));
+    let version: Version = serde_json::from_slice(bytes).map_err(damaged)?;
+    if version.format != FORMAT {
+        let found = version.format;
+        return Err(refuse(format!("its version is {found}, and this program knows version {FORMAT}")));
+    }
+    serde_json::from_slice(bytes).map_err(damaged)
+}
+
+/// A pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolRecord {
+    /// Identifies the pool, whatever its name.
+    pub uuid: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Limits.
+    pub quota: Quota,
+}
+
+/// Limits of a pool, in bytes of namespaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    /// Of all volumes.
+    pub pool: Option<u64>,
+    /// Of the volumes of each job.
+    pub job: Option<u64>,
+}
+
+/// A target of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetRecord {
+    /// Identity of its space: a target that moves to another address keeps it.
+    pub id: String,
+    /// Where it is.
+    pub address: String,
+    /// What fails together with it.
+    pub domain: String,
+    /// Bytes of its space when it was added.
+    pub capacity: u64,
+}
+
+/// A part of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Identity of the target; empty if it was not found at an import.
+    pub target: String,
+    /// UUID of the namespace, once it was made.
+    pub namespace: Option<Uuid>,
+}
+
+/// Whether a volume can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeState {
+    /// It is being made; its name is taken.
+    Creating,
+    /// It can be used.
+    Ready,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeRecord {
+    /// Identifies the volume, whatever its name.
+    pub uuid: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Number of times that it has been renamed.
+    pub renames: u64,
+    /// How it lies on its members.
+    pub shape: Shape,
+    /// Members, then spares.
+    pub members: Vec<Member>,
+    /// The array over the members; none for a single namespace.
+    pub array: Option<Uuid>,
+    /// NQNs of the hosts that may use it; all hosts if empty.
+    pub hosts: Vec<String>,
+    /// The job that it was made for.
+    pub job: Option<String>,
+    /// When it may be removed, in seconds since 1970.
+    pub expires: Option<u64>,
+    /// Whether it can be used.
+    pub state: VolumeState,
+}
+
+/// What is done to a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IntentKind {
+    /// It is being made; undone if its host is lost.
+    Create,
+    /// It is being removed; continued by any host.
+    Remove,
+}
+
+/// A volume that is being made or removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intent {
+    /// Identifies the intent.
+    pub uuid: Uuid,
+    /// What is done.
+    pub kind: IntentKind,
+    /// The volume; of one that is being removed, the members that are left.
+    pub volume: VolumeRecord,
+    /// The host that began it.
+    pub host: String,
+    /// When, in seconds since 1970 by that host's clock.
+    pub since: u64,
+}
+
+/// Bytes of namespaces that are promised, made or not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// By target.
+    pub targets: BTreeMap<String, u64>,
+    /// By job.
+    pub jobs: BTreeMap<String, u64>,
+}
+
+impl Usage {
+    /// Adds the members of a volume.
+    pub(crate) fn add(&mut self, volume: &VolumeRecord) {
+        let size = volume.shape.member_size;
+        for member in volume.members.iter().filter(|member| !member.target.is_empty()) {
+            *self.targets.entry(member.target.clone()).or_default() += size;
+            if let Some(job) = &volume.job {
+                *self.jobs.entry(job.clone()).or_default() += size;
+            }
+        }
+    }
+
+    /// Subtracts the members of a volume that are at `targets`.
+    pub(crate) fn subtract(&mut self, volume: &VolumeRecord, is_gone: impl Fn(&str) -> bool) {
+        let size = volume.shape.member_size;
+        for member in volume.members.iter().filter(|m| !m.target.is_empty() && is_gone(&m.target)) {
+            take(&mut self.targets, &member.target, size);
+            if let Some(job) = &volume.job {
+                take(&mut self.jobs, job, size);
+            }
+        }
+    }
+
+    /// Bytes at all targets.
+    pub fn total(&self) -> u64 {
+        self.targets.values().sum()
+    }
+}
+
+/// Subtracts, and forgets what comes to zero.
+fn take(from: &mut BTreeMap<String, u64>, key: &str, bytes: u64) {
+    if let Some(value) = from.get_mut(key) {
+        *value = value.saturating_sub(bytes);
+        if *value == 0 {
+            from.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_form_of_records_is_fixed() {
+        let text = r#"{"format":1,"uuid":"00000000-0000-0000-0000-000000000001","kind":"create","volume":{"uuid":"00000000-0000-0000-0000-000000000002","name":"v","renames":0,"shape":{"layout":"single","width":1,"spares":0,"unit":0,"size":5,"member_size":1048576},"members":[{"target":"t","namespace":null}],"array":null,"hosts":[],"job":"7","expires":null,"state":"creating"},"host":"h","since":9}"#;
+        let intent: Intent = decode("an intent", text.as_bytes()).expect("read");
+        assert_eq!(String::from_utf8(encode(&intent)).expect("text"), text);
+        let mut usage = Usage::default();
+        usage.add(&intent.volume);
+        let form = r#"{"format":1,"targets":{"t":1048576},"jobs":{"7":1048576}}"#;
+        assert_eq!(String::from_utf8(encode(&usage)).expect("text"), form);
+        usage.subtract(&intent.volume, |_| false);
+        assert_eq!(usage.total(), 1 << 20);
+        usage.subtract(&intent.volume, |_| true);
+        assert_eq!(usage, Usage::default());
+    }
+
+    #[test]
+    fn other_versions_are_refused() {
+        for (text, why) in [
+            (r#"{"format":2}"#, "its version is 2, and this program knows version 1"),
+            (r#"{"uuid":1}"#, "it is damaged: missing field `format`"),
+            (r#"{"format":1,"targets":3}"#, "it is damaged"),
+            ("", "it is damaged"),
+        ] {
+            let error = decode::<Usage>("usage", text.as_bytes()).expect_err(text).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Finishing what lost hosts have begun.
+
+use crate::claim::Claim;
+use crate::error::Result;
+use crate::keys;
+use crate::pool::{Pool, each};
+use crate::record::{Intent, IntentKind, TargetRecord, encode};
+use crate::remove::Removed;
+use longhaul_catalog::{Expect, Revision, Txn};
+use std::collections::BTreeSet;
+use uuid::Uuid;
+
+/// What a recovery has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Intents that are done with.
+    pub finished: usize,
+    /// Intents whose host still holds its lease: it works on them, or was lost a short time ago.
+    pub held: usize,
+    /// Namespaces removed that no record names.
+    pub swept: usize,
+    /// Why the rest waits for a later recovery.
+    pub waiting: Vec<String>,
+}
+
+impl Pool {
+    /// Finishes what lost hosts have begun: volumes that were not published are undone, removals are
+    /// continued, and namespaces that no record names are removed. Any host may do this at any time.
+    ///
+    /// # Errors
+    /// The catalog cannot be read or changed. A target that cannot be reached is no error.
+    pub fn recover(&self) -> Result<Recovered> {
+        let mut recovered = Recovered::default();
+        for (intent, at) in self.intents()? {
+            match self.take_over(&intent, at)? {
+                None => recovered.held += 1,
+                Some(Removed::Whole) => recovered.finished += 1,
+                Some(Removed::Later(why)) => recovered.waiting.extend(why),
+            }
+        }
+        self.sweep(&mut recovered)?;
+        recovered.waiting.sort_unstable();
+        recovered.waiting.dedup();
+        Ok(recovered)
+    }
+
+    /// Carries on with an intent without an owner; `None` if it has one.
+    fn take_over(&self, intent: &Intent, at: Revision) -> Result<Option<Removed>> {
+        let owner = keys::owner(self.uuid(), intent.uuid);
+        if self.host.catalog.get(&owner)?.is_some() {
+            return Ok(None);
+        }
+        let claim = Claim::new(&self.host.catalog, self.host.ttl)?;
+        let undone = Intent { kind: IntentKind::Remove, ..intent.clone() };
+        let key = keys::intent(self.uuid(), &intent.uuid.to_string());
+        let txn = Txn::new().expect(&key, Expect::Modified(at)).expect(&owner, Expect::Absent);
+        let mut txn = txn.put_leased(&owner, self.host.name.as_bytes(), claim.lease());
+        if intent.kind == IntentKind::Create {
+            // From here on the lost host cannot publish it any more.
+            txn = txn.put(&key, &encode(&undone)).delete(&keys::volume(self.uuid(), &intent.volume.name));
+        }
+        let lease = Some(claim.lease());
+        let is_made = || Ok(self.host.catalog.get(&owner)?.is_some_and(|entry| entry.lease == lease));
+        let removed = match self.host.commit(&txn, is_made)? {
+            true => Some(self.remove_members(&undone)?),
+            false => None,
+        };
+        claim.release();
+        Ok(removed)
+    }
+
+    /// Removes namespaces of this pool whose volume has no record: a host that was taken for lost, or
+    /// a command that was under way, has made them late.
+    ///
+    /// A record is written before the first namespace and deleted after the last one, and the
+    /// namespaces are listed before the records are read: so one without a record is of a volume that
+    /// is gone for good.
+    fn sweep(&self, recovered: &mut Recovered) -> Result<()> {
+        let targets: Vec<TargetRecord> = self.targets()?.into_values().map(|(target, _)| target).collect();
+        let listed =
+            each(&targets, |target| self.space(target).and_then(|_| self.host.spaces.list(&target.address)));
+        let intents = self.intents()?.into_iter().map(|(intent, _)| intent.volume.uuid);
+        let known: BTreeSet<Uuid> = intents.chain(self.volumes()?.iter().map(|volume| volume.uuid)).collect();
+        for (target, listed) in targets.iter().zip(listed) {
+            let address = &target.address;
+            let namespaces = match listed {
+                Ok(namespaces) => namespaces,
+                Err(e) => {
+                    recovered.waiting.push(format!("target {address}: {e}"));
+                    continue;
+                }
+            };
+            for namespace in namespaces {
+                let Some(Ok(label)) = namespace.label else { continue };
+                if label.pool == self.uuid() && !known.contains(&label.volume) {
+                    match self.host.spaces.remove(address, namespace.uuid) {
+                        Ok(()) => recovered.swept += 1,
+                        Err(e) => recovered.waiting.push(format!("target {address}: {e}")),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! Removing volumes: the name is free at once, and the namespaces follow, now or later.
+
+use crate::claim::Claim;
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::pool::{Pool, TRIES, each, wall_time};
+use crate::record::{Intent, IntentKind, VolumeRecord, encode};
+use crate::spaces::SpaceError;
+use longhaul_catalog::{Expect, Txn};
+use std::collections::BTreeSet;
+use uuid::Uuid;
+
+/// How far a removal has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Removed {
+    /// Nothing is left.
+    Whole,
+    /// The name is free; namespaces are left at targets that could not be reached, for these reasons.
+    /// They are removed by a later recovery.
+    Later(Vec<String>),
+}
+
+impl Removed {
+    /// Adds another one.
+    pub(crate) fn and(self, other: Removed) -> Removed {
+        match (self, other) {
+            (Removed::Whole, other) => other,
+            (first, Removed::Whole) => first,
+            (Removed::Later(mut all), Removed::Later(more)) => {
+                all.extend(more);
+                Removed::Later(all)
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// Removes a volume and its data.
+    ///
+    /// # Errors
+    /// There is none of that name, or it is being made.
+    pub fn remove_volume(&self, name: &str) -> Result<Removed> {
+        for _ in 0..TRIES {
+            let (volume, at) = self.find(name)?;
+            self.check_ready(&volume)?;
+            let claim = Claim::new(&self.host.catalog, self.host.ttl)?;
+            let intent = Intent {
+                uuid: Uuid::new_v4(),
+                kind: IntentKind::Remove,
+                volume,
+                host: self.host.name.clone(),
+                since: wall_time(),
+            };
+            let key = keys::volume(self.uuid(), name);
+            let txn = self.intent_txn(&intent, &claim).expect(&key, Expect::Modified(at)).delete(&key);
+            if self.host.commit(&txn, || self.has(&intent))? {
+                let removed = self.remove_members(&intent)?;
+                claim.release();
+                return Ok(removed);
+            }
+            claim.release();
+        }
+        Err(Error::Contended(self.record.name.clone()))
+    }
+
+    /// Removes all volumes of a job, which may have none: a second call does nothing.
+    ///
+    /// # Errors
+    /// The catalog cannot be changed.
+    pub fn release(&self, job: &str) -> Result<Removed> {
+        self.remove_all(|volume| volume.job.as_deref() == Some(job))
+    }
+
+    /// Removes all volumes whose lifetime has ended at `now`, in seconds since 1970.
+    ///
+    /// # Errors
+    /// The catalog cannot be changed.
+    pub fn expire(&self, now: u64) -> Result<Removed> {
+        self.remove_all(|volume| volume.expires.is_some_and(|expires| expires <= now))
+    }
+
+    fn remove_all(&self, is_meant: impl Fn(&VolumeRecord) -> bool) -> Result<Removed> {
+        let mut removed = Removed::Whole;
+        for volume in self.volumes()? {
+            // One that is being made belongs to its owner, or to a recovery.
+            if is_meant(&volume) && self.check_ready(&volume).is_ok() {
+                match self.remove_volume(&volume.name) {
+                    // Another host was first.
+                    Err(Error::NotFound { .. }) => {}
+                    result => removed = removed.and(result?),
+                }
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Undoes an intent to make a volume that this host owns: it becomes one to remove it, and the name
+    /// is free. Nothing is done if the volume is published, or another host owns the intent.
+    pub(crate) fn undo(&self, intent: &Intent, claim: &Claim) -> Result<Removed> {
+        let (key, owner) = self.keys(intent);
+        let undone = Intent { kind: IntentKind::Remove, ..intent.clone() };
+        let Some(at) = self.current(intent)? else { return Ok(Removed::Whole) };
+        let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode(&undone));
+        let txn = txn.delete(&keys::volume(self.uuid(), &intent.volume.name));
+        let txn = txn.put_leased(&owner, self.host.name.as_bytes(), claim.lease());
+        match self.host.commit(&txn, || self.has(&undone))? {
+            true => self.remove_members(&undone),
+            false => Ok(Removed::Whole),
+        }
+    }
+
+    fn keys(&self, intent: &Intent) -> (Vec<u8>, Vec<u8>) {
+        (keys::intent(self.uuid(), &intent.uuid.to_string()), keys::owner(self.uuid(), intent.uuid))
+    }
+
+    /// Removes the namespaces of a volume wherever their labels name it, and what is done from the
+    /// records. Several hosts may do this at a time.
+    pub(crate) fn remove_members(&self, intent: &Intent) -> Result<Removed> {
+        let volume = &intent.volume;
+        let targets = self.targets()?;
+        let at: BTreeSet<&str> = volume.members.iter().map(|member| member.target.as_str()).collect();
+        let at: Vec<&str> = at.into_iter().filter(|target| !target.is_empty()).collect();
+        let removed = each(&at, |id| match targets.get(*id) {
+            Some((target, _)) => {
+                let gone = self.space(target).and_then(|_| self.remove_of(&target.address, volume.uuid));
+                gone.map_err(|e| format!("target {}: {e}", target.address))
+            }
+            None => Err(format!("target {id} is not known any more")),
+        });
+        let gone: BTreeSet<&str> =
+            at.iter().zip(&removed).filter(|(_, result)| result.is_ok()).map(|(id, _)| *id).collect();
+        let reasons: Vec<String> = removed.iter().filter_map(|result| result.clone().err()).collect();
+        let mut left = intent.clone();
+        left.volume
+            .members
+            .retain(|member| !member.target.is_empty() && !gone.contains(member.target.as_str()));
+        self.record_removal(intent, &left, |target| gone.contains(target))?;
+        Ok(if reasons.is_empty() { Removed::Whole } else { Removed::Later(reasons) })
+    }
+
+    /// Removes the namespaces of a volume at one target.
+    pub(crate) fn remove_of(&self, address: &str, volume: Uuid) -> std::result::Result<(), SpaceError> {
+        for namespace in self.host.spaces.list(address)? {
+            if let Some(Ok(label)) = &namespace.label
+                && label.volume == volume
+            {
+                self.host.spaces.remove(address, namespace.uuid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that an intent has become `left`, or is done, and that the bytes at the targets that are
+    /// `gone` are free.
+    fn record_removal(&self, intent: &Intent, left: &Intent, gone: impl Fn(&str) -> bool) -> Result<()> {
+        let (key, owner) = self.keys(intent);
+        for _ in 0..TRIES {
+            // Another host may have recorded it, or a part of it.
+            let Some(intent_at) = self.current(intent)? else { return Ok(()) };
+            let (mut usage, at) = self.usage()?;
+            usage.subtract(&intent.volume, &gone);
+            let txn = Txn::new().expect(&key, Expect::Modified(intent_at));
+            let txn = txn.expect(&keys::usage(self.uuid()), Expect::Modified(at)).delete(&owner);
+            let txn = txn.put(&keys::usage(self.uuid()), &encode(&usage));
+            let done = left.volume.members.is_empty();
+            let txn = if done { txn.delete(&key) } else { txn.put(&key, &encode(left)) };
+            let is_made = || if done { Ok(self.host.catalog.get(&key)?.is_none()) } else { self.has(left) };
+            if self.host.commit(&txn, is_made)? {
+                return Ok(());
+            }
+        }
+        Err(Error::Contended(self.record.name.clone()))
+    }
+}

@@ -1,0 +1,195 @@
+//! How a volume lies on its members.
+
+use crate::error::{Error, Result};
+use longhaul_array::{Geometry, Layout};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Sizes of members are multiples of this: every block size divides it.
+const ROUND: u64 = 1 << 20;
+/// Largest volume in bytes: sums of sizes of a pool cannot overflow.
+const MAX_SIZE: u64 = 1 << 56;
+/// The name of the layout of one namespace.
+const SINGLE: &str = "single";
+
+/// Distribution of a volume over its members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VolumeLayout {
+    /// One namespace, without a superblock: for hosts without Longhaul.
+    Single,
+    /// An array.
+    Array(Layout),
+}
+
+impl fmt::Display for VolumeLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            VolumeLayout::Single => f.write_str(SINGLE),
+            VolumeLayout::Array(layout) => layout.fmt(f),
+        }
+    }
+}
+
+impl FromStr for VolumeLayout {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<VolumeLayout, String> {
+        match text {
+            SINGLE => Ok(VolumeLayout::Single),
+            text => text.parse().map(VolumeLayout::Array).map_err(|e: String| format!("{e}, {SINGLE}")),
+        }
+    }
+}
+
+impl Serialize for VolumeLayout {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for VolumeLayout {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<VolumeLayout, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// The shape of a volume. Sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Distribution over the members.
+    pub layout: VolumeLayout,
+    /// Members, without spares.
+    pub width: usize,
+    /// Members that wait to replace one.
+    pub spares: usize,
+    /// Stripe unit; zero for a single namespace.
+    pub unit: u64,
+    /// Size that was asked for.
+    pub size: u64,
+    /// Size of each member and spare.
+    pub member_size: u64,
+}
+
+impl Shape {
+    /// The shape with the smallest members that a volume of `size` bytes fits on.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a layout that does not work with these members, or a size of zero.
+    pub fn fit(layout: VolumeLayout, width: usize, spares: usize, unit: u64, size: u64) -> Result<Shape> {
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(Error::Shape(format!("a volume has 1 to {MAX_SIZE} bytes, not {size}")));
+        }
+        let shape = |unit, member_size: u64| {
+            let member_size = member_size.next_multiple_of(ROUND);
+            Shape { layout, width, spares, unit, size, member_size }
+        };
+        match layout {
+            VolumeLayout::Single if (width, spares) == (1, 0) => Ok(shape(0, size)),
+            VolumeLayout::Single => {
+                Err(Error::Shape("a single namespace has one member, and no spare".to_owned()))
+            }
+            VolumeLayout::Array(layout) => {
+                if spares > longhaul_array::MAX_SPARES {
+                    let most = longhaul_array::MAX_SPARES;
+                    return Err(Error::Shape(format!("{spares} spares are more than {most}")));
+                }
+                Ok(shape(unit, array_member(layout, width, unit, size)?))
+            }
+        }
+    }
+
+    /// Members and spares.
+    pub fn members(&self) -> usize {
+        self.width + self.spares
+    }
+
+    /// How many members may be missing.
+    pub fn redundancy(&self) -> usize {
+        match self.layout {
+            VolumeLayout::Single => 0,
+            VolumeLayout::Array(layout) => {
+                Geometry::fit(layout, self.width, self.unit, self.member_size).map_or(0, |g| g.redundancy())
+            }
+        }
+    }
+
+    /// Bytes of all namespaces.
+    pub fn bytes(&self) -> u64 {
+        self.member_size * self.members() as u64
+    }
+}
+
+/// Bytes of the smallest member whose array has `size` bytes, but for the rounding.
+fn array_member(layout: Layout, width: usize, unit: u64, size: u64) -> Result<u64> {
+    let fit = |member: u64| Geometry::fit(layout, width, unit, member);
+    let shape = |e: longhaul_array::LayoutError| Error::Shape(e.to_string());
+    // The regions before the data take a part that depends on the size: the guess rises by what is
+    // missing, which is less each time.
+    let mut member = match fit(u64::from(u32::MAX)) {
+        Ok(geometry) => size / geometry.stripe() * unit,
+        Err(e) => return Err(shape(e)),
+    };
+    loop {
+        match fit(member) {
+            Ok(geometry) if geometry.size() >= size => return Ok(member),
+            Ok(geometry) => member += (size - geometry.size()).div_ceil(geometry.stripe()) * unit,
+            Err(longhaul_array::LayoutError::TooSmall { least, .. }) => member = least.max(member + 1),
+            Err(e) => return Err(shape(e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn layouts_are_read_back() {
+        for name in ["single", "stripe", "mirror", "stripe+mirror", "parity", "double-parity"] {
+            let layout: VolumeLayout = name.parse().expect("a layout");
+            assert_eq!(layout.to_string(), name);
+            let text = serde_json::to_string(&layout).expect("written");
+            assert_eq!(serde_json::from_str::<VolumeLayout>(&text).expect("read"), layout);
+        }
+        let error = "raid5".parse::<VolumeLayout>().expect_err("unknown");
+        assert!(error.ends_with("double-parity, single"), "{error}");
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        let parity = VolumeLayout::Array(Layout::Parity);
+        for (layout, width, spares, unit, size) in [
+            (VolumeLayout::Single, 2, 0, 0, 1),
+            (VolumeLayout::Single, 1, 1, 0, 1),
+            (VolumeLayout::Single, 1, 0, 0, 0),
+            (parity, 1, 0, 256 << 10, 1),
+            (parity, 3, 17, 256 << 10, 1),
+            (parity, 3, 0, 1000, 1),
+            (parity, 3, 0, 256 << 10, u64::MAX),
+            (VolumeLayout::Array(Layout::StripeMirror), 3, 0, 256 << 10, 1),
+        ] {
+            let shape = Shape::fit(layout, width, spares, unit, size);
+            assert!(matches!(shape, Err(Error::Shape(_))), "{shape:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_volume_fits_and_wastes_little(
+            code in 0usize..5, width in 2usize..20, unit in 12u32..23, size in 1u64..1 << 50,
+        ) {
+            let layout = Layout::ALL[code];
+            let width = if layout == Layout::StripeMirror { width.next_multiple_of(2) } else { width.max(3) };
+            let unit = 1 << unit;
+            let shape = Shape::fit(VolumeLayout::Array(layout), width, 1, unit, size).expect("fits");
+            let geometry = Geometry::fit(layout, width, unit, shape.member_size).expect("fits");
+            prop_assert!(geometry.size() >= size);
+            // A member that is smaller by more than the rounding is too small.
+            let smaller = shape.member_size.saturating_sub(ROUND + 2 * unit);
+            let less = Geometry::fit(layout, width, unit, smaller).map_or(0, |g| g.size());
+            prop_assert!(less < size, "{less} of {size} on {smaller}");
+        }
+    }
+}
