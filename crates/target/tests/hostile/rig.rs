@@ -5,7 +5,6 @@ use longhaul_block::{BackendSpec, BlockDevice};
 use longhaul_engine::{Config as EngineConfig, Kind};
 use longhaul_target::{Config, Patience, ReservationStore, Target};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -139,6 +138,10 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// Pause of a witness after a round that no check waits for: tests that wait for a time limit need
+/// others that go on, not others that take the processor.
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// A host that writes and verifies all the while, on connections that live
 /// from beginning to end.
 struct Witness {
@@ -150,9 +153,18 @@ struct Witness {
 
 #[derive(Default)]
 struct Shared {
-    rounds: Mutex<u64>,
+    rounds: Mutex<Rounds>,
+    /// A check waits for a round, or the witness is to stop.
+    asked: Condvar,
     done: Condvar,
-    stop: AtomicBool,
+}
+
+#[derive(Default)]
+struct Rounds {
+    done: u64,
+    /// How many some check waits for.
+    wanted: u64,
+    stop: bool,
 }
 
 impl Witness {
@@ -161,11 +173,16 @@ impl Witness {
         let theirs = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
             let mut host = Host::new(addr, 8, 0);
-            while !theirs.stop.load(Ordering::Relaxed) {
-                let seed = *theirs.rounds.lock().expect("lock");
+            for seed in 0.. {
                 host.verify(nsid, WITNESS_LBA + seed % 64 * 8, seed);
-                *theirs.rounds.lock().expect("lock") += 1;
+                let mut rounds = theirs.rounds.lock().expect("lock");
+                rounds.done += 1;
                 theirs.done.notify_all();
+                let idle = |rounds: &mut Rounds| rounds.wanted <= rounds.done && !rounds.stop;
+                let (rounds, _) = theirs.asked.wait_timeout_while(rounds, PAUSE, idle).expect("lock");
+                if rounds.stop {
+                    return;
+                }
             }
         });
         Witness { device, shared, thread }
@@ -173,15 +190,18 @@ impl Witness {
 
     /// Waits until a whole round was begun and ended from now on.
     fn round(&self) {
-        let rounds = self.shared.rounds.lock().expect("lock");
-        let until = *rounds + 2;
-        let waited = self.shared.done.wait_timeout_while(rounds, PATIENCE, |rounds| *rounds < until);
+        let mut rounds = self.shared.rounds.lock().expect("lock");
+        let until = rounds.done + 2;
+        rounds.wanted = rounds.wanted.max(until);
+        self.shared.asked.notify_all();
+        let waited = self.shared.done.wait_timeout_while(rounds, PATIENCE, |rounds| rounds.done < until);
         let timed_out = waited.map(|(_, time)| time.timed_out()).expect("lock");
         assert!(!timed_out && !self.thread.is_finished(), "others do not go on with {}", self.device);
     }
 
     fn stop(self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.rounds.lock().expect("lock").stop = true;
+        self.shared.asked.notify_all();
         self.thread.join().expect("every round was verified");
     }
 }
