@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Ran, Target, command, finish, longhaul, signal, until};
+use longhaul_engine::procfs::Process;
 use serde_json::Value;
 use std::process::Command;
 
@@ -207,11 +208,7 @@ fn a_member_that_was_out_of_reach_is_let_in() {
     assert_eq!(home.summary(&["array", "status", "vol"], 3)["members"][1]["condition"], "absent");
     std::fs::rename(home.path("away"), home.path("b")).expect("moved");
     // The array looks for it every ten seconds, and then resyncs it.
-    let begun = std::time::Instant::now();
-    while home.run(&["array", "status", "vol"]).code != Some(0) {
-        assert!(begun.elapsed() < std::time::Duration::from_secs(120), "it does not come back");
-        std::thread::sleep(std::time::Duration::from_millis(500));
-    }
+    until("it has come back", || home.run(&["array", "status", "vol"]).code == Some(0));
     target.stop();
     std::fs::remove_file(home.path("a")).expect("removed");
     let read = ["bench", "array:vol", "--bs", "64k", "--verify", "crc32c"];
@@ -279,11 +276,7 @@ fn a_member_comes_back_after_its_initiator_has_given_it_up() {
     assert!(absent());
     let args = ["target", "--listen", &addr, "--discovery", "none", "--json", "--export", &exports[1]];
     let _back = Target::spawn(command(&args));
-    let begun = std::time::Instant::now();
-    while home.run(&["array", "status", "vol"]).code != Some(0) {
-        assert!(begun.elapsed() < std::time::Duration::from_secs(120), "it does not come back");
-        std::thread::sleep(std::time::Duration::from_millis(500));
-    }
+    until("it has come back", || home.run(&["array", "status", "vol"]).code == Some(0));
     drop(targets.remove(0));
     assert_eq!(longhaul(&["bench", &uri, "--bs", "64k", "--verify", "crc32c"]).code, Some(0));
 }
@@ -309,13 +302,15 @@ fn a_spare_takes_the_place_of_a_killed_target_under_load() {
     };
     assert_eq!(status()["spares"].as_array().map(Vec::len), Some(1));
     let load = ["bench", &uri, "--rw", "write", "--bs", "64k", "--verify", "crc32c"];
-    let running = command(&[&load[..], &["--runtime", "25s"]].concat()).spawn().expect("started");
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    let running = command(&[&load[..], &["--runtime", "10m"]].concat()).spawn().expect("started");
+    // Starting takes less processor time.
+    until("the load", || Process::of(running.id()).ticks().expect("it lives").own > 30);
     drop(targets.remove(1));
     until("the spare has the place", || status()["spares"].as_array().is_some_and(Vec::is_empty));
-    let ran = finish(running);
-    assert_eq!(ran.code, Some(0), "{ran:?}");
     until("it is filled", || status()["health"] == "healthy");
+    signal(&running, "INT");
+    let ran = finish(running);
+    assert_eq!(ran.code, Some(3), "interrupted, and without errors: {ran:?}");
     // The spare's data is right: it is needed to reconstruct that of a killed member.
     assert_eq!(longhaul(&load).code, Some(0));
     drop(targets.remove(0));

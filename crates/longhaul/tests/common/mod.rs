@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod far;
 pub mod ssh;
 pub mod testbed;
 
@@ -144,10 +145,13 @@ pub fn signal(child: &Child, name: &str) {
 
 /// Waits until a condition holds; fails with the name `what` at the timeout.
 pub fn until(what: &str, holds: impl Fn() -> bool) {
-    let limit = Instant::now() + PATIENCE;
+    let (least, most) = (Duration::from_millis(5), Duration::from_millis(160));
+    let began = Instant::now();
     while !holds() {
-        assert!(Instant::now() < limit, "{what}: not within {} s", PATIENCE.as_secs());
-        std::thread::sleep(Duration::from_millis(5));
+        assert!(began.elapsed() < PATIENCE, "{what}: not within {} s", PATIENCE.as_secs());
+        // Many conditions run a program: checked without pause, they would take the processor from
+        // what they wait for.
+        std::thread::sleep((began.elapsed() / 8).clamp(least, most));
     }
 }
 
