@@ -9,6 +9,7 @@ mod events;
 mod mutate;
 mod repo;
 mod rust;
+mod suite;
 mod tidy;
 
 use anyhow::{Context, Result, bail};
@@ -19,6 +20,8 @@ const USAGE: &str = "\
 usage: cargo xtask CHORE
 
 chores:
+  test [--package NAME...] [--except PACKAGE/PROGRAM...] [--jobs N]
+                          build all tests, and run the test programs side by side
   tidy                    hold what a machine can hold: layers, unwraps, citations, links, commands
   conformance [--check]   write docs/conformance.md, or fail if it is not what would be written
   events [--check]        write docs/events.md and docs/events/, or fail if they would differ
@@ -48,6 +51,7 @@ fn run() -> Result<()> {
     let rest: Vec<&str> = args.iter().skip(1).map(String::as_str).collect();
     let repo = Repo::open()?;
     match (args.first().map(String::as_str), rest.as_slice()) {
+        (Some("test"), rest) => suite::run(&repo, rest),
         (Some("tidy"), []) => tidy::run(&repo),
         (Some("conformance"), []) => conformance::write(&repo),
         (Some("conformance"), ["--check"]) => conformance::check(&repo),

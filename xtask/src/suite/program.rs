@@ -1,0 +1,182 @@
+//! A test program: found among what cargo built, and run as cargo runs it.
+
+use crate::repo::Repo;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+/// The name of the doc tests, which are built and run by cargo.
+const DOC_TESTS: &str = "doc-tests";
+
+/// A program, or the doc tests of all packages.
+pub(crate) struct Program {
+    /// `PACKAGE/lib|bin:NAME|TEST-FILE`, or `doc-tests`.
+    pub(crate) name: String,
+    /// The package; none for the doc tests.
+    pub(crate) package: String,
+    /// What cargo prints before its output.
+    pub(crate) heading: Option<String>,
+    /// The command that runs it again.
+    pub(crate) repeat: String,
+    command: Vec<String>,
+    dir: PathBuf,
+    /// File for its output: a pipe would be open as long as any process that a test left running.
+    output: PathBuf,
+}
+
+/// The end of a run, and both output streams in the order in which they were written.
+pub(crate) struct Ran {
+    pub(crate) status: ExitStatus,
+    pub(crate) output: Vec<u8>,
+}
+
+/// Builds all tests of the workspace, and returns their programs and the doc tests.
+pub(crate) fn build(repo: &Repo) -> Result<Vec<Program>> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let built =
+        command.current_dir(&repo.root).stderr(Stdio::inherit()).output().context("cannot run cargo")?;
+    ensure!(built.status.success(), "building the tests: cargo ended with {}", built.status);
+    let mut programs = Vec::new();
+    for line in String::from_utf8(built.stdout).context("cargo's messages are not UTF-8")?.lines() {
+        let message: Value = serde_json::from_str(line).context("cargo's message is not JSON")?;
+        programs.extend(of_message(&message, &repo.root)?);
+    }
+    let first = programs.first().context("the workspace has no test program")?;
+    let dir = first.output.parent().context("the output has no directory")?.to_owned();
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    programs.push(Program {
+        name: DOC_TESTS.to_owned(),
+        package: String::new(),
+        heading: None,
+        repeat: "cargo test --workspace --doc".to_owned(),
+        command: [env!("CARGO"), "test", "--workspace", "--doc", "--no-fail-fast"].map(str::to_owned).into(),
+        dir: repo.root.clone(),
+        output: dir.join(DOC_TESTS),
+    });
+    Ok(programs)
+}
+
+/// The program that a message of cargo tells of, if it is a test program.
+fn of_message(message: &Value, root: &Path) -> Result<Option<Program>> {
+    let (Some(executable), Some(true)) =
+        (message["executable"].as_str(), message["profile"]["test"].as_bool())
+    else {
+        return Ok(None);
+    };
+    let text = |value: &Value| value.as_str().map(str::to_owned).context("cargo's message is incomplete");
+    let target = &message["target"];
+    let (source, manifest) = (text(&target["src_path"])?, PathBuf::from(text(&message["manifest_path"])?));
+    let dir = manifest.parent().context("a manifest has a directory")?;
+    let package = package(&text(&message["package_id"])?)?;
+    let (target, kind) = (text(&target["name"])?, text(&target["kind"][0])?);
+    let (place, choice) = match kind.as_str() {
+        "test" => (target.clone(), format!("--test {target}")),
+        "bin" => (format!("bin:{target}"), format!("--bin {target}")),
+        _ => ("lib".to_owned(), "--lib".to_owned()),
+    };
+    let unit = if kind == "test" { "" } else { "unittests " };
+    let relative = |path: &Path, to: &Path| path.strip_prefix(to).unwrap_or(path).display().to_string();
+    let (source, shown) = (relative(source.as_ref(), dir), relative(executable.as_ref(), root));
+    let built = Path::new(executable).parent().and_then(Path::parent).context("a program has a directory")?;
+    Ok(Some(Program {
+        heading: Some(format!("     Running {unit}{source} ({shown})")),
+        repeat: format!("cargo test -p {package} {choice}"),
+        output: built.join("test-output").join(format!("{package}.{place}")),
+        name: format!("{package}/{place}"),
+        package,
+        command: vec![executable.to_owned()],
+        dir: dir.to_owned(),
+    }))
+}
+
+/// The name in a package ID: `PATH#NAME@VERSION`, or `PATH/NAME#VERSION`.
+fn package(id: &str) -> Result<String> {
+    let (path, fragment) = id.rsplit_once('#').with_context(|| format!("{id} is no package ID"))?;
+    let name = fragment.split_once('@').map(|(name, _)| name);
+    let name = name.or_else(|| path.rsplit('/').next()).with_context(|| format!("{id} has no name"))?;
+    Ok(name.to_owned())
+}
+
+impl Program {
+    /// Runs it to its end.
+    pub(crate) fn run(&self) -> Result<Ran> {
+        let open = || File::options().create(true).append(true).open(&self.output);
+        // The output of the run before.
+        let _ = fs::remove_file(&self.output);
+        let [stdout, stderr] = [open(), open()];
+        let at = || format!("cannot write {}", self.output.display());
+        let (stdout, stderr) = (stdout.with_context(at)?, stderr.with_context(at)?);
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).current_dir(&self.dir);
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        // As cargo sets them, which has set those of this program.
+        command.env("CARGO_MANIFEST_DIR", &self.dir).env("CARGO_PKG_NAME", &self.package);
+        let status = command.status().with_context(|| format!("cannot run {}", self.command[0]))?;
+        let output =
+            fs::read(&self.output).with_context(|| format!("cannot read {}", self.output.display()))?;
+        Ok(Ran { status, output })
+    }
+
+    /// A script of the shell in place of a program.
+    #[cfg(test)]
+    pub(crate) fn shell(dir: &Path, name: &str, script: &str) -> Program {
+        Program {
+            name: name.to_owned(),
+            package: "p".to_owned(),
+            heading: None,
+            repeat: format!("repeat {name}"),
+            command: ["sh", "-c", script].map(str::to_owned).into(),
+            dir: dir.to_owned(),
+            output: dir.join(format!("{name}.output")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn programs_are_found_among_cargos_messages() {
+        let message = |kind: &str, name: &str, source: &str, test: bool| {
+            json!({
+                "reason": "compiler-artifact",
+                "package_id": "path+file:///w/crates/array#longhaul-array@0.1.0",
+                "manifest_path": "/w/crates/array/Cargo.toml",
+                "target": { "kind": [kind], "name": name, "src_path": format!("/w/crates/array/{source}") },
+                "profile": { "test": test },
+                "executable": "/w/target/debug/deps/x-0f",
+            })
+        };
+        let found = |message: &Value| of_message(message, Path::new("/w")).unwrap();
+        let crash = found(&message("test", "crash", "tests/crash.rs", true)).expect("a program");
+        assert_eq!(crash.name, "longhaul-array/crash");
+        assert_eq!(crash.heading.as_deref(), Some("     Running tests/crash.rs (target/debug/deps/x-0f)"));
+        assert_eq!(crash.repeat, "cargo test -p longhaul-array --test crash");
+        assert_eq!(crash.dir, Path::new("/w/crates/array"));
+        let unit = found(&message("lib", "longhaul_array", "src/lib.rs", true)).expect("a program");
+        assert_eq!(
+            (unit.name.as_str(), unit.repeat.as_str()),
+            ("longhaul-array/lib", "cargo test -p longhaul-array --lib")
+        );
+        assert!(unit.heading.is_some_and(|heading| heading.contains("unittests src/lib.rs (")));
+        let program = found(&message("bin", "longhaul", "src/main.rs", true)).expect("a program");
+        assert_eq!(program.name, "longhaul-array/bin:longhaul");
+        assert!(found(&message("bin", "longhaul", "src/main.rs", false)).is_none(), "not a test");
+        let mut library = message("lib", "longhaul_array", "src/lib.rs", true);
+        library["executable"] = Value::Null;
+        assert!(found(&library).is_none(), "not a program");
+        assert!(found(&json!({ "reason": "build-finished", "success": true })).is_none());
+    }
+
+    #[test]
+    fn a_package_id_has_the_name_in_either_place() {
+        assert_eq!(package("path+file:///w/crates/array#longhaul-array@0.1.0").unwrap(), "longhaul-array");
+        assert_eq!(package("path+file:///w/xtask#0.1.0").unwrap(), "xtask");
+        assert!(package("xtask 0.1.0").is_err());
+    }
+}
