@@ -1,28 +1,27 @@
-//! How much to keep in flight.
+//! The amount of I/O to keep in flight.
 
-/// What fills a device, as it knows it at this moment. It changes as a path
-/// changes, so a caller that keeps a device busy asks again now and then.
+/// The amount of I/O that fills a device at this moment. It changes as a path changes, so a caller
+/// that keeps a device busy asks again from time to time.
 ///
-/// A device that puts others together adds up what they say; a filter passes
-/// it on.
+/// A device made of several devices adds up their advice; a filter passes it on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// Bytes of reads to keep in flight.
     pub read: u64,
     /// Bytes of writes to keep in flight.
     pub write: u64,
-    /// Bytes of one I/O at which the device is at its best: a caller that has
-    /// more to move at a time should cut it into such I/Os.
+    /// Bytes of one I/O at which the device is fastest: a caller with more to move should split it
+    /// into such I/Os.
     pub io_size: u32,
-    /// Bytes to read ahead of a sequential reader: what is in flight for it,
-    /// and what waits for it. Nothing, if it is 0.
+    /// Bytes to read ahead of a sequential reader, in flight and waiting to be read. 0: no
+    /// read-ahead.
     pub read_ahead: u64,
-    /// Operations at a time beyond which more only wait.
+    /// Number of concurrent operations beyond which more only wait.
     pub commands: u32,
 }
 
 impl Advice {
-    /// For devices that have no advice: what keeps a drive busy.
+    /// For devices without advice: enough to keep a drive busy.
     pub const LOCAL: Advice =
         Advice { read: 4 << 20, write: 4 << 20, io_size: 512 << 10, read_ahead: 4 << 20, commands: 64 };
 

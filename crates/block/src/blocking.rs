@@ -50,12 +50,12 @@ type Job = Box<dyn FnOnce(&dyn BlockIo) + Send>;
 /// ```
 pub struct Blocking {
     device: Arc<dyn BlockDevice>,
-    /// Ends what the thread does when dropped, so it stands before it.
+    /// Ends the thread's work when dropped, so it is declared before the thread.
     jobs: mpsc::UnboundedSender<Job>,
     _thread: Thread,
 }
 
-/// The result of a piece, some time.
+/// The result of a piece, when it has completed.
 struct Pending<T>(std_mpsc::Receiver<IoResult<T>>);
 
 fn gone() -> IoError {
@@ -72,7 +72,7 @@ impl Blocking {
     /// Starts a thread with an engine and opens `device` on it.
     ///
     /// # Errors
-    /// There is no thread or engine to be had, or the device cannot be opened.
+    /// No thread or engine can be started, or the device cannot be opened.
     pub fn open(device: Arc<dyn BlockDevice>) -> IoResult<Blocking> {
         Blocking::open_on(device, Config::default())
     }
@@ -80,7 +80,7 @@ impl Blocking {
     /// As [`open`](Self::open), with an engine as `config` says.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`open`](Self::open).
     pub fn open_on(device: Arc<dyn BlockDevice>, config: Config) -> IoResult<Blocking> {
         let thread = Thread::start("longhaul-block", config)?;
         let (jobs, inbox) = mpsc::unbounded::<Job>();
@@ -100,7 +100,7 @@ impl Blocking {
         Ok(Blocking { device, jobs, _thread: thread })
     }
 
-    /// What the device is at this moment.
+    /// The device's properties at this moment.
     pub fn info(&self) -> DeviceInfo {
         self.device.info()
     }
@@ -113,7 +113,7 @@ impl Blocking {
     /// Fills `dst` from `offset`.
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of [`BlockIo::read`](crate::BlockIo::read).
     pub fn read_at(&self, dst: &mut [u8], offset: u64) -> IoResult<()> {
         self.info().check(offset, dst.len() as u64)?;
         let mut under_way = VecDeque::with_capacity(WINDOW);
@@ -134,7 +134,7 @@ impl Blocking {
     /// Writes `src` at `offset`. It is durable after [`flush`](Self::flush).
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of [`BlockIo::write`](crate::BlockIo::write).
     pub fn write_at(&self, src: &[u8], offset: u64) -> IoResult<()> {
         self.info().check(offset, src.len() as u64)?;
         let mut under_way = VecDeque::with_capacity(WINDOW);
@@ -155,25 +155,24 @@ impl Blocking {
     /// Makes every write that has returned durable.
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of [`BlockIo::flush`](crate::BlockIo::flush).
     pub fn flush(&self) -> IoResult<()> {
         self.start(|io| io.flush()).wait()
     }
 
-    /// Tells the device that the content of a range is not needed any more:
-    /// what is read afterwards is either the old content or zeroes.
+    /// Discards a range: later reads return either the old content or zeroes.
     ///
     /// # Errors
-    /// What the device says; [`IoError::Unsupported`] where it has no discard.
+    /// Those of [`BlockIo::discard`](crate::BlockIo::discard); [`IoError::Unsupported`] if the
+    /// device has no discard.
     pub fn discard(&self, offset: u64, len: u64) -> IoResult<()> {
         self.start(move |io| io.discard(offset, len)).wait()
     }
 
-    /// Makes a range read as zeroes, and gives its space back where that is
-    /// possible.
+    /// Makes a range read as zeroes, and deallocates it where possible.
     ///
     /// # Errors
-    /// What the device says.
+    /// Those of [`BlockIo::write_zeroes`](crate::BlockIo::write_zeroes).
     pub fn write_zeroes(&self, offset: u64, len: u64) -> IoResult<()> {
         let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
         self.start(move |io| io.write_zeroes(offset, len, flags)).wait()

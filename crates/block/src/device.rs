@@ -1,4 +1,4 @@
-//! The interface.
+//! The `BlockDevice` interface.
 
 use crate::Advice;
 use longhaul_engine::{Buf, BufMut, Segment};
@@ -10,20 +10,20 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 use uuid::Uuid;
 
-/// What a device is. All sizes are in bytes.
+/// Properties of a device. All sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// What a person calls it: a path, or a URI.
+    /// Its name for people: a path, or a URI.
     pub name: String,
     /// Capacity; a multiple of `block_size`.
     pub size: u64,
     /// Logical block size: a power of two, 512 at least. Offsets and lengths
     /// of all I/O are multiples of it.
     pub block_size: u32,
-    /// The largest transfer that the device takes in one piece, and a
-    /// multiple of `block_size`. Callers split what is larger.
+    /// The largest transfer of one operation, a multiple of `block_size`. Callers split larger
+    /// ones.
     pub max_io: u32,
-    /// The size (and alignment) of I/O that the device likes best, or 0.
+    /// The preferred size and alignment of I/O, or 0.
     pub optimal_io: u32,
     /// Writes are refused with [`IoError::ReadOnly`].
     pub read_only: bool,
@@ -141,8 +141,8 @@ impl From<std::io::Error> for IoError {
 /// Result of an I/O operation.
 pub type IoResult<T> = Result<T, IoError>;
 
-/// An I/O operation under way. An operation begins when its method is called,
-/// not when this is first polled, and runs to its end if this is dropped.
+/// An I/O operation under way. An operation begins when its method is called, not when this is
+/// first polled, and runs to its end if this is dropped.
 pub struct IoFuture<T>(FutureState<T>);
 
 enum FutureState<T> {
@@ -156,13 +156,13 @@ impl<T> IoFuture<T> {
         IoFuture(FutureState::Ready(Some(result)))
     }
 
-    /// An operation that `future` tells the end of.
+    /// An operation that ends when `future` does.
     pub fn new(future: impl Future<Output = IoResult<T>> + 'static) -> IoFuture<T> {
         IoFuture(FutureState::Boxed(Box::pin(future)))
     }
 
-    /// The result, if the operation was done at once: saves a caller the
-    /// bookkeeping of an operation under way.
+    /// The result, if the operation has completed already: saves a caller the bookkeeping of an
+    /// operation under way.
     pub fn try_ready(self) -> Result<IoResult<T>, IoFuture<T>> {
         match self.0 {
             FutureState::Ready(Some(result)) => Ok(result),
@@ -196,18 +196,18 @@ pub type Open<'a> = Pin<Box<dyn Future<Output = IoResult<Rc<dyn BlockIo>>> + 'a>
 
 /// A device of fixed-size blocks, shared by threads.
 pub trait BlockDevice: Send + Sync {
-    /// What the device is at this moment (its size may change).
+    /// The device's properties at this moment (its size may change).
     fn info(&self) -> DeviceInfo;
 
-    /// Bytes (and alignment) of writes that a part of the device takes in one
-    /// piece: of an array its stripe unit, of which whole stripes are
-    /// [`DeviceInfo::optimal_io`]. 0 if there are none beside blocks.
+    /// Preferred size and alignment, in bytes, of writes to one part of the device: of an array its
+    /// stripe unit, where [`DeviceInfo::optimal_io`] is a whole stripe. 0 if only the block size
+    /// matters.
     fn granularity(&self) -> u32 {
         0
     }
 
-    /// Looks again at what the device lies on (a file that has grown, say)
-    /// and tells what the device is now.
+    /// Reads the size of the device below again (a file may have grown), and returns the properties
+    /// as they are now.
     fn refresh(&self) -> IoResult<DeviceInfo> {
         Ok(self.info())
     }
@@ -218,10 +218,9 @@ pub trait BlockDevice: Send + Sync {
 
 /// A device opened on one engine thread.
 ///
-/// Operations may be done at the same time and in any order; a caller that
-/// needs an order waits. Offsets and lengths are in bytes, whole blocks of
-/// [`DeviceInfo::block_size`], and at most [`DeviceInfo::max_io`] for read
-/// and write.
+/// Operations may be executed concurrently and in any order; a caller that needs an order waits.
+/// Offsets and lengths are in bytes, whole blocks of [`DeviceInfo::block_size`], and at most
+/// [`DeviceInfo::max_io`] for read and write.
 pub trait BlockIo {
     /// Fills `dst` from `offset` and gives it back.
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut>;
@@ -232,23 +231,21 @@ pub trait BlockIo {
     /// Makes every write that completed before the call durable.
     fn flush(&self) -> IoFuture<()>;
 
-    /// Tells the device that the content is not needed any more. What is
-    /// read afterwards is either the old content or zeroes, and stable.
+    /// Discards a range. Later reads return either the old content or zeroes, always the same.
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()>;
 
     /// Makes the range read as zeroes.
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()>;
 
-    /// How much to keep in flight, if the device knows: where it is far
-    /// away, say, and has measured its path. It may change at any time.
+    /// The amount of I/O to keep in flight, if the device knows: a remote device measures its path.
+    /// It may change at any time.
     fn advice(&self) -> Option<Advice> {
         None
     }
 
-    /// Changes whenever the device may have lost writes that it had
-    /// acknowledged, but not flushed, without an error: one that is far away was
-    /// connected to anew, and its power may have been off. Who depends on such
-    /// writes looks at it before and after each flush.
+    /// Changes whenever the device may have lost writes that it acknowledged but had not flushed,
+    /// without an error: a remote device was reconnected, and its power may have failed. A caller
+    /// that depends on such writes compares the generation before and after each flush.
     fn generation(&self) -> u64 {
         0
     }
@@ -260,9 +257,8 @@ pub trait BlockIo {
         true
     }
 
-    /// Since when the device is out of reach, if it is and knows: operations
-    /// wait for it to come back. Who has what is on it elsewhere as well need
-    /// not wait as long as it does.
+    /// Since when the device has been unreachable, if it is; its operations wait for a reconnect. A
+    /// caller that has the data elsewhere too need not wait.
     fn away_since(&self) -> Option<Instant> {
         None
     }

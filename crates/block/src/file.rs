@@ -1,11 +1,11 @@
 //! A regular file or a local block device as a device.
 //!
 //! Invariants:
-//! - a file is locked (flock), exclusively or shared if read-only, so that no
-//!   other process serves through this crate what is open for writing here;
+//! - a file is locked (flock), exclusively, or shared if read-only: no other process serves a file
+//!   through this crate that is open for writing here;
 //! - an existing file is never made shorter;
-//! - direct I/O is only ever given memory, offsets and lengths of the
-//!   alignment that the file system asks for; other memory is copied;
+//! - direct I/O is only ever given memory, offsets and lengths with the alignment that the file
+//!   system requires; other memory is copied;
 //! - an operation that has begun runs to its end, also if its future is dropped.
 
 mod going;
@@ -37,11 +37,11 @@ struct FileInner {
     /// Everything but the size, which may change.
     info: DeviceInfo,
     size: AtomicU64,
-    /// Holds the lock and answers questions.
+    /// Holds the lock, and is used for queries.
     file: std::fs::File,
     io: fs::File,
     is_block: bool,
-    /// What direct I/O asks of memory, in bytes; 1 if I/O is buffered.
+    /// Alignment in bytes that direct I/O requires of memory; 1 if I/O is buffered.
     memory_align: usize,
 }
 
@@ -203,7 +203,7 @@ impl FileIo {
 
 impl BlockIo for FileIo {
     fn may_forget(&self) -> bool {
-        // The kernel has it, and goes with this process if at all.
+        // Unflushed data is lost only in a crash of this machine, which ends this process too.
         false
     }
 

@@ -85,7 +85,7 @@ impl OpSet {
 /// One operation, as a filter sees it. A flush covers no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// What is done.
+    /// The kind of operation.
     pub kind: OpKind,
     /// Offset of the first byte.
     pub offset: u64,

@@ -1,16 +1,15 @@
-//! A device that may lose what it acknowledged without an error, as one that says so.
+//! Reports writes that a device lost after it had acknowledged them as errors of a flush.
 //!
-//! A stripe over devices that are far away, or one of these itself, can lose the volatile cache of
-//! a part of it: then its [`generation`](BlockIo::generation) changes, and nothing fails. Front ends
-//! that keep what was not flushed resend it; all others see an error from this filter: a flush
-//! fails if anything was written, since a time that no successful flush covers, to a generation
-//! that has ended.
+//! A remote device, or a stripe over such devices, can lose a volatile cache without an error: only
+//! its [`generation`](BlockIo::generation) changes. Front ends that keep unflushed writes resend
+//! them; all other users get an error from this filter: a flush fails if any write since the last
+//! successful flush went to a generation that has ended.
 //!
 //! Invariants:
 //! - a flush succeeds only if all writes that ended before it began went to the generation that the
 //!   device has when the flush has ended;
-//! - all that have the device open share what is not flushed: a flush by one covers the writes of
-//!   all, and flushes at the same time all tell of the same loss;
+//! - all users of the device share its unflushed writes: a flush by one covers the writes of all,
+//!   and concurrent flushes all report the same loss;
 //! - a flush that failed, or was given up, covers nothing.
 
 use crate::{
@@ -87,15 +86,15 @@ struct TellingIo {
 }
 
 impl TellingIo {
-    /// A change begins that is not durable when it ends: the generation that it goes to.
+    /// Begins a change that is not durable when it ends; returns the generation that it goes to.
     fn begin(&self) -> u64 {
         let generation = self.inner.generation();
         lock(&self.unflushed).note(generation);
         generation
     }
 
-    /// Does a change. A flush that ends before the change does, does not cover it: so it counts
-    /// anew when it has ended.
+    /// Executes a change. A flush that ends before the change does not cover it: so it is counted
+    /// again when it has ended.
     fn change(&self, change: impl FnOnce() -> IoFuture<()>) -> IoFuture<()> {
         let (generation, unflushed) = (self.begin(), Arc::clone(&self.unflushed));
         let changing = change();
@@ -125,7 +124,7 @@ impl Cover {
         (Cover { number, unflushed: Arc::clone(unflushed) }, covered)
     }
 
-    /// The flush has ended well, or with a loss that it tells of.
+    /// The flush has succeeded, or has reported a loss.
     fn end(self) {
         lock(&self.unflushed).covered.retain(|(number, _)| *number != self.number);
     }
@@ -173,7 +172,7 @@ impl BlockIo for TellingIo {
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        // Of what is discarded either content may come back.
+        // A discarded range may change its content again: no data is lost.
         self.inner.discard(offset, len)
     }
 
@@ -308,11 +307,11 @@ mod tests {
         rig.write(0, false);
         rig.lose();
         assert!(!rig.flush(1), "a flush of another thread covers it");
-        assert!(rig.flush(0), "told once");
+        assert!(rig.flush(0), "reported once");
         rig.write(0, false);
         assert!(rig.flush(0));
         rig.lose();
-        assert!(rig.flush(0), "what was lost was durable");
+        assert!(rig.flush(0), "the lost write was durable");
         rig.write(0, true);
         rig.lose();
         assert!(rig.flush(0), "it was durable when it ended");

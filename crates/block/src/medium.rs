@@ -24,7 +24,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
-/// A regular file or block device, and what is known of its identity.
+/// A regular file or block device, and its identity as far as it is known.
 #[derive(Debug)]
 pub struct Medium {
     file: File,
@@ -39,7 +39,7 @@ pub struct Medium {
     found: Found,
 }
 
-/// What of a medium no copy of it has.
+/// Facts about a medium that differ in any copy of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Facts {
     /// Inode number on its file system.
@@ -50,7 +50,7 @@ struct Facts {
     hardware: Hardware,
 }
 
-/// What was found on looking.
+/// The result of comparing a medium with its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -59,12 +59,12 @@ enum Found {
 }
 
 impl Medium {
-    /// Looks at the file or block device at `path`; `None` if nothing is there, or something
-    /// else (a directory, say), which no back end opens. `registry` is the directory for media
-    /// that cannot carry their record (it need not exist), `hardware` identifies this machine.
+    /// Examines the file or block device at `path`; `None` if there is none, or a directory, say,
+    /// which no back end opens. `registry` is the directory for media that cannot carry their
+    /// record (it need not exist), `hardware` identifies this machine.
     ///
     /// # Errors
-    /// The file cannot be opened for reading or asked what it is.
+    /// The file cannot be opened for reading, or its attributes cannot be read.
     pub fn at(path: &Path, registry: &Path, hardware: &Hardware) -> io::Result<Option<Medium>> {
         // Without O_NONBLOCK the open of a FIFO would wait for its other end.
         let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);

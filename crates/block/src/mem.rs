@@ -1,11 +1,11 @@
 //! Memory as a device.
 //!
 //! Invariants:
-//! - the mapping is exactly as long as the device and lives until the last
-//!   handle, opened device or lent [`Segment`] is gone;
-//! - no Rust reference to mapped memory is ever made, here or through a
-//!   segment: threads and sockets may touch overlapping ranges at the same
-//!   time, and then the content of the overlap is unspecified, as on a disk;
+//! - the mapping is exactly as long as the device and lives until the last handle, opened device
+//!   and lent [`Segment`] are dropped;
+//! - no Rust reference to mapped memory is ever made, here or through a segment: threads and
+//!   sockets may touch overlapping ranges at the same time, and then the content of the overlap is
+//!   unspecified, as on a disk;
 //! - every range is checked against the device before memory is touched.
 
 mod pages;
@@ -135,9 +135,8 @@ impl Drop for Mapping {
     }
 }
 
-/// A device in memory: every operation is done at once, and its memory is
-/// lent out for I/O without a copy. It has no cache that a flush would empty,
-/// and its content is gone with the process.
+/// A device in memory: every operation completes at once, and its memory is lent for I/O without a
+/// copy. It has no cache to flush, and its content is lost with the process.
 pub struct MemDevice {
     info: DeviceInfo,
     memory: Arc<Mapping>,
@@ -204,7 +203,7 @@ impl MemIo {
 
 impl BlockIo for MemIo {
     fn may_forget(&self) -> bool {
-        // It goes with this process.
+        // The content is lost with this process, and with no other event.
         false
     }
 

@@ -1,8 +1,8 @@
-//! What is on a device, before it is written over.
+//! Recognises the content of a device before it is overwritten.
 //!
-//! One rule for all verbs that write to a device: what was found is named, with its place, and only
-//! `--force` overrides it. Recognised are signatures at the beginning and at the end of a device, as
-//! `wipefs` of util-linux knows them. Other content that is not zero there is distinguished: an earlier
+//! One rule for all verbs that write to a device: known content is reported with its offset, and
+//! only `--force` overrides it. Recognised are signatures at the beginning and at the end of a
+//! device, as `wipefs` of util-linux knows them. Unknown data there is distinguished: an earlier
 //! load leaves such data, so it stops neither a load nor an array.
 
 use crate::{BlockIo, DeviceInfo, IoResult};
@@ -14,25 +14,25 @@ use std::fmt;
 /// end).
 pub const EDGE: u64 = 256 << 10;
 
-/// What a member of one of this program's own arrays is called.
+/// The description of a member of this program's own arrays.
 pub const ARRAY_MEMBER: &str = "a member of a Longhaul array";
 
-/// What is on a device.
+/// The content of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Something that has a name.
+    /// A known signature.
     Known {
-        /// What it is, with an article.
+        /// Its description, with an article.
         what: &'static str,
         /// Where its signature begins, in bytes.
         at: u64,
     },
-    /// Data that is not known here.
+    /// Unknown data.
     Unknown {
         /// The first byte that is not zero.
         at: u64,
     },
-    /// Zeroes, as far as was looked.
+    /// Zeroes, as far as was read.
     Nothing,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Content {
     }
 }
 
-/// Looks at what an open device has at its beginning and its end; both are read at the same time.
+/// Reads the beginning and the end of an open device, both at the same time.
 ///
 /// # Errors
 /// Those of the reads.
@@ -71,7 +71,7 @@ async fn read(io: &dyn BlockIo, info: &DeviceInfo, offset: u64, len: u64) -> IoR
 }
 
 impl Content {
-    /// What is on a device of `size` bytes that begins with `head` and ends with `tail`.
+    /// The content of a device of `size` bytes that begins with `head` and ends with `tail`.
     pub fn of(size: u64, head: &[u8], tail: &[u8]) -> Content {
         let device = Device { size, head, tail };
         if let Some((what, at)) = device.known() {
@@ -84,13 +84,12 @@ impl Content {
         begins(head, 0).or_else(|| begins(tail, tail_at)).unwrap_or(Content::Nothing)
     }
 
-    /// Whether it is a member of one of this program's own arrays, which nothing but that array may
-    /// write to.
+    /// Whether it is a member of one of this program's own arrays; only that array may write to it.
     pub fn is_array_member(&self) -> bool {
         matches!(self, Content::Known { what: ARRAY_MEMBER, .. })
     }
 
-    /// Whether it has a name.
+    /// Whether its signature is known.
     pub fn is_known(&self) -> bool {
         matches!(self, Content::Known { .. })
     }
@@ -115,7 +114,7 @@ enum Place {
 
 use Place::{At, End, EndOf};
 
-/// What one signature is enough for. Sources: blkid's probes (util-linux, libblkid/src), and the
+/// Bytes that identify a format. Sources: blkid's probes (util-linux, libblkid/src), and the
 /// formats' own documents.
 const SIGNATURES: &[(&str, Place, &[u8])] = &[
     (ARRAY_MEMBER, At(&[4, (64 << 10) + 4]), b"LHARRAY\0"),

@@ -1,8 +1,8 @@
-//! Back ends as people write them: `file:/srv/disk,size=10GiB,ro,delay=10ms`.
+//! Back ends as the command line names them: `file:/srv/disk,size=10GiB,ro,delay=10ms`.
 //!
-//! `KIND:ARGUMENT[,option[=value]]…`. A comma within a path is written twice.
-//! Filters are put around the back end in the order they are written, so that
-//! the last one sees an operation first.
+//! `KIND:ARGUMENT[,option[=value]]…`. A comma within a path is written twice. Filters are put
+//! around the back end in the order in which they are written, so that the last one sees an
+//! operation first.
 
 use crate::filter::{Bound, Delay, ErrorKind, Errors, Filtered, OpKind, OpSet, ReadOnly, Stats};
 use crate::units::{parse_duration, parse_rate, parse_share, parse_size};
@@ -32,7 +32,7 @@ pub enum SpecError {
     Argument {
         /// The back end.
         kind: &'static str,
-        /// What is wrong.
+        /// Why it is wrong.
         reason: String,
     },
     /// Not an option, or not one of this back end.
@@ -48,12 +48,12 @@ pub enum SpecError {
     Value {
         /// The option, as written.
         option: String,
-        /// What is wrong.
+        /// Why it is wrong.
         reason: String,
     },
 }
 
-/// Where the blocks are.
+/// The kind of back end, and its argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// A regular file.
@@ -103,7 +103,7 @@ pub enum FilterSpec {
     },
     /// Limits the throughput: [`Bound`].
     Rate {
-        /// Of reads and writes together.
+        /// Bits a second of reads and writes together.
         bits_per_second: u64,
     },
     /// Fails a share of the operations: [`Errors`].
@@ -112,25 +112,25 @@ pub enum FilterSpec {
         share: f64,
         /// The kinds of operations that it applies to.
         ops: OpSet,
-        /// Chooses which ones fail.
+        /// Determines which ones fail.
         seed: u64,
         /// First byte and the byte after the last, or all.
         range: Option<(u64, u64)>,
-        /// What they end in.
+        /// The error that they return.
         kind: ErrorKind,
     },
     /// Counts operations, bytes and latencies: [`Stats`].
     Stats,
 }
 
-/// A back end and what is around it.
+/// A back end, its options, and its filters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackendSpec {
-    /// Where the blocks are.
+    /// The kind of back end, and its argument.
     pub backend: Backend,
-    /// Logical block size in bytes, or what suits the back end.
+    /// Logical block size in bytes; `None`: chosen by the back end.
     pub block_size: Option<u32>,
-    /// Refuse to change anything.
+    /// Refuse every change.
     pub read_only: bool,
     /// Use the page cache even where direct I/O is possible.
     pub buffered: bool,
@@ -139,7 +139,7 @@ pub struct BackendSpec {
 }
 
 impl BackendSpec {
-    /// Understands `text`; opens nothing.
+    /// Parses `text`; opens nothing.
     ///
     /// # Errors
     /// A [`SpecError`] that names the part at fault and what is allowed.
@@ -194,8 +194,7 @@ impl BackendSpec {
         Ok(())
     }
 
-    /// Opens the back end (creating a file that has to be) and puts the
-    /// filters around it.
+    /// Opens the back end, creating its file if necessary, and puts the filters around it.
     ///
     /// # Errors
     /// A sentence that names the file and what to do.
@@ -256,7 +255,7 @@ impl FilterSpec {
     }
 }
 
-/// At single commas; two are one that belongs to the text.
+/// Splits at single commas; a doubled comma is one that belongs to the text.
 fn split(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();

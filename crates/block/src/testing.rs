@@ -1,4 +1,4 @@
-//! For tests of what uses devices: a disk that fails on request.
+//! For tests of users of devices: a disk that fails on request.
 
 mod fault_disk;
 

@@ -12,19 +12,19 @@ pub enum UnitError {
     /// No digits where a number has to begin.
     #[error("'{text}' does not begin with a number (expected {expected})")]
     NoNumber {
-        /// What was given.
+        /// The text to parse.
         text: String,
-        /// What would be right.
+        /// A valid example.
         expected: &'static str,
     },
     /// An unknown unit.
     #[error("'{unit}' in '{text}' is not a unit (expected {expected})")]
     UnknownUnit {
-        /// What was given.
+        /// The text to parse.
         text: String,
         /// The part at fault.
         unit: String,
-        /// What would be right.
+        /// The valid units.
         expected: &'static str,
     },
     /// Does not fit 64 bits.
@@ -33,7 +33,7 @@ pub enum UnitError {
     /// A fraction finer than the smallest unit.
     #[error("'{text}' is not a whole number of {of}")]
     Fraction {
-        /// What was given.
+        /// The text to parse.
         text: String,
         /// The smallest unit.
         of: &'static str,

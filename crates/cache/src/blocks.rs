@@ -16,7 +16,7 @@ pub(crate) fn around(info: &DeviceInfo, offset: u64, len: u64) -> IoResult<Range
     Ok(offset / block * block..end.div_ceil(block) * block)
 }
 
-/// The whole blocks within `len` bytes at `offset`; empty if there is none.
+/// The whole blocks within `len` bytes at `offset`; may be empty.
 pub(crate) fn within(info: &DeviceInfo, offset: u64, len: u64) -> Range<u64> {
     let block = u64::from(info.block_size);
     offset.div_ceil(block) * block..(offset + len) / block * block
@@ -57,8 +57,8 @@ pub(crate) fn read(
 /// Writes whole blocks.
 ///
 /// # Errors
-/// The first one of the pieces; all have ended then, so that a later change of the same
-/// blocks cannot meet what is left of this one.
+/// The first one of the pieces. All pieces have ended by then, so none of them can overwrite a
+/// later change of the same blocks.
 pub(crate) async fn write(
     io: &dyn BlockIo,
     info: &DeviceInfo,

@@ -1,16 +1,16 @@
-//! A device for many readers and writers at once, byte by byte: what stands
-//! between a kernel's file system and a path.
+//! A device for many readers and writers at once, by byte: the layer between a kernel's file system
+//! and a path.
 //!
 //! Invariants:
-//! - a write is acknowledged when its bytes are taken; whatever comes later
-//!   sees them, since it waits for the device to have them;
-//! - bytes that were taken and are not with the device are at most what the
-//!   device advises (and the memory given allows), and one write;
-//! - unflushed writes of a device that may forget are kept, and resent when its
-//!   generation has changed: before a flush ends, and before a read of them.
-//!   When they take a quarter of the memory they are flushed;
-//! - a flush ends when all that was acknowledged before it is durable, or with
-//!   the error of what is not: each handle gets the error of each loss once.
+//! - a write is acknowledged when its bytes are copied; a later operation on them waits until the
+//!   device has them;
+//! - copied bytes that the device does not have yet are at most what the device advises (and the
+//!   memory given allows), plus one write;
+//! - unflushed writes of a device that may forget are kept, and resent when its generation has
+//!   changed: before a flush ends, and before a read of them. When they take a quarter of the
+//!   memory they are flushed;
+//! - a flush ends when all writes acknowledged before it are durable, or with the error of one that
+//!   is not: each handle gets the error of each loss once.
 
 use crate::blocks::{around, read};
 use crate::losses::{ErrorCursor, LossLog, Losses};
@@ -53,7 +53,7 @@ impl WriteUser for Parts {
 
     /// Each handle gets the error.
     fn handle_loss(&self, error: IoError) {
-        tracing::error!("{}: what was written is lost: {error}", self.device.info().name);
+        tracing::error!("{}: acknowledged writes are lost: {error}", self.device.info().name);
         self.losses.add(error);
     }
 }
@@ -75,8 +75,8 @@ impl Drop for Asked<'_> {
 }
 
 impl Cache {
-    /// Opens `device` on the calling engine thread. What is read ahead and written
-    /// behind takes at most `memory` bytes; losses are counted in `losses`.
+    /// Opens `device` on the calling engine thread. Read-ahead and write-behind take at most
+    /// `memory` bytes; losses are counted in `losses`.
     ///
     /// # Errors
     /// The device cannot be opened.
@@ -133,7 +133,7 @@ impl Cache {
         Ok(whole.unwrap_or_else(|| BufMut::zeroed(0)).freeze())
     }
 
-    /// Where the parts of a range come from; reads of what is nowhere begin.
+    /// The sources of the parts of a range; begins reads of the parts that have none.
     fn gather(&self, info: &DeviceInfo, bytes: Range<u64>) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         let mut ahead = self.parts.ahead.borrow_mut();
@@ -182,7 +182,7 @@ impl Cache {
         self.behind.write_zeroes(offset, len, flags)
     }
 
-    /// Tells the device that whole blocks within a range are not needed.
+    /// Discards the whole blocks within a range.
     pub fn discard(&self, offset: u64, len: u64) -> impl Future<Output = IoResult<()>> + use<> {
         self.behind.discard(offset, len)
     }
@@ -196,16 +196,16 @@ impl Cache {
         self.parts.losses.new_loss(cursor)
     }
 
-    /// Waits until all that was acknowledged before is durable.
+    /// Waits until all writes acknowledged before are durable.
     ///
     /// # Errors
-    /// As [`drain`](Self::drain), or the flush failed: the next one resends what it left in
-    /// doubt.
+    /// Those of [`drain`](Self::drain), or the flush failed: the next one resends the writes that
+    /// it left in doubt.
     pub async fn flush(&self, cursor: &ErrorCursor) -> IoResult<()> {
         self.behind.drained().await;
         let owes = self.info().volatile_cache || self.behind.kept.borrow().bytes() > 0;
         let result = if owes { self.behind.make_durable().await } else { Ok(()) };
-        // What is resent may be lost as well.
+        // Resent writes may be lost as well.
         self.parts.losses.new_loss(cursor)?;
         result
     }
@@ -231,7 +231,7 @@ impl Part {
             Source::Device(read) => read.await?,
             Source::Ahead(fill) => match fill.await {
                 Ok(buf) => buf,
-                // What was read for another is tried again for this one.
+                // A read ahead for another reader has failed: it is retried for this one.
                 Err(_) => {
                     cache.parts.ahead.borrow_mut().forget(&self.bytes);
                     let again = cache.begin_read(info, self.bytes.clone());

@@ -1,12 +1,12 @@
-//! How acknowledged changes become durable on a device that may forget them.
+//! Makes acknowledged changes durable on a device that may forget them.
 //!
 //! Invariants:
-//! - unflushed changes of such a device are kept, and resent when its generation has
-//!   changed: before a flush ends, and before a read of them;
-//! - a flush covers what it found kept only if the device has the same generation before
-//!   and after it;
-//! - a resend takes its turn among the other changes, and resends what is still kept when
-//!   its turn has come: it undoes no later change.
+//! - unflushed changes of such a device are kept, and resent when its generation has changed:
+//!   before a flush ends, and before a read of them;
+//! - a flush covers the changes that were kept when it began only if the device has the same
+//!   generation before and after it;
+//! - a resend takes its turn among the other changes, and resends only changes that are still kept
+//!   then: it undoes no later change.
 
 use crate::Change;
 use crate::blocks::write;
@@ -64,12 +64,11 @@ impl WriteBehind {
         }
     }
 
-    /// Flushes the device: when it has forgotten what it had, after that was
-    /// resent.
+    /// Flushes the device; if it has forgotten changes, resends them first.
     ///
     /// # Errors
-    /// Of the flush; what is kept has to be resent before the next one, or
-    /// [given up](Self::give_up).
+    /// Those of the flush; the kept changes have to be resent before the next one, or [given
+    /// up](Self::give_up).
     pub(crate) async fn make_durable(&self) -> IoResult<()> {
         loop {
             let generation = self.resend().await;
@@ -86,7 +85,7 @@ impl WriteBehind {
         }
     }
 
-    /// What is kept is reported as lost: it is not resent any more.
+    /// Reports kept changes as lost: they are not resent any more.
     pub(crate) fn give_up(&self) {
         let mut kept = self.kept.borrow_mut();
         let mark = kept.mark();
@@ -105,7 +104,7 @@ impl WriteBehind {
             let changes: Vec<_> = forgotten
                 .into_iter()
                 .map(|(range, _)| {
-                    // What was read ahead may be from before.
+                    // Data that was read ahead may be older than the change.
                     self.user.handle_change(&range);
                     self.resend_range(self.order.change(range.clone()), range)
                 })
@@ -121,8 +120,8 @@ impl WriteBehind {
         }
     }
 
-    /// Resends what is kept of a range when its turn has come, and was not
-    /// resent meanwhile. Returns the error by which some of it is lost.
+    /// When its turn has come, resends the kept changes of a range that were not resent meanwhile.
+    /// Returns the error by which some of them are lost.
     async fn resend_range(&self, turn: Turn, range: Range<u64>) -> Option<IoError> {
         turn.begin().await;
         let (info, generation) = (self.user.info(), self.io.generation());
@@ -150,7 +149,7 @@ impl WriteBehind {
         self.room.needs_flush(self.kept.borrow().bytes())
     }
 
-    /// Flushes what is kept in a task of its own, if changes need the room.
+    /// Flushes kept changes in a task of its own, if other changes need the room.
     pub(crate) fn make_room(self: &Rc<Self>) {
         if !self.needs_flush() || self.flushing.replace(true) {
             return;

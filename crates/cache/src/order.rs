@@ -1,15 +1,13 @@
-//! The order of changes: which one waits for which.
+//! The order of changes: which change waits for which.
 //!
-//! A write that was acknowledged before the device has it must look as if it
-//! were done: what comes later and touches the same bytes waits for it.
+//! An acknowledged write that the device does not have yet must look as if it were done: a later
+//! operation on the same bytes waits for it.
 //!
 //! Invariants:
-//! - changes take their turn in the order in which they came, whatever they
-//!   wait for besides;
-//! - a change begins when no earlier one that overlaps it is left, so of two
-//!   on the same bytes the later one wins;
-//! - reads and barriers wait for changes, and nothing waits for them, so there
-//!   is no deadlock.
+//! - changes take their turn in the order of arrival, whatever else they wait for;
+//! - a change begins when no earlier one that overlaps it is left, so of two on the same bytes the
+//!   later one wins;
+//! - reads and barriers wait for changes, and nothing waits for them, so there is no deadlock.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

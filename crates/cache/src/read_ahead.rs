@@ -1,20 +1,18 @@
 //! Read-ahead for many readers at once.
 //!
-//! A file has one reader, an attached device has as many as its file system:
-//! reads of several files arrive interleaved, and those of one a little out of
-//! order, since the kernel has several under way. So a
-//! [`SequentialDetector`] tells the readers apart, and what is read ahead is kept
-//! in *cells*, pieces of the device on a fixed grid, whichever reader they were
-//! read for.
+//! A file has one reader, an attached device has as many as its file system: reads of several files
+//! arrive interleaved, and those of one a little out of order, since the kernel has several under
+//! way. So a [`SequentialDetector`] distinguishes the readers, and data is kept in *cells*, pieces
+//! of the device on a fixed grid that all readers share.
 //!
 //! Invariants:
-//! - a cell holds what the device holds: it is begun only while no change of
-//!   its bytes is under way, and forgotten when one arrives;
-//! - cells take at most the bytes that they were given, finished or not;
-//! - random reads bring what they ask for and no more: nothing is read ahead
-//!   before a second read has followed the first;
-//! - all readers together have no more ahead of them than one alone would have:
-//!   what fills the path for one fills it for many.
+//! - a cell holds the device's content: it is begun only while no change of its bytes is under way,
+//!   and dropped when one arrives;
+//! - cells, complete or not, take at most the bytes that they were given;
+//! - random reads read only their own bytes: read-ahead begins when a second read has followed the
+//!   first;
+//! - all readers together have no more read-ahead than one alone would have: what fills the path
+//!   for one fills it for many.
 
 use crate::blocks::read;
 use crate::order::Order;
@@ -39,8 +37,8 @@ const DISORDER: u64 = 4 << 20;
 /// read ahead of: its other reads cover them soon, and a reader whose gaps stay is
 /// not sequential.
 const SKIPPED: u64 = 32;
-/// A reader has no more ahead of it than this many times what it has read: two of
-/// many random reads follow each other by chance now and then, and files end.
+/// The read-ahead of a reader is at most this many times the bytes that it has read: two of many
+/// random reads follow each other by chance now and then, and files end.
 const READ_TIMES: u64 = 2;
 /// A reader counts as active if one of so many reads was its own.
 const RECENT: u64 = 8 * READERS as u64;
@@ -83,7 +81,7 @@ impl ReadAhead {
         let len = bytes.end - bytes.start;
         let share = most / self.readers.active(RECENT).max(1) as u64;
         let reader = self.readers.record(bytes)?;
-        // What is late is behind what was read ahead.
+        // A late read lies behind the data read ahead.
         if reader.advanced == 0 || reader.skipped > len.saturating_mul(SKIPPED) {
             return None;
         }
@@ -127,8 +125,8 @@ impl ReadAhead {
         }
     }
 
-    /// Drops what was not used for longest, but nothing of `wanted` and
-    /// nothing that is still on its way, which would take memory all the same.
+    /// Drops the cells that were unused for longest, except those of `wanted` and those under way,
+    /// which would keep their memory.
     fn make_room(&mut self, len: u64, wanted: Range<u64>) -> bool {
         while self.bytes + len > self.limit {
             let here = |cell: &Cell| cell.fill.peek().is_some();
@@ -163,7 +161,7 @@ impl ReadAhead {
         Some((begin, fill))
     }
 
-    /// Forgets what is about to change.
+    /// Drops cells that are about to change.
     pub(crate) fn forget(&mut self, bytes: &Range<u64>) {
         if bytes.is_empty() {
             return;
@@ -228,7 +226,7 @@ mod tests {
         ahead.handle_read(&at(128, 128), most);
         assert!(ahead.handle_read(&at(384, 128), most).is_some());
         assert_eq!(ahead.handle_read(&at(256, 128), most), None, "nothing more");
-        // One reader, which goes on where its farthest read ended.
+        // One reader, which continues at the end of its farthest read.
         assert_eq!(ahead.readers.active(RECENT), 1);
         assert!(ahead.handle_read(&at(512, 128), most).is_some());
     }

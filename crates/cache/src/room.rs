@@ -73,7 +73,7 @@ impl Room {
             || self.is_idle() && self.waiting.borrow().front().is_some_and(|(bytes, _)| full(*bytes))
     }
 
-    /// Reserves memory for a change; if there is none, returns what to wait for.
+    /// Reserves memory for a change; if it does not fit, returns a receiver to wait on.
     pub(crate) fn admit(&self, bytes: u64, load: &Load) -> Option<oneshot::Receiver<()>> {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() && self.has_room(bytes, load) {
@@ -166,7 +166,7 @@ mod tests {
     fn kept_changes_are_flushed_when_others_need_their_room() {
         let room = Room::new(100);
         assert!(room.needs_flush(51) && !room.needs_flush(50));
-        let mut large = room.admit(60, &load(50, false)).expect("no room beside what is kept");
+        let mut large = room.admit(60, &load(50, false)).expect("no room beside the kept changes");
         assert!(room.needs_flush(50), "nothing else makes room for it");
         room.let_in(&load(50, false));
         assert!(!is_in(&mut large));

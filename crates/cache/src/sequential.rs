@@ -33,8 +33,8 @@ pub struct Continued {
 
 /// Finds sequential operations among others.
 pub struct SequentialDetector {
-    /// Of each sequence, where it goes on, the number of the operation that continued it last, and
-    /// the rest: apart, since each operation is compared with all of them.
+    /// Of each sequence, the next byte, the number of the operation that continued it last, and the
+    /// rest: in separate vectors, since each operation is compared with all next bytes.
     nexts: Vec<u64>,
     touched: Vec<u64>,
     runs: Vec<Run>,
@@ -58,7 +58,7 @@ impl SequentialDetector {
         SequentialDetector { nexts, touched, runs, limit, disorder, operations: 0 }
     }
 
-    /// Records an operation; returns what it continues, and nothing if it may begin a sequence.
+    /// Records an operation; returns the sequence that it continues, or `None` if it may begin one.
     pub fn record(&mut self, bytes: &Range<u64>) -> Option<Continued> {
         self.operations += 1;
         let Some(at) = self.find(bytes) else {
@@ -86,7 +86,7 @@ impl SequentialDetector {
             return self.nexts.iter().position(|&next| next == start);
         }
         let continues = |(&next, run): (&u64, &Run)| {
-            // Before the next byte there is only what was skipped.
+            // Bytes before the next one were skipped.
             let late = start < next && start + disorder > next && run.skipped >= bytes.end - start;
             let early = start > next && start < next + disorder;
             start == next || run.bytes > 0 && (late || early)

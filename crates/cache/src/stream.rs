@@ -74,7 +74,7 @@ struct StreamInner {
 /// What the stream's reads learn from its writes.
 struct StreamUser {
     info: DeviceInfo,
-    /// What was read ahead may be from before a change.
+    /// Data that was read ahead may be older than a change.
     changed: Cell<bool>,
     /// The first error that no call has returned yet.
     error: RefCell<Option<IoError>>,
@@ -102,11 +102,11 @@ impl WriteUser for StreamUser {
 }
 
 impl StreamInner {
-    /// Hands over what is pending and logs the error that no call has returned.
+    /// Hands over pending writes and logs the error that no call has returned.
     async fn finish(mut self) {
         let drained = self.writes.drain().await;
         if let Some(e) = drained.err().or_else(|| self.user.take_error()) {
-            tracing::error!("{}: what was written to a stream is lost: {e}", self.user.info.name);
+            tracing::error!("{}: writes of a stream are lost: {e}", self.user.info.name);
         }
     }
 }
@@ -146,8 +146,7 @@ impl AsyncStream {
         self.inner.as_ref().map_or(0, |inner| inner.user.info.size)
     }
 
-    /// Goes to `position`, which may be past the end: nothing is read there,
-    /// and nothing can be written.
+    /// Sets the position, which may be past the end: reads there return nothing, and writes fail.
     pub fn seek(&mut self, position: u64) {
         if position != self.position {
             self.here = None;
@@ -155,12 +154,12 @@ impl AsyncStream {
         }
     }
 
-    /// The bytes at the position, without a copy: empty at the end of the
-    /// device, and else what is there, at most `len` bytes unless more of
-    /// them came along. The position stays; see [`consume`](Self::consume).
+    /// The bytes at the position, without a copy: empty at the end of the device, otherwise at most
+    /// `len` bytes, unless more were read together. The position stays; see
+    /// [`consume`](Self::consume).
     ///
     /// # Errors
-    /// What the device says, of this read or of earlier writes.
+    /// Those of this read, and of earlier writes.
     pub async fn fill(&mut self, len: usize) -> IoResult<Buf> {
         if let Some(here) = &self.here {
             return Ok(here.clone());
@@ -180,7 +179,7 @@ impl AsyncStream {
             reads.read(&writes.behind.io, &user.info, position, len as u64).await
         };
         let bytes = writes.behind.read_settled(ALL, read).await;
-        // What was resent may be lost as well.
+        // Resent writes may be lost as well.
         if let Some(e) = user.take_error() {
             return Err(e);
         }
@@ -191,17 +190,16 @@ impl AsyncStream {
         Ok(bytes)
     }
 
-    /// Goes on by `len` bytes, of what [`fill`](Self::fill) gave.
+    /// Advances the position by `len` bytes of those that [`fill`](Self::fill) gave.
     pub fn consume(&mut self, len: usize) {
         self.position += len as u64;
         self.here = self.here.take().filter(|here| here.len() > len).map(|here| here.slice(len..here.len()));
     }
 
-    /// Reads what is there, at least a byte unless at the end of the device;
-    /// how many bytes.
+    /// Reads at least a byte unless at the end of the device; returns the number of bytes.
     ///
     /// # Errors
-    /// As [`fill`](Self::fill).
+    /// Those of [`fill`](Self::fill).
     pub async fn read(&mut self, dst: &mut [u8]) -> IoResult<usize> {
         if dst.is_empty() {
             return Ok(0);
@@ -221,7 +219,7 @@ impl AsyncStream {
         let position = self.position;
         self.here = None;
         let StreamInner { reads, writes, .. } = self.inner();
-        // What was read ahead may be what is written now.
+        // Data that was read ahead may be written now.
         reads.forget();
         let n = writes.write(position, bytes).await?;
         self.position += n as u64;
@@ -263,7 +261,7 @@ impl Drop for AsyncStream {
             if inner.writes.is_pending() {
                 spawn(inner.finish()).detach();
             } else if let Some(e) = inner.user.take_error() {
-                tracing::error!("{}: what was written to a stream is lost: {e}", inner.user.info.name);
+                tracing::error!("{}: writes of a stream are lost: {e}", inner.user.info.name);
             }
         }
     }

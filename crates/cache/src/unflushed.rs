@@ -1,9 +1,9 @@
-//! Changes that a device has acknowledged and not made durable: kept by its
-//! user, to be resent when the device may have lost them.
+//! Changes that a device has acknowledged and not made durable: kept by its user, and resent when
+//! the device may have lost them.
 //!
 //! Invariants:
-//! - of each byte the latest change is kept, and no other: what is resent
-//!   in any order makes the content that was acknowledged;
+//! - of each byte only the latest change is kept: resent in any order, the changes restore the
+//!   acknowledged content;
 //! - memory is counted for as long as any part of it is kept.
 
 use longhaul_block::ZeroFlags;
@@ -17,7 +17,7 @@ use std::rc::Rc;
 /// bounded as well.
 const LEAST: u64 = 4096;
 
-/// What was done to a range.
+/// The change of a range.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// It was written: as many bytes as the range has.
@@ -119,9 +119,8 @@ impl Unflushed {
         !self.changes.is_empty() && self.within(range).next().is_some()
     }
 
-    /// What of a range was sent to another generation of the device than this
-    /// one, and so has to be resent: as much as `most` bytes, and as many
-    /// as `count` changes, but one at least.
+    /// The changes of a range that were sent to another generation of the device than this one, and
+    /// so have to be resent: at most `most` bytes and `count` changes, but at least one.
     pub fn stale(
         &self,
         range: &Range<u64>,
@@ -148,8 +147,7 @@ impl Unflushed {
         !self.stale(range, generation, 0, 1).is_empty()
     }
 
-    /// Puts what is kept where it belongs in `content`, which begins at
-    /// `offset`.
+    /// Copies kept changes into `content`, which begins at `offset`.
     pub fn overlay(&self, offset: u64, content: &mut [u8]) {
         let range = offset..offset + content.len() as u64;
         for at in self.within(&range) {
@@ -225,7 +223,7 @@ mod tests {
             assert!(content == model, "round {round}");
             assert!(!kept.is_stale(&ALL, 1));
         }
-        // What is resent makes the same.
+        // The resent changes restore the content.
         let mut content = vec![0; model.len()];
         for (range, change) in kept.stale(&ALL, 2, u64::MAX, usize::MAX) {
             if let Change::Data(buf) = change {

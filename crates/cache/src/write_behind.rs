@@ -27,7 +27,7 @@ pub(crate) trait WriteUser {
     /// What the device is at this moment.
     fn info(&self) -> DeviceInfo;
 
-    /// The content of these blocks is about to change: what was read ahead is old.
+    /// The content of these blocks is about to change: data that was read ahead is stale.
     fn handle_change(&self, blocks: &Range<u64>);
 
     /// An acknowledged write is lost.
@@ -98,7 +98,7 @@ impl WriteBehind {
         async move { this.change(turn?, 0, flags.fua, what).await }
     }
 
-    /// Tells the device that whole blocks within a range are not needed.
+    /// Discards the whole blocks within a range.
     pub(crate) fn discard(
         self: &Rc<Self>,
         offset: u64,
@@ -197,8 +197,8 @@ impl WriteBehind {
         self.make_room();
     }
 
-    /// Writes in pieces that the device takes; what of the first and the last
-    /// block is not written is read first.
+    /// Writes in pieces that the device accepts; the rest of the first and the last block is read
+    /// first.
     async fn put(&self, turn: Turn, offset: u64, bytes: Buf, flags: WriteFlags) -> IoResult<()> {
         turn.begin().await;
         let info = self.user.info();
@@ -261,7 +261,7 @@ impl WriteBehind {
             let old = read(&*self.io, info, blocks.start + last as u64, block).await?;
             whole[last..].copy_from_slice(&old);
         }
-        // The device may have forgotten what is not resent yet.
+        // The device may have forgotten changes that were not resent yet.
         self.kept.borrow().overlay(blocks.start, &mut whole);
         whole[skip..end].copy_from_slice(bytes);
         Ok(whole.freeze())

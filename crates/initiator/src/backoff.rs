@@ -39,7 +39,7 @@ impl Backoff {
         Backoff { since: now(), attempts: 0, useless: 0, wait: Duration::ZERO, last: None }
     }
 
-    /// A connection is lost; `worked` tells whether it has done any work.
+    /// A connection is lost; `worked` says whether it carried any I/O.
     pub(crate) fn begin(&mut self, worked: bool) {
         if worked {
             *self = Backoff::new();
@@ -57,9 +57,9 @@ impl Backoff {
         };
     }
 
-    /// Begins an attempt: its number, and how long to wait before it, between
-    /// a half and the whole of what it could be, so that hosts that have lost
-    /// the same target do not come at the same time.
+    /// Begins an attempt: returns its number, and the delay before it, a random time between half
+    /// and all of the present maximum, so that hosts that have lost the same target do not
+    /// reconnect at the same time.
     pub(crate) fn attempt(&mut self) -> (u32, Duration) {
         self.attempts += 1;
         let wait = std::mem::replace(&mut self.wait, Duration::ZERO);

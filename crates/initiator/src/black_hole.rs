@@ -1,9 +1,9 @@
-//! Links on which small packets get through and large ones vanish without a
-//! word: behind a tunnel, say, whose router's ICMP is filtered. Connections come
-//! about, small commands are answered, and bulk data hangs.
+//! Detects MTU black holes: links that deliver small packets and silently drop large ones, say
+//! behind a tunnel whose router's ICMP is filtered. Connections are made, small commands are
+//! answered, and bulk data hangs.
 //!
-//! A connection alone cannot tell that from a link that is cut. The admin queue
-//! beside it can: its Keep Alive is a small packet each way.
+//! A connection alone cannot distinguish that from a cut link. The admin queue beside it can: its
+//! Keep Alive is a small packet each way.
 
 use crate::watch::Silent;
 use longhaul_wire::identify::IDENTIFY_LEN;
@@ -21,8 +21,8 @@ const IDENTIFY_MAX: usize = 8;
 const CAUSE: &str = "larger packets seem to vanish on the way (an MTU black hole; until the path is fixed, a lower \
                      MTU of the interface helps)";
 
-/// Why nothing was acknowledged, given that the admin queue was answered in the
-/// same time. Nothing if what was sent is small, or if the peer's window is closed.
+/// Why nothing was acknowledged, given that the admin queue was answered in the same time. `None`
+/// if only small packets were sent, or if the peer's window is closed.
 pub(crate) fn there(silent: &Silent) -> Option<String> {
     let bytes = silent.life.unacked_bytes.unwrap_or(u64::MAX).saturating_add(HEADERS);
     let packet = bytes.min(silent.life.packet.into());

@@ -1,11 +1,9 @@
-//! One command from submission to completion, over as many connections as
-//! that takes.
+//! One command from submission to completion, over as many connections as that takes.
 //!
 //! Invariants:
-//! - a call is done once: what comes for it afterwards changes nothing;
-//! - the memory of a call is in one place at a time: with the call while it
-//!   waits, with the queue that has sent it until that has ended, or with the
-//!   caller.
+//! - a call completes once: later completions for it change nothing;
+//! - the memory of a call is in one place at a time: with the call while it waits, with the queue
+//!   that has sent it until that has ended, or with the caller.
 
 use longhaul_block::IoError;
 use longhaul_engine::Memory;

@@ -56,7 +56,7 @@ struct ControllerState {
     reason: String,
     /// I/O queues that want a connection.
     io_queues: usize,
-    /// Told of every change of the above.
+    /// Notified of every change of the fields above.
     watchers: Vec<oneshot::Sender<()>>,
     listeners: Vec<mpsc::UnboundedSender<ControllerEvent>>,
 }
@@ -422,7 +422,7 @@ impl Controller {
         answer.await.unwrap_or(false)
     }
 
-    /// Ends everything, since the namespace is not what it was.
+    /// Ends everything, since the namespace has changed its identity.
     pub(crate) async fn give_up(&self, reason: &str) {
         self.over(IoError::Refused(format!("{}: {reason}", self.info().address)));
         self.close().await;

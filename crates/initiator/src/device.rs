@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// The most that one call may ask for; it is split into commands below.
 const MAX_IO: u32 = 1 << 30;
 
-/// A remote namespace. Threads that open it get I/O queues of their own; all
-/// opens on one thread share those, and what is kept in flight on them.
+/// A remote namespace. Threads that open it get I/O queues of their own; all opens on one thread
+/// share those, and the limits of I/O in flight.
 pub struct RemoteDevice {
     controller: Arc<Controller>,
     nsid: u32,
@@ -74,7 +74,7 @@ impl RemoteDevice {
         Ok(device)
     }
 
-    /// Keeps what is known of the namespace current.
+    /// Keeps the namespace's properties current.
     fn follow(device: &Arc<RemoteDevice>) {
         use futures_util::StreamExt;
         let mut events = device.controller.events();
@@ -155,8 +155,8 @@ impl RemoteDevice {
         Ok(Rc::new(RemoteIo { pool, sharer, nsid: self.nsid, shift, oncs, max_zeroes }))
     }
 
-    /// What was last measured on a path to it, and chosen for it, by any
-    /// thread that has opened it; nothing before there was I/O.
+    /// The last measurement of a path to it, and the settings chosen for it, by any thread that has
+    /// opened it; `None` before the first I/O.
     pub fn path(&self) -> Option<PathReport> {
         self.paths.last()
     }

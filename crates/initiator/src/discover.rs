@@ -23,7 +23,7 @@ const TRIES: usize = 8;
 /// One way to reach a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it leads to.
+    /// The kind of subsystem at that address.
     pub kind: SubsystemType,
     /// NQN of the subsystem.
     pub subnqn: String,

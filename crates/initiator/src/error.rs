@@ -35,12 +35,11 @@ pub enum Error {
     TimedOut {
         /// Address and port.
         addr: String,
-        /// What was asked.
+        /// The request.
         what: &'static str,
         /// How long was waited.
         seconds: f64,
-        /// What may be the cause, in words that stand behind; empty if nothing
-        /// is known.
+        /// A possible cause, as a clause that follows the error; empty if unknown.
         hint: String,
     },
     /// The far side speaks, but refuses.
@@ -48,7 +47,7 @@ pub enum Error {
     Refused {
         /// Address and port.
         addr: String,
-        /// What was asked.
+        /// The request.
         what: String,
         /// The target's answer, as a status or a sentence.
         reason: String,
@@ -56,7 +55,7 @@ pub enum Error {
     /// The far side has no such subsystem or namespace.
     #[error("{0}")]
     NotFound(String),
-    /// The far side breaks the protocol, or lacks what is needed.
+    /// The target violates the protocol, or lacks a required feature.
     #[error("{addr} cannot be used: {reason}")]
     Incompatible {
         /// Address and port.

@@ -42,8 +42,8 @@ pub(crate) async fn watch_events(
     why
 }
 
-/// Tells of what has changed since the namespace was looked at when the session
-/// was made, before events were asked for: no event does.
+/// Reports changes between the Identify of the session's setup and the first event request, for
+/// which no event arrives.
 async fn look_again(admin: &Admin, controller: &Weak<Controller>) {
     let Some(known) = controller.upgrade().map(|controller| controller.namespace_now()) else { return };
     match namespace_info(admin, known.nsid).await {

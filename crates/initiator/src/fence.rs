@@ -1,12 +1,10 @@
-//! Fencing: no write of an earlier connection takes effect after one of a
-//! later connection.
+//! Fencing: no write of an earlier connection takes effect after one of a later connection.
 //!
-//! What was sent on a connection that is lost may still be under way: in the
-//! network, in a socket of the target, or with a device that is slow. It must
-//! have ended before anything that was not acknowledged is written again.
-//! Either the target says so (Cross-Controller Reset), or the old controller
-//! must have ended by itself, since it has not heard of this host for longer
-//! than its keep-alive time-out. Reads need not wait.
+//! Commands of a lost connection may still be under way: in the network, in a socket of the target,
+//! or with a slow device. They must have ended before anything that was not acknowledged is written
+//! again. Either the target confirms it (Cross-Controller Reset), or the old controller must have
+//! ended by itself, since it has heard nothing from this host for longer than its keep-alive
+//! timeout. Reads need not wait.
 
 use crate::call::{Data, Pending};
 use crate::controller::Controller;
@@ -23,18 +21,16 @@ use std::time::Duration;
 
 /// Time between two questions whether the reset is done.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// Time between two looks whether the old controller has gone: each is a
-/// connection.
+/// Interval of checks whether the old controller has ended: each takes a connection.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Writes that wait for so long are logged.
 const TELL: Duration = Duration::from_secs(1);
 
-/// A session that is lost, and the command that was sent to end what is left
-/// of it.
+/// A session that is lost, and the command that ends its controller.
 pub(crate) type Reset = (Arc<Session>, Option<Pending>);
 
-/// Sends the commands that end what is left of `sessions`, without waiting.
+/// Sends the commands that end the controllers of `sessions`, without waiting.
 pub(crate) fn begin(admin: &Admin, sessions: Vec<Arc<Session>>) -> Vec<Reset> {
     let send = |session: &Session| session.reset().map(|sqe| admin.queue.submit(sqe, Data::None));
     sessions.into_iter().map(|session| (Arc::clone(&session), send(&session))).collect()
@@ -50,7 +46,7 @@ pub(crate) async fn complete(
     resets: Vec<Reset>,
 ) {
     for (session, pending) in resets {
-        // A target reuses the identifier of a controller that is gone.
+        // A target reuses the identifier of a controller that has ended.
         let replaced = session.info.cntlid == cntlid;
         let ended = async {
             let by_target = match pending {

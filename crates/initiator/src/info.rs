@@ -1,5 +1,4 @@
-//! What controllers and namespaces say of themselves, and what can happen to
-//! them.
+//! Properties of controllers and namespaces, and events of a controller.
 
 use crate::error::{Error, Result};
 use crate::options::Options;
@@ -104,8 +103,8 @@ impl NamespaceInfo {
         None
     }
 
-    /// The same after it was out of sight, when what did not arrive is to be
-    /// resent: it must not have become smaller either.
+    /// The same after an outage, when writes are to be resent: the size must not have decreased
+    /// either.
     pub(crate) fn conflict(&self, now: &NamespaceInfo) -> Option<String> {
         if let Some(replaced) = self.replaced(now) {
             return Some(replaced);
@@ -136,7 +135,7 @@ pub struct SetUp {
     pub queues: u16,
 }
 
-/// What can happen to a controller.
+/// An event of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControllerEvent {
     /// A namespace was added, removed or changed (its size, say).

@@ -19,8 +19,8 @@ use zerocopy::IntoBytes;
 const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 
 /// A remote namespace opened on one thread: see
-/// [`RemoteDevice::open_io`](crate::RemoteDevice::open_io). It outlives its
-/// connection: what is under way when that is lost waits for the next one.
+/// [`RemoteDevice::open_io`](crate::RemoteDevice::open_io). It outlives its connection: operations
+/// under way when that is lost wait for the next one.
 pub struct RemoteIo {
     pub(crate) pool: Rc<ConnectionPool>,
     pub(crate) sharer: Rc<Sharer>,
@@ -40,11 +40,10 @@ pub struct Abort {
 }
 
 impl Abort {
-    /// Aborts what is not done yet: what was not sent is not sent any more, and
-    /// the target is asked to abort what was. Ends when it has answered; the
-    /// operation ends with [`IoError::Aborted`], or as if nothing had happened
-    /// where it was too late. A write that was aborted may have been done in
-    /// part.
+    /// Aborts outstanding operations: commands that were not sent are dropped, and for the others
+    /// the target is asked to abort them. Returns when it has answered; an operation ends with
+    /// [`IoError::Aborted`], or normally if the abort was too late. A write that was aborted may
+    /// have been done in part.
     pub async fn abort(&self) {
         if let Some(pool) = self.pool.upgrade() {
             pool.abort(&self.commands).await;

@@ -1,13 +1,13 @@
-//! The I/O queue of one thread to a namespace. It outlives connections: `reconnect` resends
-//! what a lost one has left unanswered.
+//! The I/O queue of one thread to a namespace. It outlives connections: `reconnect` resends the
+//! commands that a lost one left unanswered.
 //!
 //! Invariants:
 //! - a call is with the queue of the current session, held here, or done;
-//! - held calls go in the order of their submission, but for reads, which pass
-//!   changes that wait for fencing;
-//! - while anything is held that could go, nothing later goes directly;
-//! - a call that was acknowledged is never resent; one that was not is resent
-//!   until it is, or the controller is lost for good.
+//! - held calls are sent in the order of their submission, except for reads, which overtake changes
+//!   that wait for fencing;
+//! - while a held call could be sent, no later one is sent before it;
+//! - an acknowledged call is never resent; any other is resent until it is acknowledged, or the
+//!   controller is lost for good.
 
 mod reconnect;
 
@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What may go to the queue.
+/// The calls that may be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     /// Nothing: there is no connection.
@@ -134,8 +134,8 @@ impl IoQueue {
         self.0.queue.borrow().as_ref()?.stream().info().ok()
     }
 
-    /// Has `relief` take over what is held whenever the controller grants this
-    /// one no queue, where it would wait although others could do it.
+    /// Has `relief` take over held calls whenever the controller grants this thread no queue, where
+    /// they would wait although other threads could send them.
     pub(crate) fn relieve(&self, relief: Relief) {
         *self.0.relief.borrow_mut() = Some(relief);
     }
@@ -205,8 +205,8 @@ impl IoQueueInner {
         async move { controller.abort(epoch, qid, cid).await }
     }
 
-    /// Aborts commands by their numbers: what is not sent yet never is; for
-    /// what was, the target is asked. Ends when it has answered.
+    /// Aborts commands by their numbers: those not sent yet are dropped; for the others the target
+    /// is asked. Returns when it has answered.
     pub(crate) async fn abort(self: Rc<Self>, which: Range<u64>) {
         let queue = self.queue.borrow().clone();
         let mut unsent = take_where(&mut self.held.borrow_mut(), |call| which.contains(&call.seq));

@@ -55,8 +55,8 @@ pub struct Options {
     /// and does not end in as much time again, another connection is made.
     /// Zero: for ever.
     pub io_timeout: Duration,
-    /// Keeps writes of a connection that was lost from taking effect after
-    /// later ones. Only tests that show what it is good for switch it off.
+    /// Keeps writes of a connection that was lost from taking effect after later ones. Only tests
+    /// of this property switch it off.
     #[doc(hidden)]
     pub fencing: bool,
     /// Largest transfer of one command, in bytes.
@@ -121,8 +121,8 @@ impl Options {
     }
 }
 
-/// Who this host is: as `nvme-cli` has it in `/etc/nvme`, else derived from
-/// the machine's identity, else made up for this process.
+/// The identity of this host: that of `nvme-cli` in `/etc/nvme`, else derived from the machine's
+/// identity, else random for this process.
 fn host_identity() -> (String, Uuid) {
     static IDENTITY: OnceLock<(String, Uuid)> = OnceLock::new();
     let read =

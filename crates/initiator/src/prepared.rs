@@ -157,8 +157,8 @@ impl<T> PreparedState<T> {
         self.waiting.truncate(self.under_way.len());
     }
 
-    /// As [`Pool::keep`]; gives what is to be dropped. Those that are ready
-    /// stay before those that may never be.
+    /// As [`Pool::keep`]; returns the entries to drop. Ready ones are kept before those that may
+    /// never be.
     fn keep(&mut self, n: usize) -> (Vec<T>, Vec<oneshot::Sender<()>>) {
         let gone = self.ready.split_off(n.min(self.ready.len()));
         let left = n - self.ready.len();
@@ -240,6 +240,6 @@ mod tests {
         assert_eq!((gone, cancels.len()), (vec![2], 1));
         state.arrive(0, Some(0));
         let (gone, _) = state.keep(0);
-        assert_eq!(gone, [1], "what comes after all is dropped");
+        assert_eq!(gone, [1], "a late connection is dropped");
     }
 }

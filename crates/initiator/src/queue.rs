@@ -54,7 +54,7 @@ struct QueueInner {
     parked: RefCell<Vec<Waiting>>,
     /// Why the connection has ended.
     ended: RefCell<Option<IoError>>,
-    /// What is kept, once no receive can touch it any more.
+    /// Commands to resend, once no receive can touch their memory any more.
     survivors: RefCell<Option<Vec<Waiting>>>,
     over: Notify,
     /// End when the last command is done.
@@ -153,7 +153,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until the connection is over: why, and what it leaves undone.
+    /// Waits until the connection has ended; returns the reason, and its unfinished commands.
     pub(crate) async fn over(&self) -> (IoError, Vec<Waiting>) {
         let inner = &self.inner;
         loop {
@@ -232,12 +232,12 @@ impl Queue {
         (params.header_digest, params.data_digest)
     }
 
-    /// Ends the connection after what is queued; commands under way fail.
+    /// Ends the connection after queued PDUs; commands under way fail.
     pub(crate) fn close(&self) {
         self.inner.end(IoError::Unreachable("the queue was closed".into()), false);
     }
 
-    /// Ends the connection at once: what is not sent yet never is.
+    /// Ends the connection at once: queued PDUs are dropped.
     pub(crate) fn abandon(&self, reason: IoError) {
         self.inner.end(reason, true);
     }
@@ -328,9 +328,8 @@ impl QueueInner {
         drop(kept);
     }
 
-    /// The receive loop has ended: memory is at home, and what is kept can be
-    /// given back. Memory of writes stays here too, since it may be in the
-    /// middle of being sent.
+    /// The receive loop has ended: memory is with its commands again, and kept commands can be
+    /// given back. Memory of writes stays here too, since it may be in the middle of being sent.
     fn give_back(&self) {
         let mut survivors = std::mem::take(&mut *self.parked.borrow_mut());
         survivors.extend(self.waiting.borrow_mut().drain(..));
@@ -369,7 +368,7 @@ impl QueueInner {
             if status.is(Status::ABORTED_SQ_DELETION) {
                 return self.parked.borrow_mut().push(kept(call, memory));
             }
-            // It was late and had no effect: it is tried once more.
+            // The abort was too late and had no effect: retry it once.
             if status.is(Status::ABORT_REQUESTED) && call.aborting.get() {
                 return self.waiting.borrow_mut().push_front(kept(call, memory));
             }
@@ -415,8 +414,8 @@ impl Driver for QueueInner {
         match &self.slots.borrow()[usize::from(slot)].memory {
             Some(Memory::Shared(buf)) => buf.slice(offset..offset + len).segment(),
             Some(Memory::Device(segment)) => segment.slice(offset..offset + len),
-            // Only a connection that has ended has lost the memory of a
-            // command; the target ignores what is sent now.
+            // Only a connection that has ended has lost the memory of a command; the target ignores
+            // data sent now.
             _ => longhaul_engine::BufMut::zeroed(len).freeze().segment(),
         }
     }

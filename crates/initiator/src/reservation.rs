@@ -82,7 +82,7 @@ impl Reservation<'_> {
         self.send(io::RESERVATION_RELEASE, fields.cdw10(), &key.to_le_bytes()).await
     }
 
-    /// Who is registered, and who holds the namespace.
+    /// The registered hosts, and the holder of the reservation.
     ///
     /// # Errors
     /// [`IoError::Integrity`] if the controller's answer is not a report.

@@ -48,8 +48,8 @@ pub(crate) struct Session {
 struct SessionState {
     /// I/O queue identifiers in use.
     qids: BTreeSet<u16>,
-    /// The last one given out: the next is another one, since the controller
-    /// may not have noticed yet that a queue has gone.
+    /// The last one used: the next is another one, since the controller may not have noticed yet
+    /// that a queue has ended.
     last_qid: u16,
     /// A queue was in use: there may be commands to be afraid of.
     used: bool,
@@ -123,8 +123,7 @@ impl Session {
         self.lock().used
     }
 
-    /// The command that ends what is left of it, if its controller can be
-    /// named that way.
+    /// The command that ends its controller, if the controller can be named that way.
     pub(crate) fn reset(&self) -> Option<Sqe> {
         let named = self.info.resets_others;
         named.then(|| Sqe::cross_controller_reset(self.info.cntlid, self.ciu, self.cirn))

@@ -51,8 +51,8 @@ pub(crate) struct Endpoint {
     pub(crate) addrs: Vec<SocketAddr>,
     /// As a person named it.
     pub(crate) name: String,
-    /// It was there before, and may be cut off for a moment: what is lost on
-    /// the way is not waited for.
+    /// The target was reachable before, and may be cut off for a moment: lost packets are not
+    /// waited for.
     pub(crate) again: bool,
     /// How long a step may take, if less than the options say.
     pub(crate) patience: Duration,
@@ -66,7 +66,7 @@ impl Endpoint {
     pub(crate) async fn resolve(host: &str, port: u16) -> Result<Endpoint> {
         let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let fail = |reason: String| Error::Resolve { host: host.to_owned(), reason };
-        // What is an address needs no look at names, nor a thread for it.
+        // An address needs no name resolution, nor a thread for it.
         if let Ok(ip) = host.parse::<IpAddr>() {
             let addrs = vec![SocketAddr::new(ip, port)];
             return Ok(Endpoint { addrs, name, again: false, patience: Duration::MAX, careful: false });
@@ -98,7 +98,7 @@ impl Endpoint {
         Error::Unreachable { addr: self.name.clone(), reason: e.to_string(), connect: Some(e.kind()) }
     }
 
-    /// `future`, or the error that says what was waited for.
+    /// `future`, or a timeout error that names the step.
     pub(crate) async fn within<T>(
         &self,
         limit: Duration,
@@ -203,9 +203,9 @@ fn connected(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> 
     Ok(response.cntlid)
 }
 
-/// Whether the controller still exists. Connect names a queue that no controller
-/// has, so it is always refused: for the controller identifier if the controller
-/// is gone, for the queue identifier if it exists.
+/// Whether the controller still exists. Connect names a queue that no controller has, so it is
+/// always refused: for the controller identifier if the controller has ended, for the queue
+/// identifier if it exists.
 pub(crate) async fn still_exists(endpoint: &Endpoint, options: &Options, info: &ControllerInfo) -> bool {
     let config = host_config(options, ADMIN_ENTRIES, None);
     let Ok(prepared) = Prepared::open(endpoint, options, config).await else { return true };
@@ -323,7 +323,7 @@ impl Admin {
                 (Err(Error::TimedOut { .. }), Err(e @ Error::TimedOut { .. })) => return Err(e.clone()),
                 (Err(e), _) => return Err(e),
             };
-            // Also if there is an answer: it may be one without what was refused.
+            // Also if there is an answer: it may lack the refused part.
             if !self.too_early.replace(false) {
                 return Ok((cap, answers?));
             }

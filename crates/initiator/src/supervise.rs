@@ -45,8 +45,8 @@ const PREPARED_MAX: usize = 64;
 /// How long they are kept for threads to ask for them: a target that has not
 /// seen Connect ends them by itself sooner or later.
 const PREPARED_FOR: Duration = Duration::from_secs(5);
-/// Sessions that may still have effects, at most, before another one may
-/// carry I/O: what is known of them is bounded.
+/// The most sessions that may still have effects before another one may carry I/O: bounds the state
+/// kept of them.
 const UNFENCED_MAX: usize = 16;
 
 /// A session with its admin queue.
@@ -58,7 +58,7 @@ pub(crate) struct First {
     id: IdentifyController,
 }
 
-/// What is known when a session is made.
+/// The facts known when a session is made.
 #[derive(Clone)]
 struct Wanted {
     epoch: u64,
@@ -67,7 +67,7 @@ struct Wanted {
     io_queues: usize,
 }
 
-/// A session that was made again, and what was asked beside.
+/// A new session, and the answers to the commands sent during its setup.
 struct Made {
     first: First,
     resets: Vec<fence::Reset>,
@@ -81,8 +81,7 @@ impl First {
         let wanted = Wanted { epoch: 1, namespace, unfenced: Vec::new(), io_queues };
         let hasty = Cell::new(false);
         let made = match make(endpoint.clone(), settings, wanted.clone(), &hasty).await {
-            // It may be one of those that do not refuse what comes early, but
-            // lose their footing.
+            // It may be a target that fails on early commands instead of refusing them.
             Err(Error::Unreachable { .. }) if hasty.get() => {
                 let endpoint = Endpoint { careful: true, ..endpoint };
                 make(endpoint, settings, wanted, &hasty).await
@@ -93,8 +92,8 @@ impl First {
     }
 }
 
-/// Makes a session. What needs no answer to what went before is asked at the
-/// same time. `hasty` is set if the connection was lost while that was so.
+/// Makes a session. Commands that do not depend on earlier answers are sent at the same time.
+/// `hasty` is set if the connection was lost while that was so.
 async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &Cell<bool>) -> Result<Made> {
     let Settings { options, subnqn, .. } = settings;
     let signs = Signs::default();
@@ -245,7 +244,7 @@ async fn serve(
     }
 }
 
-/// Answers what can be answered in any session.
+/// Answers the requests that any session can answer.
 fn answer(admin: &Rc<Admin>, request: Request) {
     let admin = Rc::clone(admin);
     match request {
@@ -282,8 +281,8 @@ async fn abort(admin: &Admin, qid: u16, cid: u16) -> bool {
     }
 }
 
-/// Tries until there is a session again, for as long as that is allowed.
-/// Gives it, and what was asked meanwhile.
+/// Reconnects until there is a session again, for as long as the retry policy allows. Returns it,
+/// and the answers to the commands sent during its setup.
 async fn reconnect(
     weak: &Weak<Controller>,
     settings: &Settings,
@@ -397,11 +396,11 @@ async fn attempt(
     Ok(made)
 }
 
-/// Words of the log before the first attempt to reconnect: they are there once for each disconnect, and
-/// programs that read the log of another process count them.
+/// Text of the log before the first attempt to reconnect: it is logged once for each disconnect,
+/// and programs that read the log of another process count it.
 pub const CONNECTION_LOST: &str = "connection lost, attempt 1 to reconnect";
 
-/// Tells of an attempt: of every one at first, then of ever fewer.
+/// Logs an attempt: every one at first, then ever fewer.
 fn report(weak: &Weak<Controller>, old: &Session, reason: &str, attempt: u32, useless: u32, wait: Duration) {
     let address = &old.info.address;
     if let Some(controller) = weak.upgrade() {

@@ -43,8 +43,8 @@ pub struct UriOptions {
     pub hostnqn: Option<String>,
     /// How long I/O waits for a lost connection (`Some(None)`: for ever).
     pub ctrl_loss: Option<Option<Duration>>,
-    /// Bytes to keep in flight; see [`PathOptions`](crate::path::PathOptions)
-    /// for this and what follows.
+    /// Bytes to keep in flight; see [`PathOptions`](crate::path::PathOptions) for this and the
+    /// following fields.
     pub in_flight: Option<u64>,
     /// Connections a thread.
     pub connections: Option<u16>,
@@ -54,7 +54,7 @@ pub struct UriOptions {
     pub read_ahead: Option<u64>,
 }
 
-/// What is wrong with a URI, in a sentence that names the part.
+/// Why a URI is invalid, in a sentence that names the part.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bad device URI '{uri}': {problem}; the form is nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]")]
 pub struct UriError {

@@ -1,11 +1,10 @@
 //! Distinguishes a slow connection from a dead one.
 //!
-//! - TCP knows: what was sent is not acknowledged although it was retransmitted
-//!   and again. The kernel over there acknowledges, however busy the target.
-//! - A connection on which bytes come or go is alive.
-//! - Where neither tells anything, the admin queue is asked; the target
-//!   answers there, however busy its devices. What hangs longer has it asked for
-//!   more than a packet: see [`crate::black_hole`].
+//! - TCP knows: segments that were retransmitted several times stay unacknowledged. The peer's
+//!   kernel acknowledges, however busy the target.
+//! - A connection on which bytes arrive or are acknowledged is alive.
+//! - Where neither is conclusive, the admin queue is queried; the target answers there, however
+//!   busy its devices. If it answers while the connection hangs, see [`crate::black_hole`].
 
 use crate::black_hole;
 use crate::io_queue::IoQueueInner;

@@ -48,12 +48,12 @@ fn a_namespace_that_is_removed_refuses_and_others_go_on() {
     let (first, second) = (Blocking::open(device.clone()).expect("opened"), disk(&two, Options::default()));
     first.write_at(&pattern(4096, 1), 0).expect("written");
     assert!(target.remove_namespace(NQN, 1));
-    assert!(!target.remove_namespace(NQN, 1), "it has gone");
+    assert!(!target.remove_namespace(NQN, 1), "it was removed before");
     let event = in_time("the event", move || {
         Engine::new(&EngineConfig::default()).expect("engine").block_on(events.next())
     });
     assert_eq!(event, Some(ControllerEvent::NamespaceChanged(1)));
-    let e = read(&first, 0, 4096).expect_err("it has gone");
+    let e = read(&first, 0, 4096).expect_err("it was removed");
     assert!(matches!(e, IoError::Refused(_)), "{e}");
     second.write_at(&pattern(4096, 2), 0).expect("written");
     assert!(read(&second, 0, 4096).expect("read") == pattern(4096, 2));

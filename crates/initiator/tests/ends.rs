@@ -20,8 +20,8 @@ fn without_retries(engine: &EngineConfig) -> Options {
     Options { engine: engine.clone(), ctrl_loss: Some(Duration::ZERO), ..Options::default() }
 }
 
-/// The target stops while threads write: what was acknowledged is in the
-/// file, the rest fails, and nothing hangs.
+/// The target stops while threads write: acknowledged writes are in the file, the rest fails, and
+/// nothing hangs.
 #[test]
 fn a_target_that_stops_under_load_loses_nothing_that_it_acknowledged() {
     const WRITERS: u64 = 4;
@@ -88,7 +88,7 @@ fn a_target_that_is_gone_fails_what_is_under_way() {
         let device = connect(&uri, without_retries(&engine)).expect("connected");
         let mut events = device.events();
         let (begun, wait) = std::sync::mpsc::channel();
-        // Stays until its end has been told.
+        // Kept until its end has been reported.
         let kept = Arc::clone(&device);
         let reader = std::thread::spawn(move || {
             Engine::new(&engine).expect("engine").block_on(async {
@@ -98,7 +98,7 @@ fn a_target_that_is_gone_fails_what_is_under_way() {
                 sleep(Duration::from_millis(20)).await;
                 begun.send(()).expect("waited for");
                 for read in reads {
-                    let e = read.await.expect_err("the target has gone");
+                    let e = read.await.expect_err("the target has ended");
                     assert!(matches!(e, IoError::Unreachable(_)), "{e}");
                 }
                 let e = io.read(0, BufMut::zeroed(4096)).await.expect_err("it has not come back");
@@ -118,8 +118,8 @@ fn a_target_that_is_gone_fails_what_is_under_way() {
     }
 }
 
-/// Dropping everything in the middle of I/O: what has begun comes to its end
-/// all the same, and then the connections go.
+/// Dropping everything in the middle of I/O: operations under way still end, and then the
+/// connections close.
 #[test]
 fn dropping_a_device_ends_what_was_begun_and_then_the_connections() {
     for engine in engines() {
@@ -151,8 +151,8 @@ fn dropping_a_device_ends_what_was_begun_and_then_the_connections() {
     }
 }
 
-/// The connection that was prepared for the first queue has gone when it is
-/// needed (targets do not wait for Connect for ever): another one is made.
+/// The connection that was prepared for the first queue was closed before it is needed (targets do
+/// not wait for Connect for ever): another one is made.
 #[test]
 fn a_queue_is_opened_long_after_the_device() {
     use std::net::{Shutdown, TcpListener, TcpStream};

@@ -48,8 +48,7 @@ fn reasons(events: &mut UnboundedReceiver<ControllerEvent>) -> Vec<String> {
     .collect()
 }
 
-/// Nothing comes back, though everything goes there: I/O waits, and the
-/// silence is noticed.
+/// Packets to the target arrive, those from it do not: I/O waits, and the silence is noticed.
 #[test]
 fn a_link_that_is_one_way_only_is_noticed() {
     for engine in engines() {

@@ -1,5 +1,5 @@
-//! Content: what is written through a target is what is read, on both
-//! engines, whatever back end, size, digests and capsules.
+//! Content: data written through a target is read back unchanged, on both engines, with all back
+//! ends, sizes, digests and capsules.
 
 mod common;
 
@@ -64,7 +64,7 @@ fn every_back_end_on_every_engine() {
     }
 }
 
-/// The file below has what was written through the network.
+/// The file below holds the data written through the network.
 #[test]
 fn a_flush_reaches_the_file() {
     let dir = tempfile::tempdir().expect("directory");

@@ -29,7 +29,7 @@ const MS: Duration = Duration::from_millis(1);
 /// Links, one for each use below.
 const LINKS: usize = 10;
 
-/// The network; where it cannot be made, the reason goes to standard error.
+/// The network; if it cannot be made, the reason is printed on standard error.
 fn wan() -> Option<&'static Wan> {
     static WAN: OnceLock<Result<Wan, String>> = OnceLock::new();
     let start = || {
@@ -288,7 +288,7 @@ fn a_namespace_that_is_another_one_gets_nothing() {
         fake.drop_connections();
         let e = disk.write_at(&pattern(fake::BLOCK, 2), 0).expect_err(complaint);
         assert!(matches!(e, IoError::Refused(_)) && e.to_string().contains(complaint), "{e}");
-        assert_eq!(fake.writes().len(), 1, "no data has gone there");
+        assert_eq!(fake.writes().len(), 1, "no data was sent there");
         assert!(fake.content(0, fake::BLOCK) == pattern(fake::BLOCK, 1));
     }
 }
@@ -310,12 +310,12 @@ fn rewritten(link: usize, manner: Manner) -> Option<(Fake, Duration)> {
     assert_eq!(fake.writes().len(), 2, "writes wait");
     in_time("the write", move || writer.join().expect("no panic")).expect("written");
     let writes = fake.writes();
-    assert!(writes.len() == 3 && writes[2].1 != writes[1].1, "once more, on another controller: {writes:?}");
+    assert!(writes.len() == 3 && writes[2].1 != writes[1].1, "resent on another controller: {writes:?}");
     assert!(fake.content(0, fake::BLOCK) == pattern(fake::BLOCK, 2));
     Some((fake, writes[2].0 - lost))
 }
 
-/// KATO of 1 s, and CQT. The target never says that the old controller is gone.
+/// KATO of 1 s, and CQT. The target never reports the end of the old controller.
 #[test]
 fn without_resets_a_write_waits_until_the_old_controller_must_be_gone() {
     let manner = Manner { ciu: 0, cqt: 700, ..Manner::default() };

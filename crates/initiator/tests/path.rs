@@ -109,8 +109,8 @@ fn a_stream_over_four_connections_outlives_them() {
     assert!(read == content);
 }
 
-/// The far side has come back and grants fewer queues than there were: what
-/// was on the others goes over those that are left.
+/// The target has restarted and grants fewer queues than before: operations of the others continue
+/// on those that are left.
 #[test]
 fn fewer_queues_than_before_do_all_the_work() {
     let gate = hold_disk(32 << 20);

@@ -1,5 +1,4 @@
-//! I/O outlives connections: nothing fails, nothing is lost, and nothing goes
-//! to the wrong place.
+//! I/O outlives connections: no operation fails, no data is lost or misplaced.
 
 mod common;
 
@@ -176,8 +175,8 @@ fn a_stale_write_never_lands_after_a_newer_one() {
     }
 }
 
-/// A target that cannot reset other controllers: writes wait until the old one
-/// is known to be gone, reads do not.
+/// A target that cannot reset other controllers: writes wait until the old one has certainly ended,
+/// reads do not.
 #[test]
 fn writes_to_a_target_without_resets_wait_for_the_old_controller() {
     /// Places in Identify Controller.
@@ -311,7 +310,11 @@ fn a_namespace_that_has_become_another_gets_nothing() {
             } else {
                 let e = result.expect_err(complaint);
                 assert!(matches!(e, IoError::Refused(_)) && e.to_string().contains(complaint), "{e}");
-                assert_eq!(read(&below, 0, BLOCK).expect("read"), vec![0; BLOCK], "no data has gone there");
+                assert_eq!(
+                    read(&below, 0, BLOCK).expect("read"),
+                    vec![0; BLOCK],
+                    "no data was written there"
+                );
                 until_event("the end", &mut events, |e| matches!(e, ControllerEvent::Lost(_)));
             }
         }

@@ -57,7 +57,7 @@ fn a_host_that_takes_over_keeps_the_other_out() {
             assert_eq!(old.flush().await, Err(IoError::Reserved));
 
             new_side.release(2, EXCLUSIVE).await.expect("released");
-            write(&old).await.expect("nobody holds it");
+            write(&old).await.expect("no host holds it");
             new_side.unregister(2).await.expect("not registered any more");
             assert_eq!(new_side.unregister(2).await, Err(IoError::Reserved), "it was not");
             assert!(new_side.report().await.expect("a report").registrants.is_empty());

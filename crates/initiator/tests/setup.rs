@@ -111,7 +111,7 @@ fn a_target_with_small_queues_gets_small_queues() {
     assert_eq!(device.set_up().queue_round_trips, 1);
 }
 
-/// The others work; the session stays what it is.
+/// The other features work; the session is unaffected.
 #[test]
 fn a_target_that_takes_no_more_connections_does_not_lose_those_it_has() {
     let target = target(|_| {});
@@ -154,7 +154,7 @@ fn a_target_that_takes_fewer_connections_than_before_is_used_as_it_is() {
     while let Ok(event) = events.try_recv() {
         lost += usize::from(matches!(event, ControllerEvent::Reconnected { .. }));
     }
-    assert_eq!(lost, 1, "it does not reconnect for the sake of what it cannot have");
+    assert_eq!(lost, 1, "it does not reconnect for a feature that the target lacks");
 }
 
 /// The only connection is not taken, while the controller is there: an error
@@ -174,8 +174,8 @@ fn a_target_with_no_connection_left_is_named() {
     );
 }
 
-/// It goes away in each of the steps: an error, no hang; and it can be
-/// connected to as soon as it is back.
+/// The target disconnects in each of the steps: an error, no hang; and a new connection succeeds as
+/// soon as it is back.
 #[test]
 fn a_target_that_dies_in_the_middle_of_it() {
     let target = target(|_| {});
@@ -190,7 +190,7 @@ fn a_target_that_dies_in_the_middle_of_it() {
                 let live = left.min(bytes.len());
                 left -= live;
                 if live < bytes.len() {
-                    // Nothing of what comes later is of use.
+                    // No later byte is valid.
                     bytes[live..].fill(0xFF);
                     let _ = tell.send(());
                 }
@@ -246,8 +246,7 @@ fn a_target_that_cannot_stand_haste_is_asked_slowly() {
     assert_eq!(device.set_up().round_trips, ROUND_TRIPS + 1);
 }
 
-/// What comes before the controller is ready is refused; then it is asked
-/// again.
+/// A command before the controller is ready is refused, and sent again later.
 //= test: NVMe Base 2.1, CC.EN
 #[test]
 fn what_was_asked_too_early_is_asked_again() {

@@ -7,15 +7,14 @@ use std::task::{Context, Poll, Waker};
 
 type Boxed<T> = Pin<Box<dyn Future<Output = IoResult<T>>>>;
 
-/// Begins `future` now. If the result is dropped before it is done, what is
-/// left goes to `let_go`, which runs it to its end.
+/// Begins `future` now. If the result is dropped before it is done, `let_go` gets the rest of the
+/// operation and runs it to its end.
 pub(super) fn begin<T: Unpin + 'static>(
     future: impl Future<Output = IoResult<T>> + 'static,
     let_go: impl FnOnce(Pin<Box<dyn Future<Output = ()>>>) + Unpin + 'static,
 ) -> IoFuture<T> {
     let mut future: Boxed<T> = Box::pin(future);
-    // The first poll hands the operation to the system; the caller's own poll
-    // leaves a waker that counts.
+    // The first poll submits the operation; the caller's own poll registers a waker that matters.
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => IoFuture::ready(result),
         Poll::Pending => IoFuture::new(Going { rest: Some((future, let_go)) }),

@@ -1,4 +1,4 @@
-//! Opening: sizes, locks, and what direct I/O asks for.
+//! Opening: sizes, locks, and the alignment for direct I/O.
 
 use super::{FileDevice, FileInner};
 use crate::DeviceInfo;
@@ -17,8 +17,8 @@ const BLKSSZGET: libc::Ioctl = 0x1268;
 const BLKGETSIZE64: libc::Ioctl = 0x8008_1272u32 as libc::Ioctl;
 pub(super) const BLKDISCARD: libc::Ioctl = 0x1277;
 
-/// The alignment to work with where the system does not tell what direct I/O
-/// asks for: enough for any device with blocks of 512 or 4096 bytes.
+/// The alignment to use where the system does not report the requirements of direct I/O: enough for
+/// any device with blocks of 512 or 4096 bytes.
 const SAFE_ALIGN: usize = 4096;
 
 /// How a file is opened.
@@ -51,7 +51,7 @@ pub enum OpenError {
     Kind {
         /// Path of the file or device.
         path: PathBuf,
-        /// What it would have to be, and what to use instead.
+        /// The valid values, and what to use instead.
         expected: &'static str,
     },
     /// Another program has it locked or mounted.
@@ -89,7 +89,7 @@ pub enum OpenError {
     System {
         /// Path of the file or device.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -122,7 +122,7 @@ pub(super) fn open(path: &Path, options: &FileOptions, block: bool) -> Result<Fi
         None => file.try_clone().map_err(|e| system("open it twice", e))?,
     };
     if align.is_none() && !options.buffered {
-        tracing::warn!(path = %path.display(), "no direct I/O here: it goes through the page cache");
+        tracing::warn!(path = %path.display(), "the file system has no direct I/O: the file is served through the page cache");
     }
     let usable = size / u64::from(block_size) * u64::from(block_size);
     if usable < size {
@@ -214,7 +214,7 @@ fn grow(path: &Path, file: &File, options: &FileOptions, block: bool) -> Result<
     }
 }
 
-/// The logical block size: what is asked for, else 4096 where it fits.
+/// The logical block size: the requested one, otherwise 4096 where it fits.
 fn choose_block(path: &Path, size: u64, sector: u32, asked: Option<u32>) -> Result<u32, OpenError> {
     let natural = if size.is_multiple_of(4096) { 4096 } else { 512 };
     let block_size = asked.unwrap_or(if sector > 512 { sector } else { natural });
@@ -236,7 +236,7 @@ fn open_direct(path: &Path, file: &File, read_only: bool, block_size: u32) -> Op
     };
     let direct = open(&itself).or_else(|| open(path))?;
     if !is_same(file, &direct) {
-        tracing::warn!(path = %path.display(), "was replaced while it was opened: it goes through the page cache");
+        tracing::warn!(path = %path.display(), "the file was replaced while it was opened: it is served through the page cache");
         return None;
     }
     let align =

@@ -247,7 +247,7 @@ fn a_file_without_room_says_so_before_a_write_is_acknowledged() {
                 };
                 assert_eq!(refused, IoError::NoSpace);
                 assert!((4..=8).contains(&taken), "{taken} of 8 pieces that there is room for");
-                // In place there is room, and what was taken is there.
+                // In place the file system has room, and the first writes are stored.
                 io.write(0, Buf::copy_of(&[1; PIECE]), WriteFlags { fua: true }).await.expect("in place");
                 assert_eq!(io.flush().await, Ok(()));
                 for n in 0..taken {

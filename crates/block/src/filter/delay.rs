@@ -5,10 +5,10 @@ use crate::IoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The filter: tells the end of an operation later than it came.
+/// The filter: delays the completion of operations.
 ///
-/// The operation itself continues below without delay, so that one whose future
-/// is dropped still comes to its end, as [`crate::IoFuture`] promises.
+/// An operation itself is executed below without delay, so that it ends even if its future is
+/// dropped, as [`crate::IoFuture`] promises.
 #[derive(Debug)]
 pub struct Delay {
     /// How much later.

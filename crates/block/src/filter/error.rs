@@ -58,7 +58,7 @@ pub struct Errors {
     pub seed: u64,
     /// Only operations on these bytes (a flush touches none), or all.
     pub range: Option<Range<u64>>,
-    /// What they end in.
+    /// The error that they return.
     pub kind: ErrorKind,
     seen: AtomicU64,
 }

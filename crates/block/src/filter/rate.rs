@@ -1,14 +1,14 @@
-//! Bounds how many bytes a device moves in a second.
+//! Limits the bytes that a device moves in a second.
 //!
-//! Invariant: over any time, what has ended moved no more bytes than the rate
-//! allows in that time, and [`BURST`] of it besides.
+//! Invariant: in any interval, the completed operations moved no more bytes than the rate allows in
+//! it, plus those of [`BURST`].
 
 use super::{Around, Op, OpKind};
 use crate::IoFuture;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a device that was idle may be ahead by: less than timers can tell, so
+/// The time by which an idle device may be ahead of its rate: below the resolution of timers, so
 /// that many small operations reach the rate.
 const BURST: Duration = Duration::from_millis(1);
 
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(bound.take(100, now), now + ms(99), "an idle device is a little ahead");
         assert_eq!(bound.take(50, now), now + ms(149));
         assert_eq!(bound.take(50, now + ms(100)), now + ms(199));
-        // What was not used is gone.
+        // Unused time is not credited.
         assert_eq!(bound.take(10, now + ms(1000)), now + ms(1009));
     }
 

@@ -15,8 +15,8 @@ const RECORD_MOST: usize = 1024;
 /// The first word of a record; a later form gets another one.
 const VERSION: &str = "1";
 
-/// The record of a file: its UUID and what it was bound to. `None` if it carries none that can be
-/// understood, or its file system has no such attributes.
+/// The record of a file: its UUID, and the facts that it was bound to. `None` if there is no valid
+/// record, or the file system has no extended attributes.
 pub(super) fn read(file: &File) -> io::Result<Option<(Uuid, Facts)>> {
     let mut record = [0u8; RECORD_MOST];
     // SAFETY: a C string, and a buffer of the length that is passed.

@@ -29,7 +29,7 @@ impl Hardware {
         Hardware::of(board.into_iter().chain(addresses))
     }
 
-    /// Of identities as a system tells them.
+    /// From the identities that a system reports.
     pub fn of<T: AsRef<str>>(identities: impl IntoIterator<Item = T>) -> Hardware {
         // A digest, since every reader of the file can read the record.
         let digest = |id: T| {

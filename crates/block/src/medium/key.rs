@@ -17,8 +17,8 @@ pub(super) fn of_file(path: &Path, inode: u64, born: u128) -> Option<String> {
     Some(format!("file {inode} {born} {}", path.display()))
 }
 
-/// A block device, by what the device says that it is; one that says nothing is another one after
-/// the next boot. `None` if the kernel cannot tell it from others even until then.
+/// The identity that a block device reports. A device without one counts as another one after the
+/// next boot. `None` if the kernel cannot distinguish it from others even until then.
 pub(super) fn of_block(device: u64) -> Option<String> {
     of_block_in(&sysfs(device))
 }

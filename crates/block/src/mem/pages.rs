@@ -50,7 +50,7 @@ const SMALL: u8 = 0;
 const ASKED: u8 = 1;
 const LARGE_PAGES: u8 = 2;
 
-/// What is known of the pages of a mapping.
+/// The residency of the pages of a mapping, as far as it is known.
 pub(super) struct Pages {
     chunks: Vec<PageChunk>,
     /// Bytes of a chunk: whole huge pages.
@@ -71,7 +71,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Takes a write to fresh memory; what is to be made resident, of `len` bytes.
+    /// Records a write to fresh memory of `len` bytes; returns the range to make resident.
     fn follow(&self, range: &Range<usize>, len: usize) -> Option<Range<usize>> {
         let end = self.end.load(Relaxed);
         if range.start.abs_diff(end) > NEAR {

@@ -31,7 +31,7 @@ impl From<OpKind> for Operation {
     }
 }
 
-/// What is wrong with an operation.
+/// The fault of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It has no effect and fails.
@@ -212,7 +212,7 @@ impl FaultDisk {
         FaultDisk::with(size, |_| {})
     }
 
-    /// The same, with what `change` makes of its description.
+    /// The same, with a description changed by `change`.
     pub fn with(size: u64, change: impl FnOnce(&mut DeviceInfo)) -> FaultDisk {
         let mut info = DeviceInfo {
             name: "fault-disk".into(),
@@ -235,7 +235,7 @@ impl FaultDisk {
         self.0.state().content[range.start as usize..range.end as usize].to_vec()
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn counts(&self) -> DiskCounts {
         self.0.state().counts.clone()
     }
@@ -245,12 +245,12 @@ impl FaultDisk {
         self.0.state().generation
     }
 
-    /// Forgets what is not durable, and its generation does not say so.
+    /// Loses everything that is not durable, with an unchanged generation.
     pub fn forget(&self) {
         self.0.state().forget();
     }
 
-    /// Forgets what is not durable; the disk is back at once, with another generation.
+    /// Loses everything that is not durable; the disk works again at once, with another generation.
     pub fn cut_power(&self) {
         self.0.state().cut_power();
     }
@@ -322,7 +322,8 @@ impl BlockDevice for FaultDisk {
 struct FaultDiskIo(FaultDisk);
 
 impl FaultDiskIo {
-    /// Does an operation of `bytes` with the fault that it has; `does` is what the disk does.
+    /// Executes an operation of `bytes` with its fault, if it has one; `does` is the operation
+    /// without a fault.
     fn begin<T: Unpin + Send + 'static>(
         &self,
         (kind, offset, len): (OpKind, u64, u64),

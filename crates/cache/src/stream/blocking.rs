@@ -28,14 +28,14 @@ enum Request {
     Close(Sender<IoResult<()>>),
 }
 
-/// A device as a file, for reading and writing. See the [module](super) for
-/// what is durable when, and how errors come.
+/// A device as a file, for reading and writing. The [module](super) says what is durable when, and
+/// how errors are returned.
 ///
-/// Dropping it hands over what was written and waits until the device has it.
+/// Dropping it hands over pending writes and waits until the device has them.
 pub struct Stream {
     device: Arc<dyn BlockDevice>,
     requests: UnboundedSender<Request>,
-    /// Ours, unless the stream lives on another's.
+    /// The stream's own thread; `None` if it runs on another engine's.
     _thread: Option<Thread>,
     position: u64,
     here: Option<Buf>,
@@ -60,7 +60,7 @@ fn to_io(e: IoError) -> io::Error {
 }
 
 async fn serve(mut stream: AsyncStream, mut inbox: futures_channel::mpsc::UnboundedReceiver<Request>) {
-    // A reply fails only if its caller has gone, and then nothing needs it.
+    // A reply fails only if its caller was dropped, and then nothing needs it.
     while let Some(request) = inbox.next().await {
         match request {
             Request::Read(offset, len, reply) => {
@@ -106,7 +106,7 @@ impl Stream {
         let (requests, inbox) = unbounded();
         let (opened, result) = channel();
         let shared = Arc::clone(&device);
-        // The result comes by `opened`: the task itself goes on.
+        // `opened` reports the result, while the task continues.
         drop(handle.spawn(move || async move {
             match AsyncStream::open(&*shared).await {
                 Ok(stream) => {
@@ -209,9 +209,9 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Err(e) = self.hand_over() {
-            tracing::error!("{}: what was written to a stream is lost: {e}", self.device.info().name);
+            tracing::error!("{}: writes of a stream are lost: {e}", self.device.info().name);
         }
-        // It logs what else goes wrong.
+        // The task logs other errors.
         let _ = self.ask(Request::Close);
     }
 }
@@ -250,7 +250,7 @@ impl Write for Stream {
         self.take(bytes).map_err(to_io)
     }
 
-    /// Makes durable what was written.
+    /// Makes completed writes durable.
     fn flush(&mut self) -> io::Result<()> {
         self.flush_all().map_err(to_io)
     }
@@ -329,7 +329,7 @@ impl Write for StreamWriter {
         self.0.write(bytes)
     }
 
-    /// Makes durable what was written.
+    /// Makes completed writes durable.
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
     }

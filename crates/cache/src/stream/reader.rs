@@ -1,12 +1,10 @@
 //! The reading side of a stream.
 //!
 //! Invariants:
-//! - `chunks` are next to each other, in order, and the first one holds or is
-//!   followed by the next byte to read;
-//! - what is here and what is on its way are together at most the window and
-//!   one chunk;
-//! - a chunk that failed is reported to the read that needs it, and is read
-//!   again by the next one.
+//! - `chunks` are adjacent, in order, and the first one holds or is followed by the next byte to
+//!   read;
+//! - chunks, complete and under way, are together at most the window and one chunk;
+//! - a chunk that failed is reported to the read that needs it, and is read again by the next one.
 
 use super::window::Window;
 use longhaul_block::{Advice, BlockIo, DeviceInfo, IoFuture, IoResult};
@@ -42,7 +40,7 @@ impl ReadSide {
         ReadSide { window: Window::default(), chunks: VecDeque::new() }
     }
 
-    /// Forgets what was read ahead: it may not be what is on the device.
+    /// Drops data that was read ahead: the device may hold other data now.
     pub(super) fn forget(&mut self) {
         self.chunks.clear();
     }
@@ -112,8 +110,8 @@ impl ReadSide {
         let up = |at: u64| at.div_ceil(block) * block;
         let mut at = self.chunks.back().map_or(offset / block * block, StreamChunk::end);
         let end = up(offset.saturating_add(ahead)).min(info.size);
-        // Whole I/Os, so that the window moves on in pieces that are worth it;
-        // a random reader's is what it asks for.
+        // Whole I/Os, so that the window advances in pieces of a useful size; a random reader's I/O
+        // is its own range.
         let most = u64::from(info.max_io).min(BUF_MAX as u64) / block * block;
         let piece = up(u64::from(advice.io_size).min(ahead / 4).max(block)).min(most);
         let sequential = self.window.is_sequential();

@@ -154,7 +154,7 @@ fn a_stream_is_a_file() {
                 _ => stream.flush().expect("flushed"),
             }
         }
-        // What was not flushed is there all the same after the drop.
+        // Writes that were not flushed are still handed over by the drop.
         drop(stream);
         let mut all = Vec::new();
         StreamReader::open(device).expect("opened").read_to_end(&mut all).expect("read");
@@ -262,7 +262,7 @@ fn what_a_device_forgot_is_written_again() {
 #[test]
 fn nothing_is_lost_when_the_power_goes_at_any_moment() {
     const SIZE: usize = 256 << 10;
-    // With little memory, what is kept is flushed again and again.
+    // With little memory, kept changes are flushed again and again.
     for (seed, kept) in [(1, KEPT), (2, KEPT), (3, 64 * K), (4, 64 * K), (5, 8 * K), (6, 8 * K)] {
         let disk = FaultDisk::with(SIZE as u64, |info| info.max_io = 64 << 10);
         let mut random = Rng::with_seed(seed);

@@ -1,11 +1,9 @@
-//! How far to read ahead.
+//! The size of the read-ahead window.
 //!
 //! Invariants:
-//! - nothing is read ahead before a second read has followed the first, or
-//!   a read is at the beginning: random reads bring what they ask for and no
-//!   more;
-//! - the window only grows while its bytes are used, and never above what the
-//!   device advises.
+//! - read-ahead begins when a second read has followed the first, or a read is at the beginning:
+//!   random reads read only their own bytes;
+//! - the window only grows while its bytes are used, and never above what the device advises.
 
 use crate::sequential::SequentialDetector;
 

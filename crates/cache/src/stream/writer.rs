@@ -1,11 +1,11 @@
 //! The writing side of a stream.
 //!
 //! Invariants:
-//! - `tail` is the end of what the stream took, and not under way yet: at most an I/O of the
-//!   size that the device advises, which ends where a block does;
+//! - `tail` is the end of the written data, and not under way yet: at most an I/O of the size that
+//!   the device advises, which ends at a block boundary;
 //! - the first error is kept until a call returns it, and returned once;
-//! - bytes under way are at most what the device advises, and one I/O; kept bytes are at most
-//!   the given limit ([`KEPT`]), and what is under way.
+//! - bytes under way are at most what the device advises, and one I/O; kept bytes are at most the
+//!   given limit ([`KEPT`]), plus the bytes under way.
 
 use super::StreamUser;
 use crate::write_behind::WriteBehind;
@@ -13,8 +13,8 @@ use longhaul_block::{Advice, BlockIo, IoError, IoResult};
 use longhaul_engine::{BUF_MAX, BufMut};
 use std::rc::Rc;
 
-/// Bytes that are kept until they are durable; when it is half of them they are
-/// flushed, while the other half goes on.
+/// Bytes that are kept until they are durable. At half of them a flush begins, while the writer
+/// continues with the other half.
 pub(super) const KEPT: u64 = 64 << 20;
 
 /// Bytes that were taken and are not under way yet.
@@ -25,7 +25,7 @@ struct Tail {
     len: usize,
 }
 
-/// Coalesces what is written behind.
+/// Coalesces writes, and writes them behind.
 pub(super) struct WriteSide {
     pub(super) behind: Rc<WriteBehind>,
     user: Rc<StreamUser>,
@@ -111,7 +111,7 @@ impl WriteSide {
             }
             self.dirty = false;
         }
-        // What was resent may be lost as well.
+        // Resent writes may be lost as well.
         self.user.take_error().map_or(Ok(()), Err)
     }
 }

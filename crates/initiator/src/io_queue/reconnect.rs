@@ -79,7 +79,7 @@ impl IoQueueInner {
         self.open_gate();
     }
 
-    /// Lets go what may go now.
+    /// Sends the held calls that may be sent now.
     pub(super) fn open_gate(&self) {
         let Some(queue) = self.queue.borrow().clone() else { return };
         let open = self.controller.is_open_for(self.place.get().0);
@@ -131,8 +131,7 @@ impl IoQueueInner {
         self.controller.leave();
     }
 
-    /// Serves the queue until it is over: why it is. What it leaves undone is
-    /// held.
+    /// Serves the queue until its connection ends; returns the reason. Unfinished calls are held.
     async fn serve(&self, session: &Session) -> String {
         let Some(queue) = self.queue.borrow().clone() else { return String::new() };
         let epoch = session.epoch;

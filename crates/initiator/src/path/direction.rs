@@ -1,8 +1,7 @@
-//! One direction of a path: its rate, and how much to keep in flight for it.
+//! One direction of a path: its rate, and the bytes to keep in flight.
 //!
 //! Invariants:
-//! - what is in flight is at least what fills the path at the rate that was
-//!   measured, and the extra;
+//! - bytes in flight are at least those that fill the path at the measured rate, plus the extra;
 //! - one experiment with the gain at a time.
 
 use super::types::WaySample;
@@ -17,17 +16,17 @@ const EXTRA: f64 = (4u64 << 20) as f64;
 /// Multiples of the bandwidth-delay product: to begin with, and the least.
 pub(super) const GAIN: f64 = 2.0;
 const GAIN_MIN: f64 = 1.25;
-/// The multiple where segments are lost: the path and its queue hold up to
-/// two, and for two more round trips of a full queue nothing is completed
-/// while TCP repairs. With less TCP runs dry, and what is completed all at
-/// once is asked for all at once and overflows the queue again.
+/// The multiple where segments are lost: the path and its queue hold up to two, and for two more
+/// round trips of a full queue nothing completes while TCP retransmits. With less, TCP runs out of
+/// data, and the burst of completions that follows makes a burst of requests that overflows the
+/// queue again.
 const GAIN_LOST: f64 = 4.0;
 /// The extra for each connection where segments are lost: one that waits for a
 /// retransmission timer, for many round trips, holds this back from the others.
 const REPAIRED: f64 = (1u64 << 20) as f64;
-/// Rounds of the time for which a path is full that count for what it carries, the least time
-/// in seconds (where segments are lost, the rate goes up and down), and the time after which it is enough in any case: CUBIC's way from a loss to the
-/// next one takes that long on a path that holds a thousand segments.
+/// Rounds of a full path that are averaged for the rate it carries; the least time in seconds
+/// (where segments are lost, the rate rises and falls); and the time that suffices in any case:
+/// CUBIC's period between losses on a path that holds a thousand segments.
 const CARRIED: usize = 256;
 const CARRIED_MIN: f64 = 2.0;
 const CARRIED_MIN_LOST: f64 = 6.0;
@@ -38,8 +37,8 @@ const EVEN: f64 = 0.04;
 const ANOTHER: f64 = 0.5;
 /// A rate that is this much above the best one is growth.
 const GROWTH: f64 = 1.125;
-/// Rounds without growth after which the path is taken for full: what is
-/// changed shows after a round trip and the queue.
+/// Rounds without growth after which the path counts as full: a change shows after a round trip and
+/// the queue.
 const STALLED: u32 = 4;
 /// Rounds over which the rate is taken: longer than TCP takes to repair a
 /// loss. Nothing is completed meanwhile, and all of it at once afterwards, so
@@ -49,7 +48,7 @@ const MEMORY: usize = 8;
 const AVERAGE: f64 = 16.0;
 /// Rounds of the longer average.
 const USUAL: f64 = 64.0;
-/// The rate has fallen if it is below this share of what is usual.
+/// The rate has fallen if it is below this share of the usual rate.
 const FALLEN: f64 = 0.8;
 /// Rounds without a loss before less is tried, at first; after each time that
 /// it was wrong, so many times as many, up to the last.
@@ -91,10 +90,9 @@ pub(super) struct DirectionState {
     pub(super) known: usize,
     /// The best of a single round since growing began.
     peak: f64,
-    /// What was completed, on a long average: the path carries that at least,
-    /// whatever single rounds say.
+    /// The rate of completions, on a long average: a lower bound of what the path carries.
     pub(super) average: f64,
-    /// The average on a longer average: what it was before it fell.
+    /// The same on a longer average: the rate before it fell.
     usual: f64,
     /// Rounds since the last experiment with the gain.
     since: u32,
@@ -105,8 +103,8 @@ pub(super) struct DirectionState {
     pub(super) lost: u32,
     /// I/O had started again in the last round.
     begun: bool,
-    /// Seconds for which nothing was completed, and whether segments were
-    /// lost in them: they belong to what is completed next.
+    /// Seconds in which nothing completed, and whether segments were lost in them: they are added
+    /// to the next completions.
     waited: f64,
     lost_waiting: bool,
     /// Bytes and seconds of the rounds in which the path was full.
@@ -157,7 +155,7 @@ impl DirectionState {
 
     /// Notes a round in which the path was full.
     fn note(&mut self, bytes: f64, seconds: f64) {
-        // The last rounds tell another path from a single round.
+        // Several rounds distinguish a change of the path from a single bad round.
         let (carried, rate) = (self.carried(), self.rate());
         if self.full.len() >= MEMORY && (rate - carried).abs() > ANOTHER * carried {
             self.full.clear();
@@ -194,7 +192,7 @@ impl DirectionState {
         self.gain * product + (EXTRA * product).sqrt().max(FLOOR as f64).max(repairing)
     }
 
-    /// Takes the rate of a round; whether what was in flight filled the path.
+    /// Records the rate of a round; returns whether the bytes in flight filled the path.
     fn take(&mut self, rate: f64, filled: bool) {
         if filled {
             self.average += (rate - self.average) / AVERAGE;
@@ -217,8 +215,7 @@ impl DirectionState {
         (self.waited, self.lost_waiting) = (0.0, false);
     }
 
-    /// Takes a round. While TCP is `resuming`, what is less than before says
-    /// nothing.
+    /// Handles a round. While TCP is `resuming`, a lower rate is ignored.
     pub(super) fn handle(
         &mut self,
         took: f64,
@@ -240,8 +237,8 @@ impl DirectionState {
         let lost = sample.lost | std::mem::take(&mut self.lost_waiting);
         let rate = bytes as f64 / took;
         let could_fill = sample.in_flight as f64 >= 0.6 * self.in_flight;
-        // Who pauses, between two files say, finds the path empty: of a round
-        // trip from then on only what is more than before says something.
+        // After a pause of the user, between two files say, the path is empty: in the first round
+        // trip only a higher rate is evidence.
         let paused = sample.begun | std::mem::replace(&mut self.begun, sample.begun);
         let paused = paused | resuming;
         let filled = could_fill && !paused;
@@ -267,8 +264,8 @@ impl DirectionState {
             }
             TuningPhase::Grow { .. } => {}
             TuningPhase::Hold if filled => {
-                // What waits for being asked for stands nowhere, and comes and
-                // goes together: less of it leaves the path empty in between.
+                // Data that the target requests by R2T stands in no queue, and arrives in bursts:
+                // with less of it the path is idle in between.
                 let stands = queued || self.in_flight > STANDING * product;
                 self.choose_gain(stands && !sample.asked);
                 self.note(bytes as f64, took);
@@ -304,7 +301,8 @@ impl DirectionState {
                     (self.since, self.wait) = (0, (LET_GO_BACK_OFF * self.wait).min(LET_GO_MAX));
                 }
             }
-            // Other flows have come: a flow with less in flight than theirs would get a smaller share.
+            // Other flows have started: a flow with less in flight than theirs would get a smaller
+            // share.
             None if was_lean && self.has_fallen() => {
                 (self.gain, self.since, self.wait) = (GAIN, 0, (LET_GO_BACK_OFF * self.wait).min(LET_GO_MAX));
             }

@@ -1,4 +1,4 @@
-//! Counts what one thread has in flight.
+//! Counts the I/O that one thread has in flight.
 
 use super::{Way, WaySample};
 use longhaul_engine::sync::Notify;
@@ -15,8 +15,7 @@ struct DirectionCounters {
     count: Cell<u64>,
     /// Something was begun when nothing was in flight.
     begun: Cell<bool>,
-    /// Of what was begun in this round, or last, something has data that the
-    /// far side asks for.
+    /// Whether an operation begun in this round, or the last, has data that the target requests.
     asked: Cell<bool>,
     fresh: Cell<bool>,
 }
@@ -32,7 +31,7 @@ pub(super) struct Meter {
     work: Notify,
 }
 
-/// What was counted in a round.
+/// The counts of a round.
 pub(super) struct Round {
     pub(super) ways: [WaySample; 2],
     pub(super) latency_min: Option<Duration>,
@@ -88,7 +87,7 @@ impl Meter {
         }
     }
 
-    /// What was counted since the last look.
+    /// Takes the counts since the last call.
     pub(super) fn take(&self) -> Round {
         let ways = [0, 1].map(|way| {
             let direction = &self.ways[way];

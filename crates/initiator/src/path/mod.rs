@@ -1,8 +1,7 @@
-//! How a path is measured and filled: what to keep in flight, on how many
-//! connections.
+//! Measures and fills a path: how much to keep in flight, on how many connections.
 //!
-//! [`Tuner`] decides and does no I/O; `pool` measures for it and does what it
-//! says, for each thread that has opened a device.
+//! [`Tuner`] decides and does no I/O; `pool` measures for it and carries out its plans, for each
+//! thread that has opened a device.
 
 mod direction;
 mod meter;

@@ -1,4 +1,4 @@
-//! What of a path's tuning is set by hand, and what was chosen.
+//! Settings of a path's tuning made by hand, and those that were chosen.
 
 use super::{Limit, Plan, Way};
 use longhaul_block::Advice;
@@ -13,7 +13,7 @@ const IN_FLIGHT_MAX: u64 = 256 << 20;
 /// and 4 MiB each, what Linux allows a socket by default, 64 MiB.
 const CONNECTIONS_MAX: u16 = 16;
 
-/// Tuning of a path: what is `None` follows what is measured.
+/// Tuning of a path: a field that is `None` follows the measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathOptions {
     /// Bytes to keep in flight, each direction.
@@ -43,10 +43,10 @@ impl Default for PathOptions {
     }
 }
 
-/// What was measured on a path, and what was chosen for it.
+/// Measurements of a path, and the settings chosen for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathReport {
-    /// What was measured, and what is kept in flight.
+    /// The measurements, and the plan that follows from them.
     pub plan: Plan,
     /// The advice that callers get.
     pub advice: Advice,
@@ -80,7 +80,7 @@ impl PathReport {
         if self.rate() == 0.0 {
             // Before the first load, or while nothing gets through.
             return format!(
-                "at {rtt} ms nothing came through this path lately, so what it can carry is not known"
+                "at {rtt} ms nothing arrived over this path lately, so its capacity is not known"
             );
         }
         let rate = format_rate(self.rate() * 8.0);
@@ -99,7 +99,7 @@ impl PathReport {
             Some(limit) => format!("a connection is limited by {limit}"),
             None if plan.full[way as usize] && plan.connections == 1 => "one connection fills it".into(),
             None if plan.full[way as usize] => "they fill it".into(),
-            None => "what was asked of it was too little to find its end".into(),
+            None => "the load was too small to find its limit".into(),
         };
         let chosen = match plan.connections {
             1 => "1 connection".into(),
@@ -142,7 +142,7 @@ mod tests {
              256 MiB in flight chosen"
         );
         plan.full = [false; 2];
-        assert!(report(plan).sentence().contains("carried 9.4 Gb/s; what was asked of it was too little"));
+        assert!(report(plan).sentence().contains("carried 9.4 Gb/s; the load was too small"));
         plan.limit = Some(Limit::Hosts);
         assert_eq!(
             report(plan).sentence(),
@@ -150,6 +150,6 @@ mod tests {
              was lost; the far side's device, or a processor does; 1 connection and 256 MiB in flight chosen"
         );
         plan.carried = [0.0; 2];
-        assert!(report(plan).sentence().ends_with("lately, so what it can carry is not known"));
+        assert!(report(plan).sentence().ends_with("lately, so its capacity is not known"));
     }
 }

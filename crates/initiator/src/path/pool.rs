@@ -103,11 +103,11 @@ impl Drop for Flight {
 }
 
 impl ConnectionPool {
-    /// The connections of the calling thread, which all users of the device on it share,
-    /// and a share in them.
+    /// The connections of the calling thread, which all users of the device on it share, and a
+    /// share in them.
     ///
     /// # Errors
-    /// There are none, and none can be had.
+    /// No connection exists, and none can be made.
     pub(crate) async fn join(
         controller: &Arc<Controller>,
         shift: u32,
@@ -293,7 +293,7 @@ impl ConnectionPool {
         Advice { read, write, io_size, read_ahead, commands: u32::from(self.commands).saturating_mul(all) }
     }
 
-    /// Takes the tuner's plan, with what was set by hand in its place.
+    /// Carries out the tuner's plan, with settings made by hand in its place.
     fn follow(&self) {
         let plan = self.by_hand(self.tuner.borrow().plan());
         if plan.connections != self.plan.get().connections {
@@ -302,7 +302,7 @@ impl ConnectionPool {
         self.plan.set(plan);
     }
 
-    /// A plan with what was set by hand in its place.
+    /// A plan with the settings made by hand in its place.
     fn by_hand(&self, mut plan: Plan) -> Plan {
         let options = self.options();
         if let Some(bytes) = options.in_flight {

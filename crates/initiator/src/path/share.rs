@@ -122,7 +122,7 @@ enum Place {
 }
 
 thread_local! {
-    /// By what is unique to a device while it is open.
+    /// Keyed by an address that is unique to a device while it is open.
     static PLACES: RefCell<Vec<(*const Reports, Place)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -140,8 +140,7 @@ impl Place {
     }
 }
 
-/// The connections of this thread to the device of `reports`: those that are
-/// there, or new ones.
+/// The connections of this thread to the device of `reports`: existing ones, or new ones.
 pub(super) async fn open_shared(
     controller: &Arc<Controller>,
     shift: u32,

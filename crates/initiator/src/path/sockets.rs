@@ -1,9 +1,8 @@
-//! Which socket buffer keeps a connection from filling its path.
+//! Finds the socket buffer that keeps a connection from filling its path.
 //!
-//! Our own two, and the peer's receive buffer, show in what the kernel counts
-//! of the time that a sender waits. The peer's send buffer shows nowhere here:
-//! it is what is left when data comes slower than the path carries it, while
-//! our window stands open.
+//! The kernel's counts of the time that a sender waits reveal both local buffers and the peer's
+//! receive buffer. The peer's send buffer is inferred: data arrives more slowly than the path
+//! carries it, while the local window is open.
 
 use super::types::Way;
 use longhaul_engine::net::TcpInfo;
@@ -12,8 +11,8 @@ use std::time::Duration;
 
 /// A sender that waits for this share of its busy time is held up.
 const HELD_UP: f64 = 0.2;
-/// A receive window that is used to this share is what limits the sender: the
-/// kernel opens it in advance of what comes.
+/// The used share of a receive window from which on the window limits the sender: the kernel
+/// enlarges it ahead of the data.
 const WINDOW_USED: f64 = 0.7;
 
 /// What the sockets of a path have shown in a round.
@@ -64,13 +63,13 @@ impl fmt::Display for Limit {
 /// One of the four buffers of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {
-    /// Ours, of what we send: `net.ipv4.tcp_wmem` here.
+    /// Local, for sending: `net.ipv4.tcp_wmem` here.
     Send,
-    /// Ours, of what we receive: `net.ipv4.tcp_rmem` here.
+    /// Local, for receiving: `net.ipv4.tcp_rmem` here.
     Receive,
-    /// The peer's, of what it sends: `net.ipv4.tcp_wmem` there.
+    /// The peer's, for sending: `net.ipv4.tcp_wmem` there.
     FarSend,
-    /// The peer's, of what it receives: `net.ipv4.tcp_rmem` there.
+    /// The peer's, for receiving: `net.ipv4.tcp_rmem` there.
     FarReceive,
 }
 

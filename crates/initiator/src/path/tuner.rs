@@ -1,28 +1,25 @@
-//! What to keep in flight on a path, decided from what was measured on it.
+//! Decides how much to keep in flight on a path, from measurements of it.
 //!
-//! The bytes in flight that fill a path are its bandwidth-delay product: the
-//! rate at which it delivers times its round trip. Neither is known before
-//! they have been exceeded, so the tuner first doubles what is in flight while
-//! the rate still grows, and then *holds* a multiple of the product: more
-//! while segments are lost, so that the sender always has something to send
-//! while TCP repairs (nothing is completed in that time), and little more than
-//! the product itself where nothing is lost and the bytes would only stand in
-//! queues, for as long as that costs no rate.
+//! The bytes in flight that fill a path are its bandwidth-delay product: the rate at which it
+//! delivers times its round trip. Neither is known before they have been exceeded, so the tuner
+//! first doubles the bytes in flight while the rate still grows, and then *holds* a multiple of the
+//! product: more while segments are lost, so that the sender always has something to send while TCP
+//! retransmits (nothing completes in that time); and little more than the product itself where
+//! nothing is lost and more bytes would only wait in queues, for as long as that costs no rate.
 //!
-//! To the multiple an extra is added that grows as the square root of the
-//! product: of several users of a path, the one with the smaller share gets
-//! relatively more of it, and so the shares converge.
+//! To the multiple an extra is added that grows as the square root of the product: of several users
+//! of a path, the one with the smaller share gets relatively more of it, and so the shares
+//! converge.
 //!
-//! Order of calls: [`Tuner::new`] with what is known from connecting, then
-//! [`Tuner::handle_sample`] at the end of every [`Tuner::round`]; [`Tuner::plan`]
-//! at any time.
+//! Order of calls: [`Tuner::new`] with the measurements of connecting, then
+//! [`Tuner::handle_sample`] at the end of every [`Tuner::round`]; [`Tuner::plan`] at any time.
 //!
 //! Invariants:
-//! - a rate counts as what the path can carry only if what was in flight
-//!   could have filled it, or if it is more than was thought;
+//! - a rate counts as the capacity of the path only if the bytes in flight could have filled it, or
+//!   if it is higher than the capacity assumed so far;
 //! - the plan is within its [`Limits`] at all times;
-//! - one experiment at a time: while connections are being judged, or the
-//!   round trip is, nothing else is tried.
+//! - one experiment at a time: while connections or the round trip are being tested, nothing else
+//!   is tried.
 
 use super::direction::{DirectionState, FLOOR, GAIN, TuningPhase};
 use super::sockets::Limit;
@@ -47,11 +44,11 @@ const USE_LOST: f64 = 1.15;
 /// Growth that names loss as what limits one connection, though it is not worth more of them: a
 /// queue of a tenth of the product costs one connection 6 %.
 const NAMED: f64 = 1.08;
-/// Connections that are tried against loss first. What one brings depends so much
-/// on when its last loss was that two may not show their use.
+/// Connections that are tried against loss first. The gain of one depends so much on the time of
+/// its last loss that two may not show their use.
 const FIRST_LOST: u16 = 4;
-/// Rounds in which the network must not have queued before a connection is
-/// taken for what limits: after a loss, TCP drains what it has filled.
+/// Rounds in which the network must not have queued before a connection counts as the limit: after
+/// a loss, TCP drains the queue that it has filled.
 const HELD_UP_AFTER: u32 = 16;
 /// A rate is steady if it and its average are within this share of each other:
 /// only then is something a limit, and not on its way.
@@ -78,8 +75,8 @@ const NEAR_CEILING: f64 = 0.85;
 const NEAR_CEILING_MEAN: f64 = 0.9;
 /// Products below this are within what every kernel's socket buffers hold.
 const SOCKET_MIN: f64 = (256u64 << 10) as f64;
-/// Round trips from which on losses can hold back what is less than that: after a loss,
-/// CUBIC regains about a segment in a round trip.
+/// Round trip in seconds from which on losses can limit a smaller product: after a loss, CUBIC
+/// regains about a segment in a round trip.
 const LOSSY_MIN: f64 = 0.0003;
 /// The network queues if the round trip is above this multiple of the least
 /// one and this time.
@@ -88,8 +85,8 @@ const QUEUED_MIN: f64 = 0.002;
 /// A round trip this much above the level that was last looked into makes
 /// the least one doubtful.
 const DOUBT: f64 = 1.3;
-/// The least round trip was too low if draining the path leaves this share of
-/// what was seen before: the rest of the queues would be others'.
+/// The least round trip was too low if draining the path leaves this share of the earlier value:
+/// the rest of the queues would belong to other flows.
 const UNMOVED: f64 = 0.93;
 /// A round trip below this share of the least one is another path.
 const SHORTER: f64 = 0.9;
@@ -119,13 +116,12 @@ enum Trial {
     /// From this many connections, at this rate, for so many rounds yet,
     /// against this.
     More { from: u16, rate: f64, left: u32, against: Limit },
-    /// Against loss, without those that seemed to be of no use: whether it goes
-    /// as well as with so many, which brought this rate, for so many rounds yet. Whether that was
-    /// more than before they were added.
+    /// Against loss, tests whether fewer connections do as well: the number before, its rate, the
+    /// rounds left, and whether that rate was higher than before they were added.
     Less { than: u16, rate: f64, left: u32, more: bool },
 }
 
-/// Whether the least round trip still is what it was.
+/// Tests whether the least round trip is still valid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Doubt {
     None,
@@ -212,9 +208,8 @@ impl Tuner {
         self.last = now;
     }
 
-    /// There was no connection until now. The path is taken for what it was:
-    /// with less in flight it would stand idle when it is back, and with more
-    /// its queue would overflow.
+    /// No connection existed until now. The path is assumed unchanged: with less in flight it would
+    /// be idle after the outage, and with more its queue would overflow.
     pub fn handle_outage(&mut self, now: Duration) {
         self.last = now;
         self.resuming = RESUMING;
@@ -232,8 +227,8 @@ impl Tuner {
         }
         let seen = [sample.rtt, sample.latency_min].into_iter().flatten().min();
         let seen = seen.map_or(self.rtt, |seen| seen.as_secs_f64()).max(1e-6);
-        // A path that has become shorter may be shorter still: what is in
-        // flight, right for the longer one, queues on it.
+        // A path that has become shorter may be shorter still: the bytes in flight, right for the
+        // longer one, queue on it.
         let holds = self.ways.iter().any(|way| way.phase == TuningPhase::Hold);
         if seen < SHORTER * self.rtt && holds && !matches!(self.doubt, Doubt::Drain { .. } | Doubt::Refill(_))
         {
@@ -276,7 +271,7 @@ impl Tuner {
 
     /// Whether the path is being drained, so that nothing else can be judged.
     fn look_at_round_trip(&mut self, seen: f64, lost: bool) -> bool {
-        // As long as the rate is what it was, what is in flight is enough.
+        // While the rate is unchanged, the bytes in flight suffice.
         let fallen = self.ways.iter().any(DirectionState::has_fallen);
         let too_long = fallen && seen > DOUBT * self.explained + QUEUED_MIN;
         match self.doubt {
@@ -310,8 +305,8 @@ impl Tuner {
         false
     }
 
-    /// The path was drained, and this was the least round trip meanwhile. If
-    /// it is what it was before, then no queue made it so long.
+    /// The path was drained, and `least` was the least round trip meanwhile. If it is unchanged, no
+    /// queue made it so long.
     fn drained(&mut self, least: f64) {
         if least < UNMOVED * self.explained || least <= self.rtt {
             return;
@@ -376,7 +371,7 @@ impl Tuner {
                 self.trial = Trial::Less { than, rate, left: left - 1, more };
             }
             Trial::More { from, rate, left, against } => {
-                // Only once they are there.
+                // Counted only once the connections exist.
                 let left = if sample.connections < self.connections { left } else { left - 1 };
                 self.trial = Trial::More { from, rate, left, against };
             }
@@ -426,8 +421,8 @@ impl Tuner {
             let product = way.rate() * self.rtt;
             let (rate, average) = (way.rate(), way.average);
             let steady = way.phase == TuningPhase::Hold && average > STEADY * rate && rate > STEADY * average;
-            // A lossy path is never full, however small its product becomes;
-            // but on a short one TCP repairs sooner than this can tell.
+            // A lossy path is never full, however small its product becomes; but on a short one TCP
+            // recovers faster than the tuner can measure.
             let held_back = if way.lost > 0 { self.rtt > LOSSY_MIN } else { product > SOCKET_MIN };
             steady && held_back && self.unqueued >= HELD_UP_AFTER
         };
@@ -449,7 +444,7 @@ impl Tuner {
         plan
     }
 
-    /// The plan, but for what is done for a moment to find out more.
+    /// The plan without temporary experiments.
     pub fn settled(&self) -> Plan {
         let most = self.limits.in_flight.max(FLOOR);
         let in_flight = [0, 1].map(|way| (self.ways[way].in_flight as u64).clamp(FLOOR, most));

@@ -20,8 +20,8 @@ struct Path {
     socket: f64,
     /// Most that the far side's storage gives, in all.
     storage: f64,
-    /// The far side asks for data (R2T): half of what is in flight waits for
-    /// that, and is not in the network.
+    /// The target requests data (R2T): half of the bytes in flight wait for that, and are not in
+    /// the network.
     asks: bool,
     now: f64,
     seed: u64,
@@ -33,7 +33,7 @@ struct User {
     window: f64,
     next: f64,
     done: f64,
-    /// What it keeps in flight if it does not follow the plan.
+    /// Bytes in flight if the user does not follow the plan.
     fixed: Option<f64>,
     /// Rate and bytes in flight of each round.
     history: Vec<(f64, f64, f64)>,

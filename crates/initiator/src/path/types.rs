@@ -21,7 +21,7 @@ pub struct Limits {
     pub connections: u16,
 }
 
-/// What was measured in a round.
+/// The measurements of a round.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sample {
     /// When the round ended, from any fixed moment.

@@ -1,10 +1,10 @@
-//! What is told of a controller.
+//! Events of a controller.
 
 use super::until;
 use futures_channel::mpsc::UnboundedReceiver;
 use longhaul_initiator::ControllerEvent;
 
-/// What has happened since the last look.
+/// The events since the last call.
 pub fn drain(events: &mut UnboundedReceiver<ControllerEvent>) -> Vec<ControllerEvent> {
     std::iter::from_fn(|| events.try_recv().ok()).collect()
 }
@@ -19,7 +19,7 @@ pub fn reconnected(events: &mut UnboundedReceiver<ControllerEvent>) {
     until_event("to be reconnected", events, is_reconnected);
 }
 
-/// Waits for an event that `is` what is looked for.
+/// Waits for an event that `is` accepts.
 pub fn until_event(
     what: &str,
     events: &mut UnboundedReceiver<ControllerEvent>,

@@ -1,6 +1,6 @@
-//! A target that lies, stalls and forgets as a test tells it to: one subsystem
-//! with one namespace, whose writes come in capsules. It is made of nothing but
-//! bytes and threads, so no fault of ours is on both ends.
+//! A target that lies, stalls and forgets as a test requests: one subsystem with one namespace,
+//! whose writes come in capsules. It is written without the library, so that no bug can be on both
+//! ends.
 
 use longhaul_wire::command::{CrossControllerReset, Identify, ReadWrite, SQE_LEN, Sqe, admin, fctype, io};
 use longhaul_wire::completion::{Cqe, Status};
@@ -28,7 +28,7 @@ const NO_QUEUE: u16 = 0xFFFF;
 /// How it behaves; may be changed at any time.
 #[derive(Clone)]
 pub struct Manner {
-    /// Who the namespace is.
+    /// The identity of the namespace.
     pub nguid: u128,
     /// Its size in blocks.
     pub blocks: u64,
@@ -192,7 +192,7 @@ impl Connection {
         }
         drop(state);
         self.stream.read_exact(&mut header).ok()?;
-        // A host that has had enough says why (H2CTermReq, 2) before it goes.
+        // A host that gives up sends the reason (H2CTermReq, 2) before it disconnects.
         if header[0] != 4 {
             return None;
         }
@@ -248,7 +248,7 @@ impl Connection {
             fctype::CONNECT => {
                 let connect = Connect::of(sqe);
                 if connect.qid == NO_QUEUE {
-                    // No controller of it is ever gone.
+                    // Its controllers never end.
                     return fails(Status::INVALID_FIELD);
                 }
                 self.qid = connect.qid;

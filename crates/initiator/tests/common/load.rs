@@ -1,4 +1,4 @@
-//! A load whose content is compared as it goes, and as a whole at the end.
+//! A load whose content is compared during the run, and as a whole at the end.
 
 use super::{in_time, pattern, until};
 use longhaul_block::{BlockDevice, WriteFlags};
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const BLOCK: usize = 16_384;
 
-/// Writers and readers at depth, until told to stop; then everything is what
-/// was written last. Gives the I/Os done.
+/// Writers and readers at depth, until they are stopped; then every block holds its last write.
+/// Returns the number of I/Os.
 pub struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,

@@ -50,8 +50,8 @@ pub fn hold_disk(size: u64) -> FaultDisk {
     FaultDisk::with(size, |info| (info.block_size, info.volatile_cache) = (4096, false))
 }
 
-/// A back end by its specification. A target that was dropped lets go of its own
-/// when its threads end.
+/// A back end by its specification. A target that was dropped releases its back end when its
+/// threads end.
 pub fn backend(spec: &str) -> Arc<dyn BlockDevice> {
     let spec = BackendSpec::parse(spec).expect("understood");
     let opened = std::cell::OnceCell::new();

@@ -1,5 +1,5 @@
-//! A host without an engine, for what the library never does: it sends what
-//! a test tells it to, and nothing by itself.
+//! A host without an engine, for things that the library never does: it sends only what a test
+//! requests.
 
 use longhaul_proto::host::{HostConfig, HostData, HostEvent, HostQueue};
 use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-/// Who it is.
+/// Its NQN.
 pub const HOSTNQN: &str = "nqn.2026-11.io.longhaul:test:raw";
 pub const HOSTID: Uuid = Uuid::from_u128(7);
 
