@@ -8,12 +8,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// A file of what was measured already.
+/// A file of earlier measurements.
 ///
 /// Invariants:
 /// - The file holds measurements of one program only: another one is refused.
-/// - It is replaced as a whole, so that it is never half written, and by one
-///   thread at a time.
+/// - It is replaced as a whole, so that it is never half written, and by one thread at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct Keep {
     path: PathBuf,

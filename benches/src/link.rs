@@ -48,7 +48,7 @@ impl Link {
         Ok(self.wan.set_all(change)?)
     }
 
-    /// What was carried since the last measurement began.
+    /// The traffic since the last measurement began.
     pub(crate) fn statistics(&self) -> Result<Statistics> {
         Ok(self.wan.statistics()?)
     }
@@ -85,8 +85,8 @@ impl Link {
         }
     }
 
-    /// The same where the machine is part of the question: what is late
-    /// again counts. Says whether it was.
+    /// The same where the machine is part of the question: a measurement whose emulator is late
+    /// again counts. Returns whether it was on time.
     pub(crate) fn mostly_on_time<T>(&self, mut measure: impl FnMut() -> Result<T>) -> Result<(T, bool)> {
         let mut last = None;
         for _ in 0..2 {

@@ -51,7 +51,7 @@ impl Guard {
     }
 
     /// The next line of its output; empty at the end. It is read a byte at a time: the pipe stays
-    /// open, so that what it says at its end does no harm.
+    /// open, so that later output does not fail.
     pub(crate) fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         let stdout = self.0.stdout.as_mut().context("no pipe")?;
@@ -69,7 +69,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The child is ours and was not waited for, so the pid is its own.
+        // The child was not waited for, so the pid is still its own.
         if matches!(self.0.try_wait(), Ok(None)) {
             // SAFETY: a system call without memory.
             unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
@@ -101,7 +101,7 @@ pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     let mut clock = 0;
     // SAFETY: fills `clock`.
     let result = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) };
-    ensure!(result == 0, "process {pid} has gone");
+    ensure!(result == 0, "process {pid} has ended");
     read_clock(clock)
 }
 
@@ -114,13 +114,13 @@ fn read_clock(clock: libc::clockid_t) -> Result<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: fills `time`.
     let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    ensure!(result == 0, "a process has gone: {}", io::Error::last_os_error());
+    ensure!(result == 0, "a process has ended: {}", io::Error::last_os_error());
     Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
 /// Peak resident set of a process in bytes (`VmHWM`).
 pub(crate) fn peak_memory(pid: u32) -> Result<u64> {
-    Process::of(pid).peak_resident().with_context(|| format!("process {pid} has gone"))
+    Process::of(pid).peak_resident().with_context(|| format!("process {pid} has ended"))
 }
 
 /// What a child has used.
@@ -164,7 +164,7 @@ pub(crate) fn await_children(pid: u32) {
             return;
         }
         if ends_within(child, left) {
-            // Nothing tells when its parent has waited for it.
+            // No event reports that its parent has waited for it.
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -173,7 +173,7 @@ pub(crate) fn await_children(pid: u32) {
 /// Time on processors of a process and of those of its children that have ended and
 /// been waited for: see [`await_children`].
 pub(crate) fn family_time(pid: u32) -> Result<Duration> {
-    let ticks = Process::of(pid).ticks().with_context(|| format!("process {pid} has gone"))?;
+    let ticks = Process::of(pid).ticks().with_context(|| format!("process {pid} has ended"))?;
     Ok(Duration::from_secs_f64(seconds(ticks.own + ticks.children)))
 }
 
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(Process::of(pid).processors(), Some(vec![0]));
         assert!(cpu_time(pid).is_ok() && peak_memory(pid).expect("memory") > 0);
         drop(child);
-        assert!(cpu_time(pid).is_err(), "gone");
+        assert!(cpu_time(pid).is_err(), "an ended process has no processor time");
     }
 
     #[test]

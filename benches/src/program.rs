@@ -136,7 +136,7 @@ impl Load {
     }
 }
 
-/// What one measurement found.
+/// The numbers of one measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measured {
     /// Bytes per second.

@@ -36,8 +36,8 @@ impl Samples {
         }
     }
 
-    /// Ours over theirs, round by round: a drift of the machine between
-    /// rounds cancels out.
+    /// The samples over the reference's, round by round: a drift of the machine between rounds
+    /// cancels out.
     pub(crate) fn ratio(&self, reference: &Samples) -> Samples {
         Samples(self.0.iter().zip(&reference.0).map(|(ours, theirs)| ours / theirs).collect())
     }
@@ -83,7 +83,7 @@ pub(crate) struct Section {
     pub(crate) conditions: Vec<String>,
     /// What this group was compared with, and what else to know.
     pub(crate) notes: Vec<String>,
-    /// What was run, as shell commands.
+    /// The commands of the measurement, for a shell.
     pub(crate) commands: Vec<String>,
     header: Vec<String>,
     rows: Vec<Vec<String>>,
@@ -114,7 +114,7 @@ impl Section {
         self.series.push(entry);
     }
 
-    /// What stands between the markers.
+    /// The text between the markers.
     pub(crate) fn markdown(&self) -> String {
         let mut text = String::new();
         let mut line = |cells: &[String]| {

@@ -18,9 +18,9 @@ pub(crate) struct Place {
     pub(crate) address: Ipv4Addr,
     /// The processor that it is bound to.
     pub(crate) cpu: Option<usize>,
-    /// The network namespace, if not ours.
+    /// The network namespace; `None`: that of this process.
     namespace: Option<Namespace>,
-    /// Where the program keeps what it knows there, if not at its usual place.
+    /// The program's state directory there; `None`: the usual one.
     home: Option<PathBuf>,
 }
 
@@ -45,7 +45,7 @@ impl Place {
         Place { cpu: None, ..self }
     }
 
-    /// The same, where the program keeps what it knows in `home`.
+    /// The same, with the program's state in `home`.
     pub(crate) fn at_home(self, home: &Path) -> Place {
         Place { home: Some(home.to_owned()), ..self }
     }
@@ -101,7 +101,7 @@ pub(crate) struct Setup {
     pub(crate) engines: Vec<String>,
     /// Congestion control of every socket.
     pub(crate) congestion: String,
-    /// Where the target is, or what stands for it.
+    /// The place of the target, or of the program that stands in for it.
     pub(crate) target: Place,
     /// Where the load is.
     pub(crate) load: Place,
@@ -113,7 +113,7 @@ pub(crate) struct Setup {
     pub(crate) round_trips: Vec<Duration>,
     /// Numbers of servers, if they were given.
     pub(crate) servers: Vec<usize>,
-    /// Data sets of transfers are this share of what they should be.
+    /// Data sets of transfers have this share of their published size.
     pub(crate) scale: f64,
     /// Data sets to copy; all if none is named.
     pub(crate) sets: Vec<String>,
@@ -121,7 +121,7 @@ pub(crate) struct Setup {
     pub(crate) loads: Vec<String>,
     /// Where files for measurements are made.
     pub(crate) dir: PathBuf,
-    /// What was measured already.
+    /// Earlier measurements.
     pub(crate) keep: Option<Keep>,
 }
 

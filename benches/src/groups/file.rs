@@ -63,7 +63,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         section.row(cells);
     }
     section.notes.push(format!("{version}, io_uring with direct I/O, on the load's processor"));
-    section.notes.push("The file was written in full beforehand; --engine of ours: ".to_owned() + engine);
+    section.notes.push("The file was written in full beforehand; --engine of longhaul: ".to_owned() + engine);
     let window = window(setup);
     let load = format!("--rw randread --bs 4KiB --iodepth 32 {window}");
     section.commands = commands(setup, "file:FILE", "", &load);

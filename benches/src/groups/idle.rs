@@ -30,7 +30,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     );
     for engine in &setup.engines {
         let target = Target::start(setup, engine, "mem:64MiB", &[])?;
-        // In a thread of its own: what it starts inherits its processor.
+        // In a thread of its own, whose processor its child processes inherit.
         let used = thread::scope(|scope| {
             scope.spawn(|| watch(setup, engine, &target)).join().expect("a thread that does not panic")
         })?;

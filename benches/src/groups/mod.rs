@@ -1,4 +1,4 @@
-//! What is measured, a group a file.
+//! The measurements, a group a file.
 
 pub(crate) mod arrays;
 pub(crate) mod attached;
@@ -25,7 +25,7 @@ const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 /// Bytes of one write when a file is laid out.
 const CHUNK: usize = 1 << 20;
 
-/// A file on the disk without holes, gone with its directory when dropped.
+/// A file on the disk without holes, removed with its directory when dropped.
 #[derive(Debug)]
 struct DiskFile {
     path: PathBuf,

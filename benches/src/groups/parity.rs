@@ -17,7 +17,7 @@ const UNITS: [(&str, usize); 2] = [("in cache, 16 KiB", 16 << 10), ("in memory, 
 const ALIGN: usize = 4096;
 const GB: f64 = 1e9;
 
-/// What is computed.
+/// The computation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Task {
     Xor,
@@ -38,7 +38,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 fn on_one_processor(setup: &Setup) -> Result<Section> {
     setup.load.pin_thread()?;
     let mut section =
-        Section::new("parity", &["case", "kernels", "ours, GB/s", "ISA-L, GB/s", "of ISA-L", "≥ 1"]);
+        Section::new("parity", &["case", "kernels", "longhaul, GB/s", "ISA-L, GB/s", "of ISA-L", "≥ 1"]);
     let isal = Isal::load()?;
     let mut subjects = vec![Subject::Isal];
     subjects.extend(Kernels::all().into_iter().rev().map(Subject::Ours));

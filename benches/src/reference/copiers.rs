@@ -1,7 +1,6 @@
-//! Programs that copy trees of files to another machine: ours, and those that
-//! others use, where they are installed. Each is started as its documentation has
-//! it for speed, and tried once: a program that does not copy a small tree is left
-//! out, by name and with the reason.
+//! Programs that copy trees of files to another machine: longhaul, and those in common use, where
+//! they are installed. Each is started as its documentation recommends for speed, and tried once: a
+//! program that does not copy a small tree is left out, by name and with the reason.
 
 use crate::process::{self, Guard, Usage};
 use crate::setup::{Place, Setup};
@@ -29,7 +28,7 @@ const BLOCK: &str = "262144";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Longhaul,
-    /// Ours, with a key.
+    /// `longhaul`, with a key.
     Encrypted,
     /// `tar` into one TCP stream and out of it again.
     Tar,
@@ -40,7 +39,7 @@ pub(crate) enum Who {
 }
 
 impl Who {
-    /// All that are not ours.
+    /// All except `longhaul`.
     pub(crate) const OTHERS: [Who; 5] = [Who::Tar, Who::Rsync, Who::GridFtp, Who::Xroot, Who::Rclone];
 
     fn is_ours(self) -> bool {
@@ -80,12 +79,12 @@ pub(crate) struct Copier {
     address: String,
     /// What the server serves.
     pub(crate) root: PathBuf,
-    /// More arguments of ours.
+    /// More arguments of `longhaul`.
     pub(crate) extra: Vec<String>,
     config: TempDir,
 }
 
-/// What one copy took.
+/// The measurements of one copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copied {
     pub(crate) seconds: f64,
@@ -178,7 +177,7 @@ impl Copier {
                 command.arg(config.path().join("log")).arg(place);
             }
             Who::Rclone => {
-                // What was removed behind its back is not to be taken for there.
+                // Files removed without its knowledge must not count as present.
                 command.args(["serve", "webdav", place, "--addr", &address, "--dir-cache-time", "100ms"]);
             }
         }
@@ -208,8 +207,8 @@ impl Copier {
         Ok(self)
     }
 
-    /// What copies what is in `from` to `to` below the root; to an `update` of what
-    /// is there.
+    /// The command that copies the content of `from` to `to` below the root; for an `update`, over
+    /// existing files.
     fn command(&self, setup: &Setup, from: &Path, to: &str, update: bool) -> Command {
         let mut command = match self.who {
             who if who.is_ours() => setup.load.command(&setup.program),
@@ -253,8 +252,8 @@ impl Copier {
         command
     }
 
-    /// Copies what is in `from` to `to`; fails unless all of it is there then.
-    /// What takes longer than `limit` is ended, and nothing is returned.
+    /// Copies the content of `from` to `to`; fails unless all of it is there then. A copy that
+    /// takes longer than `limit` is ended, and returns `None`.
     pub(crate) fn copy(
         &self,
         setup: &Setup,
@@ -291,7 +290,7 @@ impl Copier {
         Ok(Some(Copied { seconds, cpu: (cpu + there).as_secs_f64(), memory }))
     }
 
-    /// Removes what was copied.
+    /// Removes the copied files.
     pub(crate) fn clear(&self, to: &str) -> Result<()> {
         let path = self.root.join(to);
         fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))

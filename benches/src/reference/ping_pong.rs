@@ -69,8 +69,8 @@ fn answer(mut stream: TcpStream, memory: &[u8]) -> Result<f64> {
     Ok(thread_cpu_time()?.as_secs_f64())
 }
 
-/// Asks; what was measured, with this side's processor time, and how many
-/// requests there were in all.
+/// Sends requests; returns the measurement, with this side's processor time, and the number of
+/// requests.
 fn ask(mut stream: TcpStream, setup: &Setup, wait: Wait) -> Result<(Measured, f64)> {
     let (request, mut response) = ([0x5a; REQUEST], [0; HEADER + BLOCK]);
     let begin = Instant::now() + setup.ramp;
@@ -96,8 +96,8 @@ fn ask(mut stream: TcpStream, setup: &Setup, wait: Wait) -> Result<(Measured, f6
     }
     let iops = counted as f64 / setup.runtime.as_secs_f64();
     let cpu = thread_cpu_time()?.as_secs_f64() / all as f64;
-    // Of what was waited, not of the window: a few round trips fill a window
-    // of a long link badly.
+    // Over the time waited, not over the window: a few round trips fill a window of a long link
+    // badly.
     let latency = waited.as_secs_f64() / counted as f64;
     Ok((Measured { rate: iops * BLOCK as f64, iops, latency, cpu, connections: 1 }, all as f64))
 }

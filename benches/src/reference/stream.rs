@@ -1,9 +1,8 @@
 //! One plain TCP stream of the shape of a sequential load.
 //!
-//! On the target's side stands memory of the size of the device, gone
-//! through from beginning to end again and again, as a device in memory is.
-//! On the load's side stand `depth` buffers, used in turn, as its slots are.
-//! Both sides move a block per call where the kernel lets them.
+//! The target's side has memory of the size of the device, traversed from beginning to end again
+//! and again, as a device in memory is. The load's side has `depth` buffers, used in turn, as its
+//! slots are. Both sides move a block per call where the kernel allows it.
 
 use super::socket;
 use crate::setup::Setup;
@@ -27,8 +26,8 @@ impl Memory {
         let size = usize::try_from(size).context("a device larger than the address space")?;
         let mut memory: Vec<u8> = Vec::with_capacity(size);
         let skip = memory.as_ptr().align_offset(PAGE).min(size);
-        // SAFETY: whole pages of the vector's own memory. It is a wish: what
-        // comes of it does not matter.
+        // SAFETY: whole pages of the vector's own memory. The call is advisory; its result does not
+        // matter.
         unsafe {
             libc::madvise(memory.as_mut_ptr().add(skip).cast(), size - skip, libc::MADV_HUGEPAGE);
         }

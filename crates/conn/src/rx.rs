@@ -113,15 +113,15 @@ impl<D: Driver> Receive<'_, D> {
                 Err(e) => return Ended::Io(e),
             }
             if self.shared.progress.get().is_multiple_of(TURN) {
-                // The driver handles what has come before anything else runs.
+                // The driver handles received bytes before anything else runs.
                 self.consume();
                 yield_now().await;
             }
         }
     }
 
-    /// Gives staged bytes to the queue, or to the payload that it wants, as
-    /// far as it takes them, and lets the driver handle what came of it.
+    /// Gives staged bytes to the queue, or to the payload that it wants, as far as it takes them,
+    /// and lets the driver handle the resulting events.
     fn consume(&mut self) {
         loop {
             let rest = &self.msg.staged()[self.staged..];
@@ -166,7 +166,7 @@ impl<D: Driver> Receive<'_, D> {
 
     async fn receive_payload(&mut self, slot: u16, offset: usize, len: usize) -> io::Result<usize> {
         let Some(memory) = self.driver.take_destination(slot) else {
-            // The command is gone (aborted); its data is taken off the wire.
+            // The command was aborted; its data is received and discarded.
             let n = self.receive_into(len).await?;
             return Ok(n);
         };
@@ -190,7 +190,7 @@ impl<D: Driver> Receive<'_, D> {
 
     async fn receive_into(&mut self, limit: usize) -> io::Result<usize> {
         let mut msg = std::mem::replace(&mut self.msg, RecvMsg::new(0));
-        // Everything staged is consumed: what was full can be exchanged.
+        // Everything staged is consumed: a full staging area can be exchanged.
         if msg.staged().len() == msg.staging_len() && msg.staging_len() < self.most {
             msg.resize_staging(self.most);
         }

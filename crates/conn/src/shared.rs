@@ -12,8 +12,8 @@ pub trait Driver {
     /// The protocol state machine of this end.
     type Queue: Endpoint;
 
-    /// Takes out the memory that payload of `slot` goes to. It is given back
-    /// before anything else is done.
+    /// Takes out the destination memory of `slot`'s payload. It is given back before anything else
+    /// is done.
     fn take_destination(&self, slot: u16) -> Option<Memory>;
 
     /// Gives it back.

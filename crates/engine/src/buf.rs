@@ -350,7 +350,7 @@ impl BufPool {
         class_len(class_of(len))
     }
 
-    /// Upper bound of what it hands out, in bytes.
+    /// The most bytes that it lends at a time.
     pub fn limit(&self) -> usize {
         self.shared.limit
     }

@@ -1,12 +1,11 @@
-//! The executor: tasks of one thread, and the way in from other threads.
+//! The executor: tasks of one thread, and the inbox for other threads.
 //!
 //! Invariants:
 //! - a task is polled on the thread of its engine only;
-//! - a wake from another thread is never lost: the sleeper announces itself
-//!   before it looks at the inbox for the last time, the waker fills the
-//!   inbox before it looks for a sleeper;
-//! - every task gets its turn: a turn runs what was ready when it began, and
-//!   after a few turns the round looks for I/O.
+//! - a wake from another thread is never lost: the sleeper announces itself before its last look at
+//!   the inbox, the waker fills the inbox before it looks for a sleeper;
+//! - every task gets its turn: a turn runs the tasks that were ready when it began, and after a few
+//!   turns the executor polls for I/O.
 
 use crate::config::{Config, Kind};
 use crate::driver::{Driver, Spin};
@@ -187,8 +186,8 @@ struct Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         try_with_core(|core| {
-            // Its waker may be the last reference to the task, whose end is
-            // under way: it goes when the list is not borrowed.
+            // Its waker may be the last reference to the task, which is ending: it is dropped when
+            // the list is not borrowed.
             let waker = core.tasks.borrow_mut().try_remove(self.id);
             if let (Some(groups), Some(group)) = (core.groups(), self.group) {
                 groups.remove(group, self.id);
@@ -209,8 +208,8 @@ pub fn handle() -> Handle {
     })
 }
 
-/// What stands for an engine thread of its own where the calling thread's engine
-/// is simulated: the same engine, and a group of tasks in that of the caller.
+/// Stands in for a new engine thread where the calling thread's engine is simulated: the same
+/// engine, and a group of tasks in that of the caller.
 pub(crate) fn simulated_thread() -> Option<(Handle, u64)> {
     let mut thread = None;
     try_with_core(|core| {
@@ -350,8 +349,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Tasks end while the core is still reachable, since their
-        // destructors cancel operations; then the kernel lets go of memory.
+        // Tasks end while the core is still reachable, since their destructors cancel operations;
+        // then the kernel releases the memory.
         let jobs = {
             let mut inbox = self.core.shared.lock();
             inbox.closed = true;

@@ -1,15 +1,15 @@
 //! Scatter/gather messages for stream sockets.
 //!
 //! Invariants:
-//! - a message owns all memory that its vectors point to, at addresses that
-//!   do not move while it is boxed, so it may be given to the kernel as it is;
-//! - what was received for the payload is in the payload's own memory, and
-//!   what followed it is in the staging area.
+//! - a message owns all memory that its vectors point to, at addresses that do not move while it is
+//!   boxed, so its vectors may be given to the kernel;
+//! - the received payload is in the payload's own memory, and the bytes after it are in the staging
+//!   area.
 
 use crate::buf::{Buf, BufMut, Segment};
 use std::fmt;
 
-/// Memory of a payload: where it comes from or goes to.
+/// Memory of a payload, as source or destination.
 #[derive(Debug)]
 pub enum Memory {
     /// A writable buffer.
@@ -136,7 +136,7 @@ impl RecvMsg {
         self.0.limit = limit.min(self.0.staging.len());
     }
 
-    /// Makes the staging area `len` bytes long, and uses all of it. What is staged is forgotten.
+    /// Makes the staging area `len` bytes long, all of it in use. Staged bytes are lost.
     pub fn resize_staging(&mut self, len: usize) {
         let inner = &mut *self.0;
         inner.staging = BufMut::zeroed(len);
@@ -148,7 +148,7 @@ impl RecvMsg {
         self.0.staging.len()
     }
 
-    /// What came after the payload.
+    /// The bytes received after the payload.
     pub fn staged(&self) -> &[u8] {
         &self.0.staging[..self.0.staged]
     }
@@ -191,7 +191,7 @@ impl RecvInner {
         self.direct.as_ref().map_or(0, |(_, _, len)| *len) + self.limit
     }
 
-    /// Places what was received, no more than [`capacity`](Self::capacity).
+    /// Stores received bytes, no more than [`capacity`](Self::capacity).
     pub(crate) fn fill(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         if let Some((memory, offset, len)) = &mut self.direct {
@@ -293,7 +293,7 @@ impl fmt::Debug for SendMsg {
 }
 
 impl SendInner {
-    /// Points the header at what is left to send.
+    /// Points the header at the bytes left to send.
     pub(crate) fn prepare(&mut self) -> &[libc::iovec] {
         let end = self.iov.len().min(self.next + IOV_MAX);
         let rest = &mut self.iov[self.next..end];
@@ -318,7 +318,7 @@ impl SendInner {
         bytes
     }
 
-    /// Notes that `sent` bytes are gone.
+    /// Records that `sent` bytes were sent.
     pub(crate) fn advance(&mut self, mut sent: usize) {
         while let Some(iov) = self.iov.get_mut(self.next) {
             if sent < iov.iov_len {

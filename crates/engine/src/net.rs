@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 /// Connections waiting to be accepted: a thousand hosts may come at once.
 const BACKLOG: i32 = 4096;
-/// How long an address may stay in use in the beginning: the kernel gives up the
-/// sockets of a program that was killed a moment after its process is gone.
+/// How long an address may be still in use at first: the kernel closes the sockets of a killed
+/// program a moment after its process has ended.
 const PREDECESSOR: Duration = Duration::from_secs(2);
 const LISTEN_AGAIN: Duration = Duration::from_millis(20);
 
@@ -281,7 +281,7 @@ impl TcpListener {
                     let addr = addr.as_socket().ok_or_else(|| io::Error::other("not an IP peer"))?;
                     return Ok((std::net::TcpStream::from(socket).into(), addr));
                 }
-                // The peer was gone before it was accepted.
+                // The peer closed the connection before it was accepted.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::ECONNABORTED | libc::EPROTO)) => {}
                 Err(e) => return Err(e),
             }
@@ -495,7 +495,7 @@ impl TcpStream {
     /// Ends one direction or both; a task that waits in it returns.
     ///
     /// # Errors
-    /// The peer has gone already.
+    /// The peer has disconnected already.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match &self.end {
             Free::Kernel(source) => SockRef::from(&*source.fd).shutdown(how),
@@ -506,7 +506,7 @@ impl TcpStream {
     /// The peer's address.
     ///
     /// # Errors
-    /// The peer has gone already.
+    /// The peer has disconnected already.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         if let Free::Simulated(wire) = &self.end {
             return Ok(wire.peer_addr());
@@ -576,12 +576,12 @@ impl TcpStream {
         Ok(TcpInfo::decode(&bytes[..(len as usize).min(bytes.len())]))
     }
 
-    /// Asks the kernel to spread what is sent over the round trip, at the rate
-    /// that its congestion control allows, where it would otherwise send a
-    /// window in bursts. It costs a timer for every few packets.
+    /// Asks the kernel to spread packets over the round trip, at the rate that its congestion
+    /// control allows, where it would otherwise send a window in bursts. It costs a timer for every
+    /// few packets.
     ///
     /// # Errors
-    /// Of setsockopt(2); kernels before 4.20 cannot do it.
+    /// Those of setsockopt(2); kernels before 4.20 cannot do it.
     pub fn pace(&self) -> io::Result<()> {
         // A bound that is never reached: it is its presence that makes TCP pace
         // without a queueing discipline that does (tcp(7), SO_MAX_PACING_RATE

@@ -1,5 +1,5 @@
-//! What the kernel tells in `/proc` (proc(5)): processes, processors, counters of the network,
-//! and mounts. For measurements and messages; nothing here is on the data path.
+//! Reads `/proc` (proc(5)): processes, processors, counters of the network, and mounts. For
+//! measurements and messages; nothing here is on the data path.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,9 +1,8 @@
-//! Virtual time, the choices of a seed, and the hosts and the network of a
-//! simulation.
+//! Virtual time, the choices of a seed, and the hosts and the network of a simulation.
 //!
 //! Invariants:
 //! - time stands still while anything can run, and never goes back;
-//! - every choice follows from the seed and from what was asked before.
+//! - every choice follows from the seed and from the choices requested before.
 
 mod hosts;
 mod sockets;
@@ -137,7 +136,7 @@ mod tests {
             }
         });
         drop(engine);
-        Rc::into_inner(seen).expect("the tasks are gone").into_inner()
+        Rc::into_inner(seen).expect("the tasks have ended").into_inner()
     }
 
     #[test]

@@ -83,7 +83,7 @@ const NICE: libc::c_int = 10;
 
 /// Lets the calling thread step back behind others. Where that is not allowed, it is one like them.
 fn step_back() {
-    // A thread that inherits a real-time policy goes before all others, however nice it is.
+    // A thread that inherits a real-time policy would precede all others, whatever its nice value.
     let priority: libc::c_int = 0;
     // SAFETY: the kernel reads one integer, the priority, which has to be 0 for this policy. Called
     // directly, since not every C library has it for threads.

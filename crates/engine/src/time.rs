@@ -50,9 +50,9 @@ pub fn boot_time() -> Duration {
     boot_clock()
 }
 
-/// The wall clock: the time since 1970-01-01 (`CLOCK_REALTIME`). It may be set in
-/// either direction; it is the only clock of a virtual machine that can tell that
-/// the machine was paused from outside. On a simulated engine it is virtual.
+/// The wall clock: the time since 1970-01-01 (`CLOCK_REALTIME`). It may be set in either direction;
+/// it is the only clock of a virtual machine that shows that the machine was paused from outside.
+/// On a simulated engine it is virtual.
 pub fn wall_time() -> Duration {
     wall_clock()
 }

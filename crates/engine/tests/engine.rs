@@ -308,7 +308,7 @@ fn an_engine_ends_tasks_that_others_are_waking() {
         let last = Last(senders);
         let _never = engine.handle().spawn(move || async move { drop(last) });
         drop(engine);
-        assert_eq!(Arc::strong_count(&held), 1, "a task has been left with what it holds");
+        assert_eq!(Arc::strong_count(&held), 1, "a task was left with its references");
     }
 }
 

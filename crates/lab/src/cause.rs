@@ -1,19 +1,17 @@
-//! Which cause keeps a copy from being faster, what to do about it, and how much
-//! that brings.
+//! Finds the cause that keeps a copy from being faster, the remedy, and the gain to expect.
 //!
-//! [`diagnose`] is given what was measured ([`Seen`]): the copy and its stages
-//! alone, each fitted by [`crate::model`], the same copy with more and with less
-//! at the same time, and what the sockets and the hosts say. It finds causes
-//! that explain it and predicts for each how many times as fast the copy would
-//! be without it. The one that brings most is named first.
+//! [`diagnose`] gets the measurements ([`Seen`]): the copy and its stages alone, each fitted by
+//! [`crate::model`], the same copy with more and with less at the same time, and the state of
+//! sockets and hosts. It finds causes that explain them and predicts for each how many times as
+//! fast the copy would be without it. The one with the largest gain is named first.
 //!
 //! Invariants:
-//! - a prediction comes from measurements alone: what a remedy brings is what a
-//!   run with it took, or else the time by which the slowest stage exceeds the
-//!   next one; where neither is known, nothing is promised;
-//! - what a cause explains is not named beside it: that more files at the same
-//!   time help where each takes long to open, that more connections help where
-//!   one cannot have enough under way.
+//! - a prediction comes from measurements alone: the gain of a remedy is that of a run with it, or
+//!   else the time by which the slowest stage exceeds the next one; where neither is known, nothing
+//!   is promised;
+//! - a symptom is not named beside the cause that explains it: that more files at the same time
+//!   help where each takes long to open, that more connections help where one cannot have enough
+//!   under way.
 
 mod decide;
 mod words;
@@ -90,7 +88,7 @@ impl Sweep {
         self.tried.iter().find(|tried| tried.value == self.now).copied()
     }
 
-    /// The best and what it gains, if that is worth it.
+    /// The best setting and its gain, if that is worth it.
     pub fn gain(&self) -> Option<(Tried, f64)> {
         let now = self.now()?;
         let best = self.best(now)?;
@@ -104,7 +102,7 @@ impl Sweep {
 pub struct Pair {
     /// As it is.
     pub with: f64,
-    /// Without what is in question.
+    /// Without the suspected cause.
     pub without: f64,
 }
 
@@ -126,7 +124,7 @@ pub struct Congestion {
 }
 
 impl Congestion {
-    /// The best of the others and what it gains, if that is worth it.
+    /// The best of the others and its gain, if that is worth it.
     fn gain(&self) -> Option<(&str, f64)> {
         self.best_of(|_| true)
     }
@@ -187,7 +185,7 @@ pub struct HostSeen {
     pub lookup: Option<f64>,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Files of the copy.
@@ -239,7 +237,7 @@ impl Seen {
     }
 }
 
-/// What is slow.
+/// The slow part of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// Finding and opening files.
@@ -318,8 +316,8 @@ pub enum Change {
 pub enum Remedy {
     /// Give the copy another setting.
     Copy(Change),
-    /// Give a host other settings. What that brings is at least
-    /// [`Finding::gain`]: it is what was got without them.
+    /// Give a host other settings. [`Finding::gain`] is a lower bound: it was measured without
+    /// them.
     Tune(End),
     /// Start the agent at the destination with so many threads that write, or do
     /// what people do.
@@ -328,10 +326,10 @@ pub enum Remedy {
     People,
 }
 
-/// A cause, and what it costs.
+/// A cause, and its cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// What it is.
+    /// The cause.
     pub cause: Cause,
     /// What to do about it.
     pub remedy: Remedy,

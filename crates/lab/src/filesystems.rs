@@ -112,13 +112,15 @@ impl Load {
     }
 }
 
-/// What was published of the throughput of a load at this round trip; nothing at other distances.
+/// Published statements about the throughput of a load at this round trip; empty at other
+/// distances.
 pub fn throughput(rtt: Duration, load: &Load, on: On) -> Vec<&'static Statement> {
     let is_published = [NEAR, FAR].contains(&rtt);
     if is_published { said::throughput(rtt == FAR, load.files, load.write, on) } else { Vec::new() }
 }
 
-/// What was published of 16 KiB of data in the capsule, against 8 KiB; `None` at other distances.
+/// The published statement about 16 KiB of data in the capsule, against 8 KiB; `None` at other
+/// distances.
 pub fn in_capsule(rtt: Duration, load: &Load, on: On) -> Option<&'static Statement> {
     [NEAR, FAR].contains(&rtt).then(|| said::in_capsule(rtt == FAR, load.files, load.write, on))
 }

@@ -1,13 +1,13 @@
-//! Published experiments, and what is learned from them.
+//! Published experiments, their repetition, and the models learned from them.
 //!
 //! | module | is |
 //! |---|---|
-//! | [`published`] | what publications say: every statement, with its place |
+//! | [`published`] | every published statement that is cited, with its place |
 //! | [`filesystems`], [`striping`] | workloads, devices and transports of two of the experiments |
 //! | [`study`] | the experiments, run again |
-//! | [`model`] | T = N·t0 + B/R: what a file costs, and which stage of it |
+//! | [`model`] | T = N·t0 + B/R: the cost of a file, and of each stage |
 //! | [`mod@line`] | the cells of such a fit |
-//! | [`cause`] | what keeps a copy from being faster, and what to do |
+//! | [`cause`] | the cause that keeps a copy from being faster, and the remedy |
 //! | [`emulated`] | whether the emulated link that a process runs behind kept its promises |
 //! | [`slowfs`] | a directory with planted delays and faults, for studies and tests |
 //! | [`self_exec`] | runs of the calling program, and their results |

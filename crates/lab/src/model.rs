@@ -30,7 +30,7 @@ pub enum Noise {
     Constant,
 }
 
-/// What was found.
+/// The result of a fit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
     /// Seconds a file.
@@ -50,7 +50,7 @@ pub enum FitError {
     /// Two numbers from two copies leave nothing to judge them by.
     #[error("{0} copies are too few to fit t0 and R with an interval: three are needed")]
     TooFew(usize),
-    /// One combination cannot tell files from bytes.
+    /// One combination of files and bytes cannot separate their costs.
     #[error(
         "all copies have the same bytes for each file: the costs of files and of bytes cannot be separated"
     )]
@@ -176,8 +176,8 @@ pub struct Split {
     pub shares: [f64; 3],
     /// The longest stage: what bounds a copy that overlaps all of them.
     pub longest: Stage,
-    /// How much of what could overlap does: 0 if the whole takes the sum, 1 if
-    /// it takes no longer than its longest stage.
+    /// The share of the possible overlap that was reached: 0 if the whole takes the sum of its
+    /// stages, 1 if it takes no longer than its longest stage.
     pub overlap: f64,
     /// Whether the measurements go together.
     pub bounds: Bounds,

@@ -68,7 +68,7 @@ impl Transport {
         TRANSPORTS.iter().find(|transport| transport.link == Ok(rate))
     }
 
-    /// What was published in words of this many servers and of stripe units of `unit` bytes.
+    /// The published finding about this many servers and stripe units of `unit` bytes.
     pub fn found(&self, servers: usize, unit: u64) -> Option<&'static Statement> {
         match (unit >> 10, servers) {
             _ if !self.offload => None,

@@ -70,7 +70,7 @@ pub fn is_agent(uri: &str) -> bool {
 pub struct Options {
     /// Minutes instead of hours: shorter runs, fewer of them, a smaller scale.
     pub quick: bool,
-    /// URIs of devices, or of one agent's directory; emulated links if there are none.
+    /// URIs of devices, or of one agent's directory; if empty, emulated links are used.
     pub targets: Vec<String>,
     /// Share of the published rates on emulated links, above 0 and at most 1; the study's and the
     /// machine's default if `None`.

@@ -1,5 +1,4 @@
-//! Constructed faults, as measurements: each is to be named, with the remedy and
-//! with what it brings.
+//! Constructed faults, as measurements: each must be named, with the remedy and its gain.
 
 use longhaul_lab::cause::{
     Cause, Change, Congestion, End, Finding, HostSeen, Pair, Remedy, Seen, Sockets, Sweep, Tried, diagnose,
@@ -65,7 +64,7 @@ fn control(seen: &mut Seen, sockets: Sockets) {
     seen.congestion = Some(others("reno", 10.0, &[("cubic", 8.0), ("bbr", 2.0)]));
 }
 
-/// What is to be said of a fault.
+/// The expected diagnosis of a fault.
 struct Expected {
     cause: Cause,
     remedy: Remedy,
@@ -85,7 +84,7 @@ fn tune(cause: Cause, end: End, gain: Option<f64>) -> Expected {
     Expected { cause, remedy: Remedy::Tune(end), gain }
 }
 
-/// A fault: its name, what it does to a healthy copy, and what is to be said.
+/// A fault: its name, its effect on a healthy copy, and the expected diagnosis.
 type Fault = (&'static str, fn(&mut Seen), fn() -> Expected);
 
 const STORAGE: &[Fault] = &[
@@ -395,7 +394,7 @@ fn what_more_threads_hide_is_not_want_of_processors() {
     seen.hosts[0] = HostSeen { wanted: 1.2, lost: 0.99, ..HostSeen::default() };
     let found = diagnose(&seen);
     assert!(found.len() == 1 && found[0].cause == Cause::SlowOpen, "{found:?}");
-    // Who gets somewhat more of a busy processor with more threads still lacks it.
+    // More threads gain a larger share of a busy processor, but the processor remains the cause.
     seen.threads = sweep(4, &[(4, 30.5), (16, 24.0)]);
     assert_eq!(named(&seen).0, Cause::Others(End::Source));
 }
@@ -453,7 +452,7 @@ fn what_was_tried_in_vain_is_named_no_more() {
     let found = first(&seen);
     let Remedy::Copy(change) = found.remedy else { panic!("{found:?}") };
     seen.without(&change);
-    // The cause is what it was, and its remedy is another one.
+    // The cause is the same, and its remedy is another one.
     let found = first(&seen);
     assert_eq!((found.cause, found.remedy), (Cause::SlowOpen, Remedy::People));
     let mut seen = healthy();

@@ -1,5 +1,5 @@
-//! The model of a copy, over many seeds: what was planted comes back, as often as
-//! the intervals say.
+//! The model of a copy, over many seeds: the planted costs lie within the intervals as often as the
+//! intervals promise.
 
 use fastrand::Rng;
 use longhaul_lab::model::{Bounds, Copy, Fit, Noise, fit, split};

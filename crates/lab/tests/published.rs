@@ -1,5 +1,5 @@
-//! What was published is cited from one list, with its place: the list itself, the
-//! page that shows it, and documents that mention it.
+//! Publications are cited from one list, with their place: the list itself, the page that shows it,
+//! and documents that mention it.
 
 use longhaul_lab::published::{all, page};
 use std::collections::HashSet;
@@ -32,7 +32,7 @@ fn every_statement_has_its_document_and_its_place() {
             statement.what
         );
         assert!(!statement.what.trim().is_empty() && !statement.document.full.is_empty());
-        // What is joined in a result is taken apart at this.
+        // Statements joined in a result are separated at this.
         assert!(!statement.what.contains("; ") && !statement.source().contains("; "), "{statement:?}");
         assert!(
             statement.number.is_none_or(|(value, unit)| value.is_finite() && value > 0.0 && !unit.is_empty())
@@ -107,7 +107,7 @@ fn documents_cite_the_list_where_they_mention_what_was_published() {
             }
         }
     }
-    assert!(cited >= 5, "only {cited} paragraphs mention what was published");
+    assert!(cited >= 5, "only {cited} paragraphs mention a publication");
 }
 
 /// Numbers of publications that no other number is: in code they stand in the list.
@@ -124,7 +124,7 @@ fn no_code_has_published_numbers_of_its_own() {
             } else if path.extension().is_some_and(|extension| extension == "rs") && !is_list {
                 let text = std::fs::read_to_string(&path).expect("read");
                 read += 1;
-                // Tests may say what they expect.
+                // Tests may state expected numbers.
                 let code = text.split("#[cfg(test)]").next().unwrap_or_default();
                 if path.components().any(|part| part.as_os_str() == "tests") {
                     continue;

@@ -1,11 +1,10 @@
-//! A job of blocking calls through the file-like API, one after another, as of a
-//! program that reads or writes a file.
+//! A job of blocking calls through the file-like API, one after another, as of a program that reads
+//! or writes a file.
 //!
-//! An I/O is one call of `bs` bytes: a read is complete when its bytes are in the
-//! buffer, a write when the stream has accepted its bytes
-//! ([`longhaul_cache::stream`]). The stream decides what is in flight below. With
-//! `verify`, a read must return the content that was accepted last, and after the
-//! final flush all of it is read back.
+//! An I/O is one call of `bs` bytes: a read is complete when its bytes are in the buffer, a write
+//! when the stream has accepted its bytes ([`longhaul_cache::stream`]). The stream decides how much
+//! is in flight below. With `verify`, a read must return the content that was accepted last, and
+//! after the final flush all of it is read back.
 
 use crate::Job;
 use crate::pattern::{Pattern, Rng, mix};
@@ -136,7 +135,7 @@ impl Calls<'_> {
         Ok(())
     }
 
-    /// Reads what was written, from the beginning to the end.
+    /// Reads back all written blocks in order.
     fn read_back(&mut self, content: &mut VerifiedContent) -> io::Result<()> {
         let Some(blocks) = content.table.as_ref().map(GenerationTable::len) else { return Ok(()) };
         self.counters.verifying.store(true, Relaxed);

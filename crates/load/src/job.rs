@@ -134,8 +134,8 @@ pub struct Job {
     pub time_based: bool,
     /// Time before the window, not measured.
     pub ramp: Duration,
-    /// Writes blocks that carry their address and generation with CRC32C, and
-    /// checks what is read.
+    /// Writes blocks that carry their address and generation with CRC32C, and verifies blocks that
+    /// are read.
     pub verify: bool,
     /// Seed of order, mix and content.
     pub seed: u64,

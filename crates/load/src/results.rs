@@ -141,7 +141,7 @@ impl Results {
             let names = ["0", "4", "8", "16", "32", "64", ">=64"];
             Pairs(names.map(|n| (n.to_owned(), if n == name { 100.0 } else { 0.0 })).to_vec())
         };
-        // A load that discards writes nothing: what it does is counted in place of writes.
+        // A load that discards writes nothing: its discards are counted in place of writes.
         let changes = direction(&job.write, job.window, total[1]);
         let [latency_ns, latency_us, latency_ms] = latency_classes([&job.read.lat, &job.write.lat]);
         schema::Job {

@@ -59,9 +59,8 @@ pub enum Threads {
     On(Vec<Handle>),
 }
 
-/// Ends a load early. What was measured until then is valid. I/O in flight is
-/// completed, or given up if none completes for two seconds
-/// ([`BenchError::GivenUp`]).
+/// Ends a load early. Measurements until then are valid. I/O in flight is completed, or given up if
+/// none completes for two seconds ([`BenchError::GivenUp`]).
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
@@ -111,7 +110,7 @@ pub enum Phase {
     Run,
     /// After the window, until I/O in flight is complete.
     Drain,
-    /// Reading back what was written.
+    /// Reading back written blocks.
     Verify,
 }
 

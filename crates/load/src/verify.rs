@@ -108,7 +108,7 @@ pub enum FaultKind {
     Corrupted,
     /// Sound content of another address.
     Misplaced,
-    /// Sound content of this address, older than what was acknowledged.
+    /// Valid content of this address, older than the write acknowledged last.
     Stale,
     /// Parts of several writes.
     Torn,
@@ -147,7 +147,7 @@ pub struct Fault {
     pub address: u64,
     /// Length of the block in bytes.
     pub len: u64,
-    /// What was found and what should have been.
+    /// The content found, and the content expected.
     pub detail: String,
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn check(buf: &[u8], address: u64, expect: ExpectedContent) -> Result
                 );
             }
             Sector::Stamped(stamp) if stamp.address != here => {
-                let detail = format!("the sector at {here} holds what belongs to {}", stamp.address);
+                let detail = format!("the sector at {here} holds the content of {}", stamp.address);
                 return fault(FaultKind::Misplaced, detail);
             }
             Sector::Zero => zero += 1,
@@ -396,7 +396,7 @@ mod tests {
         let text = "stale: block of 4096 bytes at 1048576: holds generation 2, generation 5 expected";
         assert_eq!(fault.to_string(), text);
         let fault = check(&block(8192, RUN, 5), AT, exactly(5)).expect_err("misplaced");
-        assert!(fault.to_string().ends_with("the sector at 1048576 holds what belongs to 8192"));
+        assert!(fault.to_string().ends_with("the sector at 1048576 holds the content of 8192"));
     }
 
     #[test]

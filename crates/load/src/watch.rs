@@ -155,7 +155,7 @@ impl Watch {
         self.start.elapsed()
     }
 
-    /// Ends watching, and returns what was observed.
+    /// Ends watching, and returns the observations.
     pub fn end(&self) -> Watched {
         self.ended(self.start.elapsed(), SystemTime::now())
     }
@@ -239,7 +239,7 @@ impl Watched {
     }
 }
 
-/// Marks what went over an emulated link that was not as it should be.
+/// Marks measurements over an emulated link that broke its promises.
 fn late(link: &Emulated, validity: &mut Validity) {
     let (most, ms) = (link.round_trip.mul_f64(LATE_MAX), |time: Duration| time.as_secs_f64() * 1e3);
     if link.lost > 0 {

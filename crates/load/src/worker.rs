@@ -427,7 +427,7 @@ impl Worker {
         }
     }
 
-    /// Reads what was written, block after block.
+    /// Reads back written blocks, one after another.
     async fn read_back(self: Rc<Worker>, next: Rc<Cell<u64>>) {
         let Some(table) = &self.table else { return };
         let mut buf = BufMut::zeroed(self.job.bs as usize);

@@ -17,7 +17,7 @@ fn ours() -> Value {
     serde_json::to_value(results.to_fio(true)).expect("JSON")
 }
 
-/// Every name of `fio` is in `ours`, with the same kind of value.
+/// Every name of `fio` is in `ours`, the output of this program, with the same kind of value.
 fn assert_covers(path: &str, fio: &Value, ours: &Value) {
     match (fio, ours) {
         (Value::Object(fio), Value::Object(ours)) => {

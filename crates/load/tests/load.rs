@@ -80,7 +80,7 @@ fn a_load_without_a_run_time_covers_its_size_once() {
 fn jobs_add_up_on_threads_of_the_caller_too() {
     let devices = [device("mem:1MiB"), device("mem:2MiB")];
     let job = Job { numjobs: 2, iodepth: 4, fdatasync: 16, rw: Rw::Write, bs: 16384, ..Job::default() };
-    // The engine ends with its thread's handle; what is left of it refuses.
+    // The engine ends with its thread's handle; the handles that are left refuse.
     let ended = Thread::start("test", Config::default()).expect("started").handle();
     let gone = run(&devices, &job, &Threads::On(vec![ended]), &Stop::new(), &mut |_| {});
     assert!(matches!(gone, Err(BenchError::Lost)), "{gone:?}");
@@ -103,7 +103,7 @@ fn an_error_ends_the_load_and_is_reported() {
     let device = device("mem:1MiB,error=100%:ops=write:range=512k-516k:kind=nospace");
     let results = load(&device, &Job { rw: Rw::Write, iodepth: 4, ..Job::default() });
     assert_eq!(results.error(), Some(&IoError::NoSpace));
-    assert_eq!(results.jobs[0].write.ios, 128, "what was done before the error is counted");
+    assert_eq!(results.jobs[0].write.ios, 128, "I/Os before the error are counted");
     assert_eq!(results.to_fio(false).jobs[0].error, libc::ENOSPC);
 }
 
@@ -157,8 +157,8 @@ fn jobs_that_the_device_cannot_run_are_refused_with_a_reason() {
     }
 }
 
-/// Each job has a region of its own, both ways of calling alike: what is written
-/// is found again where it belongs, and nowhere else.
+/// Each job has a region of its own, both ways of calling alike: its data is found there, and
+/// nowhere else.
 #[test]
 fn a_thousand_jobs_have_a_region_each() {
     const JOBS: u32 = 1000;

@@ -1,4 +1,4 @@
-//! Whether parity fits the data, and if not, what is wrong.
+//! Checks whether parity matches the data, and finds the wrong unit otherwise.
 
 use crate::field::{ORDER, logarithm};
 use crate::kernels::{Kernels, MAX_DATA};
@@ -15,14 +15,14 @@ pub enum Verdict {
     /// This unit alone, changed, makes all the others consistent. It takes P
     /// and Q to know.
     Wrong(Unit),
-    /// Parity is not that of the data, and no single unit explains it (or
-    /// there is no Q to tell which).
+    /// Parity does not match the data, and no single unit explains it (or Q, which would identify
+    /// it, is missing).
     Inconsistent,
 }
 
 /// See [`crate::check`].
 pub(crate) fn check(kernels: Kernels, data: &[&[u8]], p: &[u8], q: Option<&[u8]>) -> Verdict {
-    assert!(data.len() <= MAX_DATA, "{} data units: Q tells {MAX_DATA} apart", data.len());
+    assert!(data.len() <= MAX_DATA, "{} data units: Q covers {MAX_DATA} at most", data.len());
     for (i, unit) in data.iter().copied().chain(q).enumerate() {
         assert_eq!(unit.len(), p.len(), "unit {i} is of another length");
     }

@@ -1,15 +1,13 @@
 //! The field of 256 elements that Q is computed in.
 //!
-//! Bytes are polynomials over GF(2) modulo x^8 + x^4 + x^3 + x^2 + 1
-//! ([`POLYNOMIAL`]); x, the byte 2, generates all elements but zero. Linux'
-//! md and ISA-L use the same field (H. P. Anvin, "The mathematics of RAID-6",
-//! section 2), so that their parity and ours are the same bytes.
+//! Bytes are polynomials over GF(2) modulo x^8 + x^4 + x^3 + x^2 + 1 ([`POLYNOMIAL`]); x, the byte
+//! 2, generates all elements but zero. Linux' md and ISA-L use the same field (H. P. Anvin, "The
+//! mathematics of RAID-6", section 2), and so compute the same parity.
 
 /// The polynomial of the field, without x^8: what a carry out of a byte adds.
 pub(crate) const POLYNOMIAL: u8 = 0x1d;
 
-/// Powers of the generator before they repeat, and so the data units that Q
-/// can tell apart.
+/// Powers of the generator before they repeat, and so the data units that Q can distinguish.
 pub(crate) const ORDER: usize = 255;
 
 /// `x * 2`.

@@ -64,7 +64,7 @@ impl Kernels {
     /// All that this processor can run, from the slowest to the fastest.
     #[must_use]
     pub fn all() -> Vec<Kernels> {
-        #[allow(unused_mut, reason = "there are instruction sets without vectors of ours")]
+        #[allow(unused_mut, reason = "some instruction sets have no vector kernels here")]
         let mut all = vec![Path::Portable];
         #[cfg(target_arch = "x86_64")]
         {
@@ -113,7 +113,7 @@ impl Kernels {
 
     /// See [`crate::pq`].
     pub fn pq(self, data: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-        assert!(data.len() <= MAX_DATA, "{} data units: Q tells {MAX_DATA} apart", data.len());
+        assert!(data.len() <= MAX_DATA, "{} data units: Q covers {MAX_DATA} at most", data.len());
         assert_eq!(p.len(), q.len(), "P and Q have the same length");
         alike(p.len(), data);
         on_path!(self.0, pq(data, p, q));
@@ -131,7 +131,7 @@ impl Kernels {
 
     /// Adds what sums up to the change of data unit `index`.
     fn add_changes(self, index: usize, changes: &[&[u8]], p: Option<&mut [u8]>, q: Option<&mut [u8]>) {
-        assert!(index < MAX_DATA, "data unit {index}: Q tells {MAX_DATA} apart");
+        assert!(index < MAX_DATA, "data unit {index}: Q covers {MAX_DATA} at most");
         if let Some(p) = p {
             self.xor_into(p, changes);
         }

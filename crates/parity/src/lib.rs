@@ -43,7 +43,7 @@ pub use check::Verdict;
 pub use kernels::{Kernels, MAX_DATA};
 pub use recover::{Unit, Unrecoverable};
 
-/// `dst` = the sum of `sources`; zeros if there are none.
+/// `dst` = the sum of `sources`; zeros without sources.
 ///
 /// # Panics
 /// If lengths differ.
@@ -85,20 +85,18 @@ pub fn update_by(index: usize, delta: &[u8], p: Option<&mut [u8]>, q: Option<&mu
     Kernels::best().update_by(index, delta, p, q);
 }
 
-/// Computes the `wanted` units of a stripe from those that are left.
+/// Computes the `wanted` units of a stripe from the remaining ones.
 ///
-/// `data`, `p` and `q` hold what can be read; a unit that is lost, or of no
-/// use to the caller, is `None`, as is the `q` of a stripe with P alone. Any
-/// unit may be wanted, any number of them at a time: a degraded read wants the
-/// unit that it is after and no other.
+/// `data`, `p` and `q` hold the readable units; a lost or unneeded unit is `None`, as is the `q` of
+/// a stripe with P alone. Any units may be wanted: a degraded read wants only the one that it
+/// lacks.
 ///
 /// # Errors
-/// If more data units are missing than parity units are left; nothing is
-/// written then.
+/// If more data units are missing than parity units are left; nothing is written then.
 ///
 /// # Panics
-/// If lengths differ, a unit is wanted that the stripe does not have, or for
-/// more than [`MAX_DATA`] data units.
+/// If lengths differ, a unit is wanted that the stripe does not have, or for more than [`MAX_DATA`]
+/// data units.
 pub fn recover(
     data: &[Option<&[u8]>],
     p: Option<&[u8]>,
@@ -108,11 +106,11 @@ pub fn recover(
     Kernels::best().recover(data, p, q, wanted)
 }
 
-/// Compares parity with the data. With P and Q a single wrong unit is named:
-/// if all bytes that do not fit are explained by the same unit.
+/// Compares parity with the data. With P and Q a single wrong unit is named: if all bytes that do
+/// not fit are explained by the same unit.
 ///
-/// The name is an inference: two units that are wrong in a conspiring way can
-/// point at an innocent third. Who has checksums should ask those first.
+/// The name is an inference: two wrong units can together point at a correct third. A caller with
+/// checksums should check those first.
 ///
 /// # Panics
 /// If lengths differ, or for more than [`MAX_DATA`] data units.

@@ -1,8 +1,7 @@
-//! Lost units from those that are left.
+//! Computes lost units from the remaining ones.
 //!
-//! Whatever was lost is a sum of what is left, each unit times a constant
-//! (Anvin, section 3). [`rows`] finds the constants, once a call; the kernels
-//! do the sum.
+//! A lost unit is a sum of the remaining ones, each times a constant (Anvin, section 3). [`rows`]
+//! finds the constants, once a call; the kernels compute the sum.
 
 use crate::field::{inverse, multiply, power};
 use crate::kernels::{Kernels, MAX_DATA};
@@ -30,7 +29,7 @@ pub enum Unit {
 pub struct Unrecoverable {
     /// Data units that are missing.
     pub lost: usize,
-    /// Parity units that are there: 0, 1 or 2.
+    /// Parity units that are available: 0, 1 or 2.
     pub parity: usize,
 }
 
@@ -45,7 +44,7 @@ pub(crate) fn recover(
     q: Option<&[u8]>,
     wanted: &mut [(Unit, &mut [u8])],
 ) -> Result<(), Unrecoverable> {
-    assert!(data.len() <= MAX_DATA, "{} data units: Q tells {MAX_DATA} apart", data.len());
+    assert!(data.len() <= MAX_DATA, "{} data units: Q covers {MAX_DATA} at most", data.len());
     let units: Vec<Option<&[u8]>> = data.iter().copied().chain([p, q]).collect();
     let present: Vec<bool> = units.iter().map(Option::is_some).collect();
     let Some(len) = wanted.first().map(|(_, dst)| dst.len()) else { return Ok(()) };
@@ -82,7 +81,7 @@ fn rows(present: &[bool]) -> Result<Vec<Row>, Unrecoverable> {
     };
     let lost: Vec<usize> = (0..n).filter(|i| !present[*i]).collect();
     let mut rows: Vec<Row> = (0..n + 2).map(alone).collect();
-    // The sums without what was lost: lost data is what P and Q have beyond.
+    // The sums of the remaining units: the lost data is the difference to P and Q.
     let syndrome = |parity: usize, factor: fn(usize) -> u8| {
         let mut row: Row = (0..n).map(|i| if present[i] { factor(i) } else { 0 }).collect();
         row.extend([0, 0]);

@@ -1,9 +1,8 @@
 //! The kernels in vectors, written once for all instruction sets.
 //!
-//! An instruction set is an implementation of [`Vector`] and an entry point
-//! per kernel that is compiled with the features of the set; the loops here
-//! are inlined into those. What is left over at the end of a call, less than
-//! a vector, is done by the portable kernels.
+//! An instruction set is an implementation of [`Vector`] and an entry point per kernel that is
+//! compiled with the features of the set; the loops here are inlined into those. The end of a unit,
+//! if shorter than a vector, is done by the portable kernels.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -28,13 +27,11 @@ const AHEAD: usize = 768;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// A register of [`Vector::BYTES`] elements of the field, and what can be
-/// done with it.
+/// A register of [`Vector::BYTES`] elements of the field, and its operations.
 ///
 /// # Safety
-/// All methods need a processor with the instruction set of the type.
-/// Pointers must be good for `BYTES` bytes; they need no alignment, except
-/// for [`Vector::stream`].
+/// All methods need a processor with the instruction set of the type. Pointers must be good for
+/// `BYTES` bytes; they need no alignment, except for [`Vector::stream`].
 pub(crate) trait Vector: Copy {
     /// Bytes of a vector.
     const BYTES: usize;
@@ -46,7 +43,7 @@ pub(crate) trait Vector: Copy {
     unsafe fn store(self, to: *mut u8);
     /// As `store`, past the caches. `to` is a multiple of `BYTES`.
     unsafe fn stream(self, to: *mut u8);
-    /// Orders what was streamed before what is stored later.
+    /// Orders streaming stores before later stores.
     unsafe fn fence();
     /// Asks for the line of an address, which need not be valid.
     unsafe fn prefetch(from: *const u8);
@@ -243,8 +240,7 @@ unsafe fn combine_range<V: Vector, const N: usize>(
     }
 }
 
-/// Cuts `from..len` into steps of `N` vectors, then of one; what is left
-/// starts at the second end.
+/// Cuts `from..len` into steps of `N` vectors, then of one; the remainder starts at the second end.
 #[inline(always)]
 fn steps<V: Vector, const N: usize>(from: usize, len: usize) -> (Range, Range) {
     let wide = from + (len - from) / (N * V::BYTES) * (N * V::BYTES);

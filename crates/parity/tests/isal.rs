@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_void};
 /// their addresses, results last, all at multiples of 32; 0 if done.
 type Generate = unsafe extern "C" fn(c_int, c_int, *mut *mut c_void) -> c_int;
 
-/// What ISA-L asks of addresses, and what it asks of lengths.
+/// The alignment that ISA-L requires of addresses, and of lengths.
 const ALIGN: usize = 64;
 
 fn load(name: &std::ffi::CStr) -> Option<Generate> {

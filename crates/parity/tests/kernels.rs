@@ -40,7 +40,7 @@ impl Stripe {
         (0..self.data.all().len()).map(Unit::Data).chain([Unit::P, Unit::Q]).collect()
     }
 
-    /// Runs `recover` without `lost`, and compares what it gives with what was.
+    /// Runs `recover` without `lost`, and compares the result with the original units.
     fn recovers(&self, kernels: Kernels, lost: &[Unit], wanted: &[Unit]) -> Result<(), TestCaseError> {
         let left = |unit| (!lost.contains(&unit)).then(|| self.unit(unit));
         let data: Vec<_> = (0..self.data.all().len()).map(|i| left(Unit::Data(i))).collect();
@@ -118,7 +118,7 @@ proptest! {
             s.recovers(kernels, &[x], &[x])?;
             s.recovers(kernels, &[x, y], &[x, y])?;
             s.recovers(kernels, &[x, y], &[y])?;
-            // What is there may be wanted beside what is not.
+            // Available units may be wanted together with lost ones.
             s.recovers(kernels, &[x, y], &units)?;
             // With P alone.
             if x != Unit::Q {
@@ -202,8 +202,8 @@ fn too_much_lost_is_refused_and_nothing_written() {
     }
 }
 
-/// The smallest example that tells the generator and the polynomial apart
-/// from others, by hand: 0x80 doubled is 0x1d, and doubled again 0x3a.
+/// The smallest example, computed by hand, that only this generator and polynomial satisfy: 0x80
+/// doubled is 0x1d, and doubled again 0x3a.
 #[test]
 fn known_values() {
     for kernels in Kernels::all() {

@@ -104,7 +104,7 @@ fn compared(a: &Cell, b: &Cell) -> Compared {
     }
 }
 
-/// In what the conditions differ, as far as both tell.
+/// Differences of the conditions, as far as both documents state them.
 fn differences(a: &Document, b: &Document) -> Vec<String> {
     let mut found = Vec::new();
     let mut look = |what: &str, a: &str, b: &str| {

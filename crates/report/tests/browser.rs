@@ -1,8 +1,7 @@
-//! Pages as a browser shows them, at 1200 and at 390 pixels, in light and dark and
-//! on paper: axes and legends are there, no text covers another one (slanted ones
-//! neither), nothing is wider than the page. It needs Chromium, and says so where
-//! it skips. With `REPORT_PICTURES=DIR` it leaves its pictures there for people to
-//! look at.
+//! Pages as a browser shows them, at 1200 and at 390 pixels, in light and dark and on paper: axes
+//! and legends are there, no text covers another one (slanted ones neither), nothing is wider than
+//! the page. It needs Chromium, and is skipped with that reason otherwise. With
+//! `REPORT_PICTURES=DIR` it saves its pictures in that directory.
 
 use longhaul_report::page::report;
 use longhaul_results::Document;
@@ -31,7 +30,7 @@ const apart = (a, b) => [a, b].some(shape => shape.some((point, i) => {
 frame.onload = () => {
   const doc = frame.contentDocument, win = frame.contentWindow;
   if (doc.documentElement.scrollWidth > win.innerWidth) found.push('the page is ' + doc.documentElement.scrollWidth + ' wide');
-  // What has to be moved sideways to be read runs off all the same.
+  // An element that must be scrolled sideways counts as too wide.
   if (win.innerWidth < 500)
     for (const box of doc.querySelectorAll('.scroll, .narrow, p, li, h1, h2'))
       if (box.scrollWidth > box.clientWidth + 1) found.push((box.className || box.tagName) + ' is ' + box.scrollWidth + ' wide: ' + box.textContent.trim().slice(0, 60));
@@ -59,7 +58,7 @@ frame.onload = () => {
 frame.srcdoc = PAGE;
 "#;
 
-/// Colours of letters and of what they stand on.
+/// Colours of letters and their background.
 const LIGHT: &str = "rgb(28, 33, 38) on rgb(255, 255, 255)";
 const DARK: &str = "rgb(230, 233, 236) on rgb(20, 24, 28)";
 /// Browsers that need no window.
@@ -216,8 +215,8 @@ fn sample() -> Document {
     Document::parse(Path::new("sample.json"), text).expect("a result")
 }
 
-/// A page of a real study, with what does not count and names that have no room:
-/// `longhaul study fabrics --quick --runs 2 --runtime 1s --overwrite` on one drive.
+/// A page of a real study, with values that do not count and names that have no room: `longhaul
+/// study fabrics --quick --runs 2 --runtime 1s --overwrite` on one drive.
 fn study() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/study-fabrics.json");
     let document = Document::load(&path).expect("a result");

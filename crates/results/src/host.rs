@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// A machine. What could not be read is missing, and listed in
-/// [`unread`](Host::unread).
+/// A machine. Facts that could not be read are missing, and listed in [`unread`](Host::unread).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
@@ -44,11 +43,11 @@ pub struct Host {
     pub mtu_probing: u64,
     /// Transparent huge pages.
     pub huge_pages: String,
-    /// What could not be read, and why.
+    /// Facts that could not be read, and the reasons.
     pub unread: Vec<String>,
 }
 
-/// Reads small files below a root, and remembers what it could not.
+/// Reads small files below a root, and records those that it could not read.
 struct Reader<'a> {
     root: &'a Path,
     unread: Vec<String>,

@@ -14,7 +14,7 @@ pub struct Publication {
 /// A number or a finding, and where it stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statement {
-    /// What was found, or what the number is.
+    /// The finding, or the quantity of a number.
     pub what: &'static str,
     /// The number and its unit (`B/s`, `bit/s`, `s`, `s/file`, `files`, …); nothing
     /// for a finding in words.

@@ -43,7 +43,7 @@ pub enum ReadError {
         line: usize,
         /// Where in it.
         column: usize,
-        /// What is wrong there.
+        /// Why it is wrong.
         what: String,
     },
     /// It is JSON, of something else.
@@ -59,15 +59,15 @@ pub enum ReadError {
         path: PathBuf,
         /// Version that the file states.
         found: String,
-        /// Who has written it.
+        /// The program that has written it.
         program: String,
     },
-    /// It says that it is ours, and is not like it.
+    /// It names this schema, and does not conform to it.
     #[error("{path} is not as schema {SCHEMA} says: {what}")]
     Malformed {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// How it does not conform.
         what: String,
     },
 }
@@ -84,7 +84,7 @@ fn written_by(program: &str) -> String {
 pub struct Document {
     /// Where it was read from.
     pub path: PathBuf,
-    /// What it says.
+    /// The record beyond fio's layout.
     pub record: Record,
     /// When it was written, in words; empty if it does not say.
     pub time: String,
@@ -112,10 +112,10 @@ impl Document {
         Document::parse(path, decode(path, std::fs::read(path).map_err(io)?)?)
     }
 
-    /// Reads what was in a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Those of [`load`](Self::load).
     pub fn parse(path: &Path, text: String) -> Result<Document, ReadError> {
         let path = path.to_owned();
         let value: Value = match serde_json::from_str(&text) {
@@ -148,7 +148,7 @@ impl Document {
         }
     }
 
-    /// What it is called in tables and legends.
+    /// Its name in tables and legends.
     pub fn label(&self) -> String {
         let stem = self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         stem.unwrap_or_else(|| self.record.name.clone())

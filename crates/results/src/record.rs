@@ -1,16 +1,16 @@
-//! What this program's results say beyond fio's layout: where, how often and
-//! how well something was measured.
+//! The part of this program's results beyond fio's layout: conditions, repetitions and validity of
+//! a measurement.
 //!
 //! Every benchmark, transfer and study writes one document: fio's layout
-//! ([`crate::schema::Output`]), with a [`Record`] under `"longhaul"`. What is
-//! compared and plotted are its [`Cell`]s.
+//! ([`crate::schema::Output`]), with a [`Record`] under `"longhaul"`. Its [`Cell`]s are compared
+//! and plotted.
 //!
 //! Invariants:
-//! - a value that was measured badly is never among the samples of a cell: it
-//!   stands beside them, with the reasons;
-//! - a cell that says it is valid has a sample, and its samples agree;
-//! - a field that a program writes keeps its meaning and unit within one
-//!   version ([`SCHEMA`]); a reader takes what it does not find for empty.
+//! - an invalid value is never among the samples of a cell: it is kept beside them, with the
+//!   reasons;
+//! - a cell that is marked valid has a sample, and its samples agree;
+//! - a field that a program writes keeps its meaning and unit within one version ([`SCHEMA`]); a
+//!   reader takes a missing field for empty.
 
 use crate::host::Host;
 use crate::published::Statement;
@@ -54,7 +54,7 @@ pub const LATE_MAX: f64 = 0.05;
 pub struct Record {
     /// Version of this format, [`SCHEMA`].
     pub schema: u32,
-    /// What was done: `bench`, `netbench`, `transfer`, `diagnose` or `study`.
+    /// The kind of measurement: `bench`, `netbench`, `transfer`, `diagnose` or `study`.
     pub kind: String,
     /// What people call it.
     pub name: String,
@@ -72,12 +72,12 @@ pub struct Record {
     pub runs: Vec<Run>,
     /// The run that fio's part of the document shows: the median one.
     pub shown_run: Option<usize>,
-    /// What was measured.
+    /// The quantities measured.
     pub cells: Vec<Cell>,
-    /// Which of the cells a question compares, and what was published of that.
+    /// Comparisons of cells, with the published statements about them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub questions: Vec<Question>,
-    /// Whether the whole is what it seems.
+    /// Whether the whole document counts.
     pub validity: Validity,
     /// How the program ended, where that is known when this is written.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,7 +90,7 @@ pub struct Record {
 pub struct End {
     /// Its exit status.
     pub exit: u8,
-    /// What it said; nothing, if all is done.
+    /// Its message; empty if all is done.
     pub message: String,
 }
 
@@ -98,8 +98,8 @@ pub struct End {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Run {
-    /// What it measured, in a document of several measurements: the name of the
-    /// first cell that has its numbers.
+    /// In a document of several measurements: the name of the first cell with the numbers of this
+    /// run.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub of: String,
     /// What decided order and content, in a document of several measurements.
@@ -165,7 +165,7 @@ pub struct TcpSample {
     pub send_buffer_limited_us: Option<u64>,
 }
 
-/// Whether a number is what it seems.
+/// Whether a number counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Validity {
@@ -268,8 +268,8 @@ pub enum Better {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cell {
-    /// Its name, unique in the document: what is compared with the same name
-    /// of another one.
+    /// Its name, unique in the document: it is compared with the cell of the same name in another
+    /// document.
     pub name: String,
     /// Unit of the samples: `B/s`, `IOPS`, `s`, `s/GiB`, …
     pub unit: String,
@@ -279,15 +279,15 @@ pub struct Cell {
     pub samples: Vec<f64>,
     /// Values that do not count.
     pub left_out: Vec<LeftOut>,
-    /// Whether the samples together are what they seem.
+    /// Whether the samples together count.
     pub validity: Validity,
     /// Its position in a figure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
-    /// What was published for it.
+    /// Published numbers for it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub published: Vec<Published>,
-    /// What was published of it in words, where there is no number.
+    /// Published statements about it in words, where there is no number.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub found: String,
     /// Where that stands: document, and section, figure or table.
@@ -326,11 +326,11 @@ pub struct Place {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Question {
-    /// What is compared with what: `1,000 files written, against 10`.
+    /// The comparison: `1,000 files written, against 10`.
     pub title: String,
     /// The pairs of cells.
     pub pairs: Vec<Pair>,
-    /// What was published of it, in words.
+    /// The published statements about it, in words.
     pub found: String,
     /// Where that stands.
     pub found_source: String,
@@ -349,7 +349,7 @@ pub struct Pair {
 }
 
 impl Question {
-    /// One without pairs; `said` is what was published of it.
+    /// A question without pairs; `said` are the published statements about it.
     pub fn new<'a>(title: impl Into<String>, said: impl IntoIterator<Item = &'a Statement>) -> Question {
         let mut cell = Cell::default();
         cell.cite(said);
@@ -386,7 +386,7 @@ impl Cell {
         Cell { name: name.into(), unit: unit.into(), better, ..Cell::default() }
     }
 
-    /// Says what was published of it in words; none leaves it as it is.
+    /// Sets the published statements about it; without any, leaves it unchanged.
     pub fn cite<'a>(&mut self, statements: impl IntoIterator<Item = &'a Statement>) {
         for statement in statements {
             let add = |to: &mut String, text: &str| {
@@ -416,8 +416,8 @@ impl Cell {
         }
     }
 
-    /// Says whether the samples agree, once all are there. A cell that is
-    /// marked already stays so.
+    /// Judges whether the samples agree, once all are there. A cell that is already marked invalid
+    /// stays so.
     pub fn judge(&mut self) {
         if !self.validity.valid {
             return;
@@ -497,7 +497,7 @@ pub fn save(path: &Path, document: &Output) -> io::Result<()> {
         std::fs::rename(&beside, path)
     });
     if written.is_err() {
-        // What is there of it is of no use; that it cannot be removed neither.
+        // An incomplete file is of no use; an error in removing it is ignored.
         let _ = std::fs::remove_file(&beside);
     }
     written

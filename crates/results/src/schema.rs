@@ -1,9 +1,8 @@
 //! fio's JSON layout (`fio --output-format=json`), to write and to read.
 //!
-//! Names, nesting and units are fio's: `bw` in KiB/s and `bw_bytes` in bytes/s,
-//! `runtime` in milliseconds, `*_ns` in nanoseconds. What a reader does not
-//! find is zero, and what it does not know is passed over, so that results of
-//! other versions of fio are read, too.
+//! Names, nesting and units are fio's: `bw` in KiB/s and `bw_bytes` in bytes/s, `runtime` in
+//! milliseconds, `*_ns` in nanoseconds. A missing field is read as zero, and an unknown one is
+//! ignored, so that results of other versions of fio are read, too.
 
 use crate::record::Record;
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -43,8 +42,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// One of this program, made now, with nothing in it yet. Every document is
-    /// made of this, so that all say alike what made them and when.
+    /// An empty document of this program with the present time. Every document begins as this one,
+    /// so that all state program, version and time in the same way.
     pub fn now() -> Output {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Output {
@@ -57,7 +56,7 @@ impl Output {
     }
 }
 
-/// What was chosen on the way to a remote device, and why.
+/// Settings chosen for the path to a remote device, and the reasons.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Path {

@@ -1,5 +1,5 @@
-//! The format of results: what is written is read back whole, and files of version 1
-//! are read as they always were.
+//! The format of results: documents are read back unchanged, and files of version 1 are read as
+//! before.
 
 use longhaul_results::host::Host;
 use longhaul_results::record::{

@@ -55,7 +55,7 @@ pub struct Way {
     /// Packets of more IP bytes than this vanish without a word, as behind a
     /// tunnel whose ICMP is filtered.
     pub black_hole: Option<u32>,
-    /// Nothing passes, and what was on its way is lost.
+    /// Nothing passes, and packets on their way are lost.
     pub cut: bool,
 }
 
@@ -172,7 +172,7 @@ impl Conditions {
     }
 }
 
-/// A change of conditions: what is `None` stays as it is.
+/// A change of conditions: a field that is `None` stays unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// One direction only.

@@ -159,7 +159,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Wakes the thread up from accept; what is left fails at the next use.
+        // Wakes the thread up from accept; other connections fail at their next use.
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of emulated links.
 
 use std::io;
 
@@ -29,7 +29,7 @@ pub enum Error {
     /// A system call or a program failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation, and its object.
         what: String,
         /// Why it did not work.
         source: io::Error,
@@ -40,7 +40,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: says what was tried.
+    /// For `map_err`: names the operation.
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         |source| Error::System { what: what.into(), source }
     }

@@ -15,8 +15,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Orders: `netns NAME` makes a namespace, `file PATH` will be removed. Each is
-/// answered by a line: `ok`, or what went wrong.
+/// Orders: `netns NAME` makes a namespace, `file PATH` will be removed. Each is answered by a line:
+/// `ok`, or an error.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT PIPE
 spaces= files=

@@ -183,7 +183,7 @@ impl Worker {
         Some(Timespec { tv_sec: (left / 1_000_000_000) as i64, tv_nsec: (left % 1_000_000_000) as i64 })
     }
 
-    /// Hands over what is due; returns when the next packet is.
+    /// Delivers the packets that are due; returns the time of the next one.
     fn deliver(&mut self) -> Option<u64> {
         let mut next = None;
         for i in 0..self.routes.len() {
@@ -226,7 +226,7 @@ impl Worker {
         }
     }
 
-    /// Does what was ordered; false at the end.
+    /// Executes the waiting orders; false at the end.
     fn obey(&mut self) -> bool {
         // Level-triggered: to be read, whatever it says.
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);

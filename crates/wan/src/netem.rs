@@ -93,11 +93,11 @@ impl NetemLink {
         format!("{}{}", if there { 's' } else { 'c' }, self.index)
     }
 
-    /// Changes a direction from what it was before, if it was.
+    /// Sets a direction that had the conditions `before`, if it had any.
     pub(crate) fn set(&self, there: bool, before: Option<&Way>, way: &Way) -> Result<(), Error> {
         let port = self.port(there);
-        // A rate that is not named stays, and a change leaves alone what is on
-        // its way: only a new one has no rate, and is empty.
+        // netem keeps a rate that a change does not name, and the packets on their way: to remove a
+        // rate, the queue is replaced by a new one, which is empty.
         let anew = |old: &Way| way.rate.is_none() && old.rate.is_some() || way.cut && !old.cut;
         let verb = match before {
             None => "add",

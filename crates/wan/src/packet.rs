@@ -1,14 +1,13 @@
-//! Packets as a TUN device hands them over: a virtio-net header, then an IP
-//! packet that may stand for many of the wire (segmentation offload).
+//! Packets as a TUN device passes them: a virtio-net header, then an IP packet that may stand for
+//! many on the wire (segmentation offload).
 //!
-//! Such a large packet is cut here where the model has to tell its packets
-//! apart: a lost one, a full queue. Each part is then again a packet with
-//! offloads, of which the kernel computes the checksums of the payload. So
-//! only headers are touched: lengths, identification, sequence number, flags,
-//! the IPv4 header's checksum, and the pseudo header's sum.
+//! Such a large packet is cut here where the model treats its packets separately: a lost one, a
+//! full queue. Each part is then again a packet with offloads, whose payload checksums the kernel
+//! computes. So only headers are changed: lengths, identification, sequence number, flags, the IPv4
+//! header's checksum, and the pseudo header's sum.
 //!
-//! Source: virtio 1.2, §5.1.6 "Device Operation" of the network device; RFC
-//! 9293 §3.1, RFC 768, RFC 791, RFC 8200 for the headers.
+//! Source: virtio 1.2, §5.1.6 "Device Operation" of the network device; RFC 9293 §3.1, RFC 768, RFC
+//! 791, RFC 8200 for the headers.
 
 #[cfg(test)]
 mod tests;

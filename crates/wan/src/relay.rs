@@ -219,7 +219,7 @@ impl RelayState {
 fn cut(end: PipeEnd, near: &TcpStream, far: &TcpStream) {
     if end == PipeEnd::Broken {
         for stream in [near, far] {
-            // It fails on a connection that is gone already, as it should be.
+            // It fails on a connection that is closed already, which is the aim.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

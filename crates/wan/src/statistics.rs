@@ -67,7 +67,7 @@ impl WayStatistics {
             + self.dropped_device
     }
 
-    /// What others count, and what had been counted before them.
+    /// The counts of other counters, plus those before they started.
     pub(crate) fn and(&self, before: &WayStatistics) -> WayStatistics {
         WayStatistics {
             packets_in: self.packets_in + before.packets_in,
@@ -79,7 +79,7 @@ impl WayStatistics {
         }
     }
 
-    /// What others count, less what they had counted before.
+    /// The counts of other counters, less those before they started.
     pub(crate) fn since(&self, before: &WayStatistics) -> WayStatistics {
         WayStatistics {
             packets_in: self.packets_in.saturating_sub(before.packets_in),
@@ -114,9 +114,9 @@ pub struct Lateness {
 }
 
 impl Lateness {
-    /// What 99 % of what was handed over since `before` was late by at most, to 19 %:
-    /// nothing where it was no more than timers are. If it was counted from nothing in
-    /// between, that of all since then.
+    /// The delay beyond the schedule of 99 % of the packets since `before`, to 19 %: zero if it was
+    /// no more than the resolution of timers. If the counters were reset in between, that of all
+    /// packets since then.
     fn p99_since(&self, before: &Lateness) -> Duration {
         let none = Lateness::default();
         let before = if self.all < before.all { &none } else { before };
@@ -157,8 +157,8 @@ impl Statistics {
         self.links.iter().flat_map(|l| [l.there, l.back]).map(|w| w.lateness.p99).max().unwrap_or_default()
     }
 
-    /// The same for what was handed over since `before`, to 19 %; nothing if it was no
-    /// more than timers are.
+    /// The same for packets since `before`, to 19 %; zero if it was no more than the resolution of
+    /// timers.
     pub fn late_p99_since(&self, before: &Statistics) -> Duration {
         let ways = |all: &Statistics| -> Vec<WayStatistics> {
             all.links.iter().flat_map(|link| [link.there, link.back]).collect()

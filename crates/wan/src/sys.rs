@@ -17,8 +17,8 @@ const OFFLOADS_UDP: libc::c_uint = OFFLOADS | 0x60;
 /// Lowest real-time priority: above all threads without one.
 const PRIORITY: c_int = 1;
 
-/// Makes `file`, an open `/dev/net/tun`, a new device in the network namespace
-/// of the calling thread. It goes when the file is closed.
+/// Makes `file`, an open `/dev/net/tun`, a new device in the network namespace of the calling
+/// thread. The device is removed when the file is closed.
 pub(crate) fn make_tun(file: &File, name: &str) -> io::Result<()> {
     // SAFETY: all zeros is a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -133,7 +133,7 @@ fn a_receiver_that_does_not_read_holds_back_only_its_sender() {
         thread::park();
         drop(stream);
     }
-    // One relay has one target, so the first byte tells the server what to be.
+    // One relay has one target, so the first byte selects the server's behaviour.
     fn first_byte(mut stream: TcpStream) {
         let mut byte = [0];
         stream.read_exact(&mut byte).expect("received");

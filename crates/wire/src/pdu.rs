@@ -169,7 +169,7 @@ pub enum Fes {
     SequenceError = 0x02,
     /// The header digest does not match; FEI is the digest received.
     HeaderDigestError = 0x03,
-    /// Data outside of what was asked for.
+    /// Data outside of the requested range.
     DataOutOfRange = 0x04,
     /// To the host: more data in a PDU than MAXH2CDATA. To the controller:
     /// more R2Ts than MAXR2T.

@@ -3,7 +3,7 @@
 
 use crate::command::Sqe;
 
-/// Who may read and write a namespace while it is reserved (RTYPE).
+/// The hosts that may read and write a namespace while it is reserved (RTYPE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReservationType {
     /// The holder writes, and every host reads.
@@ -96,7 +96,7 @@ pub enum RegisterAction {
 /// What an acquire command does (RACQA).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcquireAction {
-    /// Acquire a reservation where there is none.
+    /// Acquire a reservation of a namespace that has none.
     Acquire,
     /// End the registrations of a key, and take over its reservation.
     Preempt,

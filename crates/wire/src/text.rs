@@ -10,7 +10,7 @@ use std::fmt;
 pub struct Ascii<const N: usize>([u8; N]);
 
 impl<const N: usize> Ascii<N> {
-    /// `text` cut to `N` bytes; what is not printable ASCII becomes `?`.
+    /// `text` cut to `N` bytes; a character that is not printable ASCII becomes `?`.
     pub fn new(text: &str) -> Ascii<N> {
         let mut bytes = [b' '; N];
         for (slot, c) in bytes.iter_mut().zip(text.chars()) {

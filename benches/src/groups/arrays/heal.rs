@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The least rate of the rebuild, as a share of a plain stream to the spare.
 const FLOOR: f64 = 0.80;
 
-/// What one repetition brings, in the order of these names.
+/// The numbers of one repetition, in this order.
 const NUMBERS: [&str; 11] = [
     "I/O errors",
     "blocks verified",

@@ -86,8 +86,8 @@ impl Star {
         self.servers.iter().map(|server| server.target.uris[export].as_str()).collect()
     }
 
-    /// Bytes per second of a load that the program tunes itself. Over links
-    /// once more where the emulator was late: if it is so again, that is noted.
+    /// Bytes per second of a load that the program tunes itself. Over links, repeated once if the
+    /// emulator was late; if it is late again, that is noted.
     fn rate_on_time(&self, device: &str, load: &Load) -> Result<f64> {
         let Some(link) = &self.link else { return self.rate(device, load) };
         let (rate, late) = link.mostly_on_time(|| self.rate(device, load))?;
@@ -103,7 +103,7 @@ impl Star {
             .then(|| format!("{place}: {} counted though the emulator was late twice in a row", count(late)))
     }
 
-    /// Runs `longhaul array` on the client; returns what it prints.
+    /// Runs `longhaul array` on the client; returns its output.
     fn array(&self, args: &[&str]) -> Result<String> {
         let setup = self.setup();
         let mut command = setup.load.command(&setup.program);
@@ -111,7 +111,7 @@ impl Star {
         program::finish(&mut command, setup).with_context(|| format!("array {}", args.join(" ")))
     }
 
-    /// Makes an array of devices, and says what it is called as a device.
+    /// Makes an array of devices, and returns its device name.
     fn create(&self, name: &str, layout: &str, devices: &[&str], more: &[&str]) -> Result<String> {
         let mut args = vec!["create", name, "--layout", layout];
         args.extend(devices.iter().flat_map(|device| ["--device", device]));

@@ -143,7 +143,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     Ok(section)
 }
 
-/// Goes one way, and back: seconds in all, and of the second last step.
+/// Runs the steps of one way, and undoes them: seconds in all, and of the second last step.
 fn once(setup: &Setup, way: &Way) -> Result<[f64; 2]> {
     let work = tempfile::Builder::new().prefix("longhaul-benches-").tempdir()?;
     fs::create_dir(work.path().join("mnt"))?;
@@ -153,7 +153,7 @@ fn once(setup: &Setup, way: &Way) -> Result<[f64; 2]> {
     }
     let begun = go(setup, way, work.path());
     for (side, step) in way.undo {
-        // What was not reached is not there to be undone.
+        // Steps that were not reached need not be undone.
         let undone = shell(setup, *side, step, work.path());
         if let (Ok(_), Err(e)) = (&begun, undone) {
             return Err(e);

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// The study's distances; 45 and 100 ms come with `--round-trips`.
 const ROUND_TRIPS: [Duration; 2] = [NEAR, FAR];
 
-/// What is loaded: nothing stands for the plain stream.
+/// The object of a load: a device, or the plain stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     Plain,

@@ -101,8 +101,8 @@ pub(super) fn lay_out(load: &Load, setup: &Setup, place: &Place) -> Result<()> {
     place.sync()
 }
 
-/// What is not measured of a window: jobs begin one after the other, and each
-/// has ended some calls of its own before all have.
+/// The part of a window that is not measured: jobs begin one after the other, and each has
+/// completed some calls before all run.
 fn lead(load: &Load) -> Duration {
     let bits = load.in_flight() * 8;
     STARTED * u32::try_from(load.files).unwrap_or(u32::MAX)
@@ -140,9 +140,8 @@ fn completions(logs: &Path) -> Result<Vec<Vec<(u64, u64)>>> {
     Ok(jobs)
 }
 
-/// Bytes per second while nine of ten jobs ran, and those at the least. Each has
-/// its own time in fio, which adds up what they did in all of these and divides
-/// it by one.
+/// Bytes per second while nine of ten jobs ran, and the least over any of those intervals. Each job
+/// has its own runtime in fio, which adds up their bytes over all of these and divides by one.
 fn together(jobs: &[Vec<(u64, u64)>]) -> Result<f64> {
     let sorted = |mut times: Vec<u64>| {
         times.sort_unstable();

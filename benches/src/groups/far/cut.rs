@@ -24,7 +24,7 @@ const BETWEEN: Duration = Duration::from_secs(8);
 /// The part of it in which the full rate is taken, right before a cut.
 const BEFORE: Duration = Duration::from_secs(2);
 
-/// The rate is back where it is this share of what it was, for a while.
+/// The rate has recovered when it is this share of the earlier one, for a while.
 const BACK: f64 = 0.95;
 const WHILE: Duration = Duration::from_millis(500);
 /// How often the link is looked at.

@@ -41,7 +41,7 @@ enum Subject {
 const SUBJECTS: [Subject; 4] =
     [Subject::Plain, Subject::Block(1 << 20), Subject::Block(128 << 10), Subject::File];
 
-/// What one cell brought, by round.
+/// The samples of one cell, by round.
 struct Cell {
     rate: u64,
     rtt: f64,
@@ -67,7 +67,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             "≥ 0.9",
         ],
     );
-    // One file, long enough not to begin anew within a measurement.
+    // One file, long enough not to start over within a measurement.
     let setup = &Setup { size: setup.size.max(FILE), ..setup.clone() };
     let subjects = subjects(setup)?;
     let mut cells = Vec::new();

@@ -1,4 +1,4 @@
-//! 4 KiB reads, one at a time: what is added to the round trip of the link.
+//! 4 KiB reads, one at a time: the time beyond the round trip of the link.
 
 use super::super::memory_backend;
 use super::{RATES, ROUND_TRIPS, client, commands};
@@ -23,8 +23,8 @@ enum Subject {
     Ours,
     /// A bare request and response over the same link.
     Bare,
-    /// The same over loopback, with a pause of the round trip before each
-    /// request: what of the time is the machine's, and not the link's.
+    /// The same over loopback, with a pause of the round trip before each request: the part of the
+    /// time that is due to the machine, and not to the link.
     Loopback,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             "beyond the round trip, µs",
             "≤ 100 µs",
             "bare request and response, beyond the round trip, µs",
-            "of ours beyond it, µs",
+            "of longhaul beyond it, µs",
             "≤ 100 µs",
             "the same exchange over loopback, after as long a pause, µs",
         ],

@@ -23,7 +23,7 @@ const FAR: Duration = Duration::from_millis(100);
 /// Losses come at random: windows are longer than elsewhere.
 const WINDOW: Duration = Duration::from_secs(4);
 
-/// How long connections may be tried; plain streams are there from the start.
+/// How long the tuner may try connections; plain streams start with all of theirs.
 const SETTLING: Duration = Duration::from_secs(8);
 
 struct Case {

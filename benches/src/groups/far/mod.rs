@@ -1,4 +1,4 @@
-//! What is measured over emulated long links. Needs root.
+//! Measurements over emulated long links. Needs root.
 
 pub(crate) mod capsule;
 pub(crate) mod cut;
@@ -51,7 +51,7 @@ fn client(command: &str) -> String {
     format!("ip netns exec link-client {command}")
 }
 
-/// What `longhaul info URI --path --json` with these arguments tells, from the load's side.
+/// The output of `longhaul info URI --path --json` with these arguments, on the load's side.
 fn path_info(setup: &Setup, target: &Target, arguments: &[&str]) -> Result<Value> {
     let mut command = setup.load.command(&setup.program);
     command

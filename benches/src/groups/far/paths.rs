@@ -39,7 +39,7 @@ struct Case {
 /// What an answer can say of the cause.
 const CAUSES: [&str; 5] = ["full", "loss", "socket", "hosts", "unknown"];
 
-/// What one measurement of a path said, and iperf3 after it.
+/// The result of one measurement of a path, and of iperf3 after it.
 struct Answer {
     /// Bytes per second.
     rate: f64,

@@ -1,4 +1,5 @@
-//! Two loads on one link: two of ours, one of ours beside a plain stream, and two plain streams.
+//! Two loads on one link: two of longhaul, one of longhaul beside a plain stream, and two plain
+//! streams.
 
 use super::super::memory_backend;
 use super::{MB, client, commands};

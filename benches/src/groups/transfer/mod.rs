@@ -31,7 +31,7 @@ const GB: f64 = 1e9;
 const RATE: u64 = 1_000_000_000;
 const ROUND_TRIP: Duration = Duration::from_millis(45);
 
-/// Both sides' directories on the disk, gone when dropped.
+/// Both sides' directories on the disk, removed when dropped.
 struct Place {
     dir: TempDir,
 }
@@ -56,7 +56,7 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// A data set of ours.
+    /// A data set of `longhaul dataset`.
     fn data_set(&self, setup: &Setup, name: &str, dir: &str, more: &[String]) -> Result<PathBuf> {
         let path = self.here(dir);
         let mut command = Command::new(&setup.program);
@@ -90,7 +90,7 @@ fn write_noise(path: &Path, len: u64, random: &mut Rng) -> Result<()> {
 const SLOW: Duration = Duration::from_secs(15);
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// What one program took for a tree, by round; nothing if it did not end in time.
+/// The times of one program for a tree, by round; `None` if it did not end in time.
 struct Taken {
     seconds: Samples,
     /// Processor seconds of both sides.
@@ -137,7 +137,7 @@ struct Course<'a> {
     plain: Option<&'a Iperf>,
 }
 
-/// What is measured in turn.
+/// A program, or the plain stream: one of those measured in turn.
 #[derive(Clone, Copy)]
 enum Subject<'a> {
     Copier(&'a Copier),
@@ -145,8 +145,8 @@ enum Subject<'a> {
 }
 
 impl Course<'_> {
-    /// Has each program copy a tree to an empty place, in turn: what they took, in
-    /// their order, and bytes per second of the plain stream.
+    /// Has each program copy a tree to an empty place, in turn; returns their times, in the same
+    /// order, and bytes per second of the plain stream.
     fn measure(&self, case: &str, from: &Path) -> Result<(Vec<Taken>, Samples)> {
         let setup = self.setup;
         let subjects: Vec<Subject> =
@@ -230,7 +230,7 @@ fn copy_of(copier: &Copier) -> String {
     format!("copy-{:?}", copier.who)
 }
 
-/// What is true of all of these tables.
+/// Notes that hold for all of these tables.
 fn notes(section: &mut Section, setup: &Setup, absent: &[String]) {
     section.notes.push(
         "from warm memory of one file system to the same, nothing synchronised; every copy begins with starting \

@@ -13,7 +13,7 @@ const MANY: u64 = 20_000;
 const FEW: u64 = 2 << 30;
 /// The least rate, as a multiple of rsync's.
 const FLOOR: f64 = 2.0;
-/// Concurrency of all stages that is fixed, beside what is found.
+/// Fixed concurrency of all stages, as a reference for the tuned one.
 const FIXED: [&str; 5] = ["1", "2", "4", "8", "16"];
 
 pub(crate) fn run(setup: &Setup) -> Result<Section> {
@@ -26,7 +26,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         ("many", place.data_set(setup, "small", "many", &many)?),
         ("few", place.data_set(setup, "big", "few", &few)?),
     ];
-    // Who may use both processors, does.
+    // Every program may use both processors.
     let setup = &Setup {
         target: setup.target.clone().anywhere(),
         load: setup.load.clone().anywhere(),

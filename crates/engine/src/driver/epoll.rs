@@ -1,5 +1,5 @@
-//! The epoll driver: readiness of descriptors. The system calls themselves
-//! are made by the sockets; file I/O goes to helper threads.
+//! The epoll driver: readiness of descriptors. The sockets make the system calls themselves; file
+//! I/O is done by helper threads.
 //!
 //! Invariants:
 //! - descriptors are registered once, edge-triggered, for both directions;

@@ -49,8 +49,8 @@ impl Driver {
         }
     }
 
-    /// Submits what is queued and takes what is done, without waiting.
-    /// Whether anything was done.
+    /// Submits queued operations and handles completions, without waiting. Returns whether there
+    /// were any.
     pub(crate) fn poll(&mut self) -> bool {
         match self {
             Driver::Uring(uring) => uring.poll(),
@@ -81,7 +81,7 @@ impl Driver {
         }
     }
 
-    /// Waits until the kernel has let go of all memory.
+    /// Waits until the kernel has released all memory.
     pub(crate) fn shut_down(&mut self) {
         if let Driver::Uring(uring) = self {
             uring.shut_down();

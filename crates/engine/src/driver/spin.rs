@@ -1,12 +1,10 @@
 //! The adaptive spin before sleep.
 //!
-//! A spinning engine answers in a microsecond instead of the five to ten
-//! that a wake-up costs, but it burns a core, and on a core that others want
-//! it steals their time. So the budget follows what it gains, as in the
-//! halt-polling of hypervisors: it doubles when a sleep turns out short
-//! (spinning a little longer would have caught the event), halves when
-//! sleeps are long, and drops to zero for a while when a yield in the middle
-//! of the spin lets another thread run.
+//! A spinning engine answers in a microsecond instead of the five to ten that a wake-up costs, but
+//! it occupies a core, and takes time from other threads that need it. So the budget follows its
+//! gain, as in the halt-polling of hypervisors: it doubles when a sleep turns out short (a slightly
+//! longer spin would have caught the event), halves when sleeps are long, and drops to zero for a
+//! while when a yield in the middle of the spin lets another thread run.
 
 use super::Driver;
 use std::time::{Duration, Instant};

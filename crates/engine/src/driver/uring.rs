@@ -33,7 +33,7 @@ const DISK_BATCH: usize = 4;
 const SIGNAL: u64 = u64::MAX;
 /// User data of cancellations, whose results are not needed.
 const CANCEL: u64 = u64::MAX - 1;
-/// How long to wait at the end for the kernel to let go of buffers.
+/// How long the end of the engine waits for the kernel to release buffers.
 const DRAIN: Duration = Duration::from_secs(2);
 
 pub(crate) struct Uring {
@@ -47,7 +47,7 @@ pub(crate) struct Uring {
 enum Slot {
     Waiting(Option<Waker>),
     Done(i32),
-    /// The future is gone; its memory waits here for the kernel.
+    /// The future was dropped; its memory is kept here until the kernel is done with it.
     Orphan(#[allow(dead_code, reason = "held for its destructor")] Box<dyn Any>),
 }
 
@@ -99,7 +99,7 @@ impl Uring {
         key
     }
 
-    /// Keeps drives busy: submits what is queued if enough of it is theirs.
+    /// Keeps drives busy: submits the queue once it has enough requests for them.
     fn queued_for_disk(&mut self) {
         self.disk += 1;
         // An error shows again in the next round, which handles it.

@@ -36,13 +36,12 @@ impl TcpStream {
         Ok(Life { unacked, probes, last_ack, round_trip: info.rtt, packet, unacked_bytes })
     }
 
-    /// Lets the kernel ask an idle other end whether it is there, `count`
-    /// times, `interval` (whole seconds) apart; if it does not answer, what is
-    /// under way on the socket fails. The kernel over there answers, however
-    /// busy its programs are.
+    /// Lets the kernel send keep-alive probes to an idle peer, at most `count`, `interval` (whole
+    /// seconds) apart; without an answer, operations on the socket fail. The peer's kernel answers,
+    /// however busy its programs are.
     ///
     /// # Errors
-    /// Of setsockopt(2).
+    /// Those of setsockopt(2).
     pub fn keep_alive(&self, interval: Duration, count: u32) -> io::Result<()> {
         let settings = TcpKeepalive::new().with_time(interval).with_interval(interval).with_retries(count);
         match &self.end {
@@ -61,7 +60,7 @@ impl TcpStream {
             Free::Kernel(source) => SockRef::from(&*source.fd),
             Free::Simulated(wire) => return wire.abandon(),
         };
-        // Both fail only on a connection that is gone already.
+        // Both fail only on a connection that is closed already.
         let _ = socket.set_linger(Some(Duration::ZERO));
         let _ = socket.shutdown(Shutdown::Both);
     }

@@ -126,8 +126,7 @@ impl Groups {
         }
     }
 
-    /// Ends a group and what is inside: the tasks that are to be woken, so that
-    /// they are dropped.
+    /// Ends a group and the groups inside it; returns the tasks to wake, so that they are dropped.
     pub(crate) fn end(&self, group: u64) -> Vec<usize> {
         let ending = self.within(group);
         let mut all = self.all.borrow_mut();
@@ -210,8 +209,8 @@ fn end(group: u64) {
     });
 }
 
-/// A machine, or a process, of a simulation. What is spawned on it stays there,
-/// engine threads included, until it is [killed](Host::kill).
+/// A machine, or a process, of a simulation. Tasks spawned on it stay there, engine threads
+/// included, until it is [killed](Host::kill).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
     group: u64,

@@ -48,7 +48,7 @@ pub trait Wire: Send + Sync {
     /// As shutdown(2).
     ///
     /// # Errors
-    /// The connection has gone already.
+    /// The connection is closed already.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
     /// As [`TcpStream::abandon`](crate::net::TcpStream::abandon).
     fn abandon(&self);

@@ -34,8 +34,8 @@ const AGENT_WRITERS: u32 = 16;
 /// How much longer it may take with the best number of readers alone than with
 /// that of both: the writers are no cause then.
 const ALONE: f64 = 1.1;
-/// Shares of what more readers and writers bring, in orders of magnitude: what one of
-/// them brings alone is most of it, or next to nothing.
+/// Bounds, in orders of magnitude, of one remedy's share of the gain from more readers and writers:
+/// most of it, or next to nothing.
 const MOST: f64 = 0.5;
 const LITTLE: f64 = 0.2;
 
@@ -103,8 +103,7 @@ fn quick_without_crowd(seen: &Seen) -> bool {
     })
 }
 
-/// Other numbers of threads, where they were faster: what it was, and what it is
-/// with them.
+/// Other numbers of threads, where they were faster: the present number and the better one.
 fn more_threads(seen: &Seen) -> Option<(Change, bool, f64, String)> {
     let sweep = &seen.threads;
     let (best, gain) = sweep.gain()?;
@@ -160,8 +159,8 @@ fn work(seen: &Seen, found: &mut Vec<Finding>) {
 
 /// What takes processors besides it.
 fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
-    // What is so many times as fast with more at the same time, on the same processors
-    // and beside the same programs, waited for them no longer than that then took.
+    // A stage that is so many times as fast with more at the same time, on the same processors and
+    // beside the same programs, waited for them no longer than that run took.
     let more = |sweep: &Sweep| sweep.gain().filter(|(best, _)| best.value > sweep.now);
     let hidden = [more(&seen.threads), more(&seen.streams)].into_iter().flatten().map(|(_, gain)| gain);
     let most = 1.0 / hidden.fold(1.0, f64::max);
@@ -235,7 +234,7 @@ fn of_stage(seen: &Seen, stage: Stage, gain: Option<f64>) -> Option<Finding> {
                 (None, Stage::Read) => (Cause::SlowOpen, files),
                 (None, _) => (Cause::SlowCreate, files),
             };
-            // What is slow for each file is hidden by many of them.
+            // The cost of each file is hidden by many concurrent files.
             if stage == Stage::Write && seen.agent_writes {
                 return Some(Finding { cause, remedy: Remedy::AgentWriters(AGENT_WRITERS), gain, evidence });
             }
@@ -273,8 +272,8 @@ fn network(seen: &Seen, bytes: String) -> Option<Finding> {
         let (name, gain) = congestion.gain()?;
         Some((name.to_owned(), gain))
     });
-    // More connections bring what one cannot: what they were seen to bring is
-    // what a remedy of the one would.
+    // More connections help where one cannot carry the rate: their measured gain is that of a
+    // remedy for the one.
     let streams = seen.streams.gain().filter(|(best, _)| best.value > seen.streams.now);
     let held = sockets.peer_window.max(sockets.send_buffer);
     if sockets.retransmitted > LOSS

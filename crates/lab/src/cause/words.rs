@@ -99,7 +99,7 @@ impl Cause {
             Cause::SendBuffer => "let tcp_wmem grow at the source".into(),
             Cause::Loss => "find what loses them".into(),
             Cause::SmallQueue => {
-                "pace what is sent (fq), or give the device on the way a larger queue".into()
+                "pace the sender's packets (fq), or give the router on the path a larger queue".into()
             }
             Cause::Reordering => "let each connection take one of the parallel ways (hash by port)".into(),
             Cause::Congestion => "use another one".into(),
@@ -141,8 +141,8 @@ impl Change {
 }
 
 impl Finding {
-    /// Whether [`Finding::gain`] is the least that is to be expected: settings of a
-    /// machine are not tried, and what is known of them was got in another way.
+    /// Whether [`Finding::gain`] is a lower bound: settings of a machine are not tried, and their
+    /// gain is inferred.
     pub fn is_bound(&self) -> bool {
         matches!(self.remedy, Remedy::Tune(_))
     }

@@ -1,5 +1,5 @@
-//! NVMe/TCP under journaling file systems over metropolitan and wide areas. Its
-//! results are figures without numbers: what is stated here is its text.
+//! NVMe/TCP under journaling file systems over metropolitan and wide areas. Its results are figures
+//! without numbers: these statements are of its text.
 
 use longhaul_results::published::{Publication, Statement};
 
@@ -136,9 +136,8 @@ pub const LOG_FAR: Statement = words(
     "log buffers of 256 KiB give XFS much better throughput and completion latency, above all with few files",
 );
 
-/// What was found of the throughput of so many files at once, far or near. Where a
-/// finding leaves open which workloads or devices it is of, it stands with those that
-/// it names.
+/// Findings about the throughput of so many files at once, far or near. A finding that leaves open
+/// its workloads or devices is listed with those that it names.
 pub fn throughput(far: bool, files: u64, write: bool, on: On) -> Vec<&'static Statement> {
     match (far, files) {
         (false, 1000) if on == On::Striped && !write => vec![&NEAR_STRIPE_LOST],
@@ -156,7 +155,7 @@ pub fn throughput(far: bool, files: u64, write: bool, on: On) -> Vec<&'static St
     }
 }
 
-/// What was found of its completion latency.
+/// The finding about its completion latency.
 pub fn completion(far: bool, write: bool) -> Option<&'static Statement> {
     match (far, write) {
         (true, _) => Some(&FAR_LATENCY),
@@ -165,7 +164,7 @@ pub fn completion(far: bool, write: bool) -> Option<&'static Statement> {
     }
 }
 
-/// What was found of 16 KiB in the capsule, against 8 KiB.
+/// The finding about 16 KiB in the capsule, against 8 KiB.
 pub fn in_capsule(far: bool, files: u64, write: bool, on: On) -> &'static Statement {
     match (far, write) {
         (_, false) => &IN_CAPSULE_READS,

@@ -1,11 +1,11 @@
-//! What was published of the experiments that are run again: every number and
-//! every finding that code or documents of this project mention, with the
-//! document and the section, figure or table that has it.
+//! Statements published about the experiments that are run again: every number and every finding
+//! that code or documents of this project mention, with the document and the section, figure or
+//! table that has it.
 //!
-//! Findings are paraphrased; numbers are in base units. What a publication does
-//! not say (the ports of a client, the conditions of another load) is in no
-//! statement. `tests/published.rs` checks that nothing is cited from elsewhere,
-//! and that `docs/published.md` lists the same.
+//! Findings are paraphrased; numbers are in base units. Details that a publication does not give
+//! (the ports of a client, the conditions of another load) are in no statement.
+//! `tests/published.rs` checks that nothing is cited from elsewhere, and that `docs/published.md`
+//! lists the same.
 
 pub mod fabrics;
 pub mod filesystems;

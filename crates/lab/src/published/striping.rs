@@ -41,7 +41,7 @@ pub const OFFLOAD: [Statement; 4] = [
     rate(10.0, "from 3 servers"),
     rate(5.0, "from 4 servers"),
 ];
-/// What was read, and how often.
+/// The objects read, and the repetitions.
 pub const CONDITIONS: [Statement; 3] = [
     Statement::number(
         &DOCUMENT,

@@ -85,7 +85,7 @@ impl DriveSetup {
 /// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FabricMeasurement {
-    /// The network alone: number of streams, and whether data goes to the target.
+    /// The network alone: number of streams, and whether data is sent to the target.
     Network(u16, bool),
     /// A number of drives under one of [`LOADS`] (its index).
     Drives(DriveSetup, usize, usize),

@@ -299,7 +299,7 @@ mod tests {
         };
         assert_eq!(published, expected);
         let missing = all.iter().filter(|one| one.how.is_err()).count();
-        assert_eq!(missing, 2 * 4 * 3, "what needs other hardware is not left out");
+        assert_eq!(missing, 2 * 4 * 3, "cells that need other hardware are listed");
         let mut names: Vec<&str> = all.iter().map(|one| one.cells[0].name.as_str()).collect();
         names.sort_unstable();
         names.dedup();

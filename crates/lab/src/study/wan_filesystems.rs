@@ -88,7 +88,7 @@ impl Variant {
 /// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilesystemMeasurement {
-    /// The network alone: its round trip, and whether data goes to the target.
+    /// The network alone: its round trip, and whether data is sent to the target.
     Network(Duration, bool),
     /// A drive without a network, written (`true`) or read.
     Drive(bool),
@@ -355,11 +355,11 @@ fn of_drive(write: bool, settings: &Settings, found: &mut Results) -> Outcome {
     Links::here().load(&args, &[&format!("{rw} bandwidth")], found)
 }
 
-/// What needs a new testbed: the round trip, the target's size of in-capsule data, and
+/// The settings that need a new testbed: the round trip, the target's size of in-capsule data, and
 /// whether congestion control is this machine's.
 type TestbedKey = (Option<Duration>, Option<&'static str>, bool);
 
-/// The devices, what is mounted on them, and the network to them.
+/// The devices, the file systems mounted on them, and the network to them.
 struct FilesystemTestbed {
     key: TestbedKey,
     // Fields are dropped in order: the mounted device, the target that exports it, the link.

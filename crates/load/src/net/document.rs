@@ -83,7 +83,7 @@ impl NetRuns {
         self.runs.iter().map(|(measured, _)| measured)
     }
 
-    /// What does not count, by run.
+    /// The validity of each run, in order.
     pub fn validity(&self) -> impl Iterator<Item = &Validity> {
         self.runs.iter().map(|(_, run)| &run.validity)
     }

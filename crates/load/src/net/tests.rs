@@ -136,7 +136,7 @@ fn the_server_measures_for_one_client_until_it_leaves() {
     assert!(matches!(accepted, Some(Answer::Accepted { .. })));
     let second = measure(server.address(), &short(), &Config::default(), &Stop::new(), &mut |_, _| {});
     assert!(matches!(second, Err(NetError::Refused { .. })), "{second:?}");
-    // The stream comes, and then the client goes away in the middle.
+    // The client disconnects in the middle of the stream.
     let stream = TcpStream::connect(server.address()).expect("connected");
     control::say(&stream, &Opening::Stream { token: 5, index: 0, client_sends: true }).expect("said");
     let ready = control::hear::<Answer>(&first, 1 << 20, SET_UP).expect("heard");

@@ -41,7 +41,7 @@ pub(crate) struct Units {
     len: usize,
 }
 
-/// What stands around units.
+/// The bytes around units.
 const GUARD: u8 = 0xa5;
 const MARGIN: usize = 256;
 

@@ -47,7 +47,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// What is drawn.
+/// The elements of a picture.
 pub(super) struct Canvas {
     pub(super) body: String,
     /// The room that upright texts take, so that none overlaps.
@@ -171,7 +171,7 @@ impl Canvas {
         self.raw(format_args!("{shape}"));
     }
 
-    /// What was published: a hollow diamond, whatever the series' mark.
+    /// A published value: a hollow diamond, whatever the series' mark.
     pub(super) fn published(&mut self, class: &str, at: (f64, f64)) {
         let (x, y) = at;
         self.raw(format_args!(
@@ -183,7 +183,7 @@ impl Canvas {
         ));
     }
 
-    /// What does not count: a cross.
+    /// A value that does not count: a cross.
     pub(super) fn cross(&mut self, class: &str, at: (f64, f64)) {
         let (x, y) = at;
         self.line(class, (x - 4.5, y - 4.5), (x + 4.5, y + 4.5));

@@ -1,13 +1,13 @@
-//! A figure as SVG: axes with marks and units, a legend, error bars, what was
-//! published beside what was measured, and what does not count shown as such.
+//! A figure as SVG: axes with marks and units, a legend, error bars, published values beside
+//! measured ones, and values that do not count marked as such.
 //!
-//! No library draws it, since one text must be legible in light and dark display, on paper
-//! and on a telephone.
+//! No library draws it, since one text must be legible in light and dark display, on paper and on a
+//! telephone.
 //!
 //! Invariants, which the tests hold for both widths:
 //! - no two texts overlap, and all are within the picture;
-//! - a value that does not count is a cross on a hollow mark in the colour of its series,
-//!   never a full mark or a bar, and no axis is made for it.
+//! - a value that does not count is a cross on a hollow mark in the colour of its series, never a
+//!   full mark or a bar, and no axis is scaled to it.
 
 mod canvas;
 mod scale;
@@ -24,11 +24,11 @@ pub const WIDE: f64 = 720.0;
 /// Width for telephones.
 pub const NARROW: f64 = 350.0;
 
-/// Letters of a name along the axis; what is longer is cut.
+/// Letters of a name along the axis; a longer name is cut.
 const NAME_MAX: usize = 22;
 /// Least distance of slanted names, in pixels.
 const SLANTED: f64 = 18.0;
-/// Largest over smallest number from which an axis goes by powers.
+/// Largest over smallest number from which an axis is logarithmic.
 const POWERS: f64 = 40.0;
 
 /// A plot of series over one axis.
@@ -64,7 +64,7 @@ pub struct Point {
     pub value: Option<f64>,
     /// Between which it is.
     pub interval: Option<Interval>,
-    /// What was published.
+    /// The published value.
     pub published: Option<f64>,
     /// It does not count.
     pub void: bool,
@@ -81,7 +81,7 @@ impl Point {
         self.counts().is_none() && self.value.is_some_and(f64::is_finite)
     }
 
-    /// Where a cross stands: what does not count sets no axis, and may be beyond it.
+    /// The position of a cross: a value that does not count scales no axis, and may be beyond it.
     fn at(&self) -> f64 {
         self.value.filter(|value| value.is_finite()).unwrap_or(0.0)
     }
@@ -196,9 +196,9 @@ impl Figure {
         (canvas, layout.width, height)
     }
 
-    /// The largest value that has to have room, of those that count and of what was
-    /// published: one that does not count would make all others small. Error bars of few
-    /// runs may reach to the sky: they are cut where they would do the same.
+    /// The largest value that must fit, of those that count and the published ones: a value that
+    /// does not count would make all others small. Error bars of few runs may be very long: they
+    /// are cut where they would do the same.
     fn most(&self) -> f64 {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let largest = |all: &mut dyn Iterator<Item = f64>| all.filter(|v| v.is_finite()).fold(0.0, f64::max);
@@ -235,7 +235,7 @@ impl Figure {
             }
         }
         let plot = if narrow { 200.0 } else { 270.0 };
-        // A mark at the upper end, and the arrow of what is beyond, have room below the unit.
+        // A mark at the upper end, and the arrow of a value beyond it, fit below the unit.
         let top = FONT + 22.0;
         let (right, bottom) = (total - right_margin, top + plot);
         (Layout { width: total, left, right, top, bottom, most, step, scale }, slanted)

@@ -25,8 +25,7 @@ impl Scale {
         };
         let most = most.abs();
         let fits = steps.iter().rev().find(|(divisor, _)| most >= *divisor);
-        // What is less than the smallest is in the smallest; nothing at all has
-        // no prefix.
+        // Values below the smallest prefix take the smallest; zero takes none.
         let one = steps.iter().find(|(divisor, _)| *divisor == 1.0);
         let chosen = if most > 0.0 { fits.or(steps.first()) } else { one };
         let (divisor, prefix) = chosen.copied().unwrap_or((1.0, ""));

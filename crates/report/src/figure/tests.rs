@@ -85,7 +85,7 @@ fn what_does_not_count_is_crossed() {
         assert_eq!(svg.matches("class=\"bad\"").count(), 2, "{svg}");
         assert_eq!(svg.matches("class=\"h l0\"").count(), 2, "its mark, hollow: {svg}");
         assert!(svg.contains("does not count"));
-        // What was not measured is nowhere, and the legend says so.
+        // A series without measurements has no mark, and the legend says so.
         shown.series[0].points.iter_mut().for_each(|point| (point.value, point.interval) = (None, None));
         let svg = shown.svg(WIDE);
         assert!(!svg.contains("class=\"bad") && svg.contains("(not measured)"), "{svg}");

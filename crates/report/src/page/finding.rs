@@ -16,14 +16,14 @@ const PLAIN_MOST: usize = 8;
 /// A ratio within this of 1 is no difference worth a word, however narrow its interval.
 const ALIKE: f64 = 0.05;
 
-/// What was found.
+/// A finding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Finding {
-    /// What it is about.
+    /// Its subject.
     pub title: String,
     /// The finding as a sentence.
     pub words: String,
-    /// What was published of it, and where; empty if nothing was.
+    /// Published statements about it, with their source; empty without any.
     pub published: String,
     /// Ratios behind it.
     pub ratios: Vec<Ratio>,
@@ -69,8 +69,8 @@ fn times(ratio: f64) -> String {
     }
 }
 
-/// All findings, in the order of the figures that show them; those that compare what
-/// was measured come before those that set it beside a published number.
+/// All findings, in the order of the figures that show them; comparisons of measurements come
+/// before comparisons with published numbers.
 pub fn findings(documents: &[Document], gathered: &[Gathered]) -> Vec<Finding> {
     let mut found = Vec::new();
     for (index, document) in documents.iter().enumerate() {
@@ -169,7 +169,7 @@ fn range(ratios: &[Ratio], better: Better) -> String {
     }
 }
 
-/// What one figure has beside published numbers: a finding for each series.
+/// Comparisons of one figure with published numbers: a finding for each series.
 fn beside_published(one: &Gathered) -> Vec<Finding> {
     let mut found = Vec::new();
     for series in &one.figure.series {

@@ -31,7 +31,7 @@ pub struct Entry {
     pub summary: Summary,
     /// Mean of those that do not, where none does.
     pub left_out: Option<f64>,
-    /// What was published.
+    /// Published numbers.
     pub published: Vec<Published>,
     /// The same in words, where there is no number.
     pub found: String,
@@ -65,8 +65,8 @@ impl Entry {
         }
     }
 
-    /// Ours over what was published, with the ends of our interval; only of what counts,
-    /// and where there is something to divide by.
+    /// The measured over the published value, with the ends of the interval of the measurement;
+    /// only of values that count, and if the published value is not zero.
     pub fn ratio(&self) -> Option<Interval> {
         let published =
             self.published.first().map(|published| published.value).filter(|value| *value > 0.0)?;
@@ -76,7 +76,7 @@ impl Entry {
         Some(Interval { value: mean, low, high })
     }
 
-    /// The mean, also of what does not count.
+    /// The mean, also of values that do not count.
     pub fn mean(&self) -> Option<f64> {
         if self.summary.n > 0 { Some(self.summary.mean) } else { self.left_out }
     }

@@ -32,7 +32,7 @@ impl Render for Text<'_> {
 /// would make it slow to open, and are linked.
 const RAW_MAX: usize = 2 << 20;
 
-/// A page and what belongs to it.
+/// A page and its files.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The page, complete and without external files.
@@ -155,7 +155,7 @@ fn told(findings: &[Finding]) -> Markup {
     }
 }
 
-/// A finding, and what was published of it.
+/// A finding, and the published statements about it.
 fn words(finding: &Finding) -> Markup {
     html! {
         b { (Text(&finding.title)) } ": " (Text(&finding.words)) "."
@@ -197,7 +197,7 @@ fn picture(figure: &Figure) -> Markup {
 }
 
 fn section(number: usize, one: &Gathered, findings: &[&Finding], documents: &[Document]) -> Markup {
-    // What was published stands for what is not measured here.
+    // Where nothing was measured, the published value is used.
     let value = |entry: &Entry| entry.mean().or(entry.published.first().map(|published| published.value));
     let most = one.entries.iter().filter_map(value).fold(0.0, f64::max);
     let scale = Scale::of(&one.figure.unit, most);
@@ -271,7 +271,7 @@ fn row(entry: &Entry, scale: &Scale, published: bool) -> Markup {
     }
 }
 
-/// The lower end: what is above zero in the mean is a rate or a time, and never below it.
+/// The lower end: a rate or a time with a positive mean is never below zero.
 fn floor(interval: Interval) -> f64 {
     if interval.value > 0.0 { interval.low.max(0.0) } else { interval.low }
 }

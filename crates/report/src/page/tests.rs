@@ -197,7 +197,7 @@ fn results_that_are_too_large_are_linked() {
     assert_eq!(link("pages/../pages/a/report.html"), "../../results/of%20today.json\">of today.json");
 }
 
-/// Runs of a study stand with the figures of what they measured.
+/// Runs of a study are shown with the figures of their measurements.
 #[test]
 fn time_goes_on_in_a_study() {
     let look = |second: u32| TcpSample {

@@ -23,7 +23,7 @@ impl TestPipe {
         self.flow.arrive(&mut self.arena, now, len);
     }
 
-    /// What has arrived by `now`.
+    /// The bytes that have arrived by `now`.
     fn get(&mut self, now: u64) -> Vec<u8> {
         let mut all = Vec::new();
         while let Some(packet) = self.flow.take(now) {

@@ -46,7 +46,7 @@ fn plain_sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// What has to stand in the checksum field for the kernel to finish it.
+/// The value of the checksum field from which the kernel computes the checksum.
 fn pseudo(ip: &[u8], kind: Kind) -> u16 {
     let protocol: u8 = if kind.tcp { 6 } else { 17 };
     let mut header = if kind.six { ip[8..40].to_vec() } else { ip[12..20].to_vec() };

@@ -149,7 +149,7 @@ impl Pipe {
         Pipe { from, to, pool, wire, queue: Rc::default() }
     }
 
-    /// Carries everything, from `begin` on; counts what was handed over.
+    /// Carries everything, from `begin` on; counts the bytes delivered.
     pub(super) async fn run(self, begin: Instant, count: &AtomicU64) -> PipeEnd {
         let Pipe { from, to, pool, wire, queue } = self;
         let receiver = Receiver { from, pool, wire, queue: Rc::clone(&queue), want: MIN_CHUNK, spare: None };
@@ -163,7 +163,7 @@ impl Pipe {
         if end == PipeEnd::Closed {
             receiver.await;
         }
-        // A receiver that is still waiting goes with its task.
+        // A receiver that is still waiting ends with its task.
         end
     }
 }

@@ -14,7 +14,7 @@ pub(crate) fn plan(rtt: Duration, rate: u64) -> Plan {
     Plan::new(Plan::unique_name("t"), Conditions::new(rtt, (rate > 0).then_some(rate)))
 }
 
-/// The link; where it cannot be made, the reason goes to standard error.
+/// The link; if it cannot be made, the reason is printed on standard error.
 pub(crate) fn start(plan: Plan) -> Option<Wan> {
     match Wan::start(plan) {
         Ok(wan) => Some(wan),

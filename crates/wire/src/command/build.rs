@@ -177,8 +177,8 @@ impl Sqe {
         Sqe::new(io::FLUSH).with_nsid(nsid)
     }
 
-    /// Dataset Management that deallocates `ranges` ranges (1 to 256), whose
-    /// list ([`DsmRange`]) goes with it.
+    /// Dataset Management that deallocates `ranges` ranges (1 to 256), whose list ([`DsmRange`]) is
+    /// the command's data.
     ///
     /// # Panics
     /// If there are not 1 to 256 ranges.
@@ -204,8 +204,7 @@ impl Sqe {
             .with_sgl(Sgl::transport(len))
     }
 
-    /// Which way the data of the command goes, if its SGL says that it has
-    /// any.
+    /// The direction of the command's data, if its SGL says that it has any.
     pub fn direction(&self) -> Direction {
         if self.opcode == admin::FABRICS { Direction::of(self.fctype()) } else { Direction::of(self.opcode) }
     }

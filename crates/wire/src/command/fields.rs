@@ -146,7 +146,7 @@ pub enum Select {
     Default,
     /// The value that was saved.
     Saved,
-    /// What can be done with the feature.
+    /// Whether the feature can be saved and changed, and its scope.
     Supported,
     /// A value of SEL that means nothing.
     Reserved,

@@ -79,7 +79,7 @@ pub fn is_fabrics(opcode: u8) -> bool {
     opcode == admin::FABRICS
 }
 
-/// Which way a command's data goes, if it has any.
+/// The direction of a command's data, if it has any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// The command transfers no data.

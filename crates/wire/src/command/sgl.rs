@@ -80,7 +80,7 @@ impl Sgl {
         self.identifier
     }
 
-    /// What it describes.
+    /// The kind of descriptor.
     pub fn kind(&self) -> SglKind {
         match self.identifier {
             Sgl::DATA_BLOCK => SglKind::DataBlock,

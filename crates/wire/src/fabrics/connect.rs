@@ -1,4 +1,4 @@
-//! Connect: what makes a queue, and with queue 0 a controller.
+//! Connect: creates a queue, and with queue 0 a controller.
 
 use crate::command::Sqe;
 use crate::nqn::NqnField;

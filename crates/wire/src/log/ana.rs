@@ -96,7 +96,7 @@ pub fn decode_ana(bytes: &[u8]) -> Option<AnaLog> {
     for _ in 0..u16::from_le_bytes([header[8], header[9]]) {
         let (head, tail) = rest.split_at_checked(GROUP)?;
         let count = usize::try_from(u32_at(head, 4)?).ok()?;
-        // Bounded by the bytes that are there, whatever the count says.
+        // Bounded by the length of the data, whatever the count says.
         let (list, next) = tail.split_at_checked(count.checked_mul(4)?)?;
         log.groups.push(AnaGroup {
             id: u32_at(head, 0)?,

@@ -109,7 +109,7 @@ layout! {
         0 => trtype: u8,
         /// Address family ([`adrfam`]).
         1 => adrfam: u8,
-        /// What it leads to.
+        /// The kind of subsystem at that address.
         2 => subtype: SubsystemType,
         /// Transport requirements ([`treq`] bits).
         3 => treq: u8,

@@ -1,4 +1,4 @@
-//! What is supported: log pages (00h), commands (05h) and features (12h).
+//! Supported log pages (00h), commands (05h) and features (12h).
 
 /// Bits of an entry of the commands (and features) effects logs.
 pub mod effect {
@@ -39,7 +39,7 @@ macro_rules! table {
                 $name(vec![0; $len])
             }
 
-            /// A page that was read; what is missing at its end is zero.
+            /// A page that was read; bytes missing at its end are zero.
             pub fn from_bytes(bytes: &[u8]) -> $name {
                 let mut page = bytes[..bytes.len().min($len)].to_vec();
                 page.resize($len, 0);

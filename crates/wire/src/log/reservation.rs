@@ -1,6 +1,6 @@
 //! Reservation Notification log page (80h).
 
-/// What has happened to a reservation or a registration.
+/// A change of a reservation or a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReservationNoticeKind {
     /// The host's registration was ended by another host.
@@ -42,7 +42,7 @@ impl ReservationNoticeKind {
 pub struct ReservationNotice {
     /// Counts notices; not 0.
     pub count: u64,
-    /// What has happened.
+    /// The change.
     pub kind: ReservationNoticeKind,
     /// Further notices that wait behind it, 255 at most.
     pub more: u8,

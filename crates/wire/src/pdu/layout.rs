@@ -35,7 +35,7 @@ pub struct Layout {
 pub struct InvalidField {
     /// Byte offset of the field, see [`field`].
     pub offset: u32,
-    /// What is wrong with it.
+    /// Why it is invalid.
     pub what: &'static str,
 }
 
@@ -78,8 +78,8 @@ impl CommonHeader {
         (common, pdo.saturating_sub(header))
     }
 
-    /// Checks the lengths and flags against each other and what was agreed
-    /// on, as far as this header alone tells.
+    /// Checks the lengths and flags against each other and the negotiated digests, as far as this
+    /// header alone allows.
     #[inline]
     pub fn check(&self, pdu_type: PduType, format: Format) -> Result<Layout, InvalidField> {
         let (hlen, plen) = (usize::from(self.hlen), self.plen.get());
@@ -95,7 +95,7 @@ impl CommonHeader {
         if (self.flags & flags::HDGST != 0) != format.header_digest {
             return Err(InvalidField {
                 offset: field::FLAGS,
-                what: "HDGSTF does not fit what was agreed on",
+                what: "HDGSTF contradicts the negotiated digests",
             });
         }
         if format.header_digest {
@@ -138,7 +138,7 @@ impl CommonHeader {
         if (self.flags & flags::DDGST != 0) != format.data_digest {
             return Err(InvalidField {
                 offset: field::FLAGS,
-                what: "DDGSTF does not fit what was agreed on",
+                what: "DDGSTF contradicts the negotiated digests",
             });
         }
         if format.data_digest {
