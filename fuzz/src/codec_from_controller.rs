@@ -13,8 +13,8 @@ use zerocopy::IntoBytes;
 /// Bytes that each command reads or writes.
 const LEN: u32 = 10_000;
 
-/// A host with a read, a write and a flush under way again and again, which
-/// submits no more: so what it says does not depend on when it is asked.
+/// A host with a read, a write and a flush under way again and again, which submits no more: so its
+/// output does not depend on when it is polled.
 struct Silent {
     queue: HostQueue,
 }

@@ -14,8 +14,8 @@ use longhaul_wire::pdu::{ALIGN_MAX, CommonHeader, Format, IcReq, Layout, PduType
 use std::collections::HashMap;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A target whose driver takes in-capsule data, and answers nothing: so what
-/// it says does not depend on when it is asked.
+/// A target whose driver takes in-capsule data, and answers nothing: so its output does not depend
+/// on when it is polled.
 struct Silent {
     queue: TargetQueue,
     lengths: HashMap<u16, u32>,
@@ -89,7 +89,7 @@ pub(crate) fn check_header(bytes: &[u8]) {
             }
             if data <= longhaul_wire::pdu::DATA_MAX && kind.has_data() {
                 let (built, built_pad) = CommonHeader::build(kind, 0, data, format);
-                let again = built.check(kind, format).expect("what is built passes");
+                let again = built.check(kind, format).expect("a constructed command passes");
                 assert_eq!((again.data, usize::from(again.pad)), (data, built_pad));
             }
         }

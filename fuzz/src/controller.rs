@@ -184,7 +184,7 @@ impl Rig {
             op::TIME => {
                 self.now += Duration::from_millis(input.u32().into());
                 if controller.handle_timeout(self.now).is_some() {
-                    assert!(!controller.is_ready(), "a controller whose host is gone has failed");
+                    assert!(!controller.is_ready(), "a controller whose host has disappeared has failed");
                 }
             }
             _ => {

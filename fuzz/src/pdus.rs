@@ -1,5 +1,4 @@
-//! PDUs as a peer sees them: encoding what it sends, and taking apart,
-//! strictly, what it gets.
+//! PDUs at a peer: encoding, and strict decoding.
 
 use longhaul_wire::digest::{append_header_digest, check_header_digest, crc32c};
 use longhaul_wire::pdu::{CommonHeader, Format, PduType};

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 pub struct Seed {
     /// The target that it is for.
     pub target: &'static str,
-    /// What it is.
+    /// Its file name.
     pub name: String,
     /// Content of the input.
     pub bytes: Vec<u8>,

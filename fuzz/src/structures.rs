@@ -1,7 +1,7 @@
 //! Data structures of Identify, log pages, features and Fabrics commands.
 //!
-//! Input: a byte that tells which, and its bytes. Whatever can be decoded is
-//! encoded and decoded again, and comes out the same.
+//! Input: a byte that selects the structure, and its bytes. Bytes that can be decoded are encoded
+//! and decoded again, with the same result.
 
 use longhaul_proto::controller::{NamespaceView, io};
 use longhaul_wire::command::{DsmRange, Sqe};
@@ -58,10 +58,10 @@ fn lists(bytes: &[u8]) {
     assert!(nsids.len() <= 1024 && !nsids.contains(&0));
     assert!(decode_nsid_list(&encode_nsid_list(nsids.iter().copied())).eq(nsids.iter().copied()));
     let descriptors = decode_descriptors(bytes);
-    assert!(descriptors.len() <= bytes.len() / 4, "bounded by the bytes that are there");
+    assert!(descriptors.len() <= bytes.len() / 4, "bounded by the length of the data");
     if let Some(log) = decode_ana(bytes) {
         let entries: usize = log.groups.iter().map(|group| group.nsids.len()).sum();
-        assert!(entries <= bytes.len() / 4, "bounded by the bytes that are there");
+        assert!(entries <= bytes.len() / 4, "bounded by the length of the data");
         assert_eq!(decode_ana(&encode_ana(&log)), Some(log));
     }
 }

@@ -31,8 +31,7 @@ fn encode(frame: Frame) -> Vec<u8> {
     bytes
 }
 
-/// What was decoded can be said again, and is understood as the same: words for
-/// people are escaped once.
+/// A decoded frame can be encoded, and is decoded as the same: texts for people are escaped once.
 fn round_trip(frame: &Frame) {
     let mut said = encode(frame.clone());
     for _ in 0..2 {

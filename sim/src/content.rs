@@ -1,4 +1,4 @@
-//! Content that says who wrote it, and where it belongs.
+//! Content that identifies its writer and its place.
 
 use crate::random::mix;
 
@@ -32,7 +32,7 @@ pub fn fill(bytes: &mut [u8], sector: u64, writer: Writer) {
     }
 }
 
-/// Who wrote this sector, if it is whole and in its place.
+/// The writer of this sector, if it is whole and in its place.
 #[must_use]
 pub fn writer(bytes: &[u8], sector: u64) -> Option<Writer> {
     let (words, _) = bytes.as_chunks::<8>();

@@ -1,17 +1,15 @@
-//! A disk that takes its time, and that fails in all the ways that are known.
+//! A disk with delays, and with every known kind of fault.
 //!
 //! Invariants:
-//! - an operation has its effect at one moment between its begin and its
-//!   end, also when its future was dropped;
-//! - an operation that was under way when the disk left never has its effect
-//!   later: what of it came to pass is settled at that moment;
-//! - a disk that has lost its power while it was open fails the first operation
-//!   after it, or has another generation: only so can the array know that the
-//!   cache is lost;
-//! - a disk that hangs, as one does whose initiator connects to it again, fails
-//!   nothing: what was not answered is done, or done once more, when it is back;
-//! - what was flushed, or written with FUA, outlives a power loss, unless
-//!   a fault was planted.
+//! - an operation has its effect at one moment between its begin and its end, also when its future
+//!   was dropped;
+//! - an operation that was under way when the disk left never has its effect later: the part that
+//!   took effect is decided at that moment;
+//! - a disk that has lost its power while it was open fails the first operation after it, or has
+//!   another generation: only so can the array know that the cache is lost;
+//! - a disk that hangs, as one does whose initiator reconnects, fails nothing: unanswered
+//!   operations are executed, perhaps a second time, when it is back;
+//! - data that was flushed, or written with FUA, outlives a power loss, unless a fault was planted.
 
 use crate::medium::{Fate, Medium};
 use crate::random::Random;
@@ -62,7 +60,7 @@ pub enum Fault {
     Unreadable,
     /// The next write is acknowledged and forgotten.
     LostWrite,
-    /// The next write goes to another place.
+    /// The next write is stored at another place.
     MisdirectedWrite,
 }
 
@@ -88,13 +86,13 @@ struct State {
     gone: bool,
     /// Since when nothing is answered.
     hung: Option<Instant>,
-    /// Who waits for that to end.
+    /// Tasks that wait for that to end.
     waiting: Vec<Waker>,
     /// Writes that have had their effect and are not answered.
     unanswered: BTreeMap<u64, Written>,
     /// Counts losses of power that are no errors.
     generation: u64,
-    /// It has lost what was cached, and has not said so yet.
+    /// It has lost its cache, and has not reported that yet.
     restarted: bool,
     /// Operations of a hundred that straggle.
     straggling: u32,
@@ -115,7 +113,7 @@ enum Change {
 }
 
 impl Disk {
-    /// An empty disk; `number` tells disks of a world apart.
+    /// An empty disk; `number` distinguishes the disks of a world.
     #[must_use]
     pub fn new(number: u64, make: Make, world: &World, random: Random) -> Disk {
         let state = State {
@@ -153,8 +151,8 @@ impl Disk {
         state.pending.is_empty() && state.unanswered.is_empty()
     }
 
-    /// A host that used it has ended, and the remaining hosts had no change under
-    /// way: what was under way may have had its effect, or parts of it.
+    /// A host that used it has ended, and the remaining hosts had no change under way: operations
+    /// under way may have had their effect, or parts of it.
     pub(crate) fn settle(&self) {
         let mut state = self.state();
         state.settle(None);
@@ -181,8 +179,8 @@ impl Disk {
         self.world.tell(format_args!("{} leaves{}", self.name, if power { ", without power" } else { "" }));
     }
 
-    /// Nothing is answered any more, and nothing fails, until it is back. With
-    /// `power` its cache is lost, which its generation tells.
+    /// Nothing is answered any more, and nothing fails, until it is back. With `power` its cache is
+    /// lost, and its generation changes.
     pub fn hang(&self, power: bool) {
         let mut state = self.state();
         state.hung = Some(now());
@@ -221,7 +219,7 @@ impl Disk {
         let mut state = self.state();
         state.gone = false;
         if state.hung.take().is_some() {
-            // The initiator resends what was not answered.
+            // The initiator resends unanswered writes.
             for Written { offset, data, through } in state.unanswered.values().cloned().collect::<Vec<_>>() {
                 state.medium.write(offset, &data, through, |_| true);
             }
@@ -243,9 +241,9 @@ impl Disk {
         self.world.tell(format_args!("{} has old content", self.name));
     }
 
-    /// The host that used it has crashed: operations under way may have had
-    /// their effect, or parts of it. With `power` the cache is lost as well. What
-    /// is left is random, or `fate`.
+    /// The host that used it has crashed: operations under way may have had their effect, or parts
+    /// of it. With `power` the cache is lost as well. The part that remains is random, or given by
+    /// `fate`.
     pub(crate) fn crash(&self, power: bool, fate: Option<Fate>) {
         let mut state = self.state();
         state.presence += 1;
@@ -328,7 +326,7 @@ impl Disk {
     }
 
     fn unreachable(&self) -> IoError {
-        IoError::Unreachable(format!("{} is gone", self.name))
+        IoError::Unreachable(format!("{} is disconnected", self.name))
     }
 
     /// The presence in which an operation begins, and whether it is going to
@@ -380,8 +378,8 @@ impl Disk {
         IoFuture::new(async move { rx.await.unwrap_or(Err(IoError::Aborted)) })
     }
 
-    /// The middle of an operation that began in this presence, or when the
-    /// disk was gone. `None` if the world has stopped.
+    /// The moment at which an operation takes effect; it began in the given presence of the disk, or
+    /// while the disk was gone. `None` if the world has stopped.
     fn take_effect<T>(
         &self,
         effect: impl FnOnce(&Disk, &mut State) -> IoResult<T>,
@@ -434,7 +432,7 @@ impl State {
         self.medium.lose_power(fate, &mut self.random);
     }
 
-    /// Decides what comes of the changes that are under way.
+    /// Decides which changes under way take effect.
     fn settle(&mut self, fate: Option<Fate>) {
         for (_, change) in std::mem::take(&mut self.pending) {
             if let Change::Write(written) = change {
@@ -465,7 +463,7 @@ impl State {
             }
             Some(Fault::MisdirectedWrite) => {
                 let place = self.medium.elsewhere(offset, data.len(), &mut self.random);
-                disk.world.tell(format_args!("{} writes to {place} what is for {offset}", disk.name));
+                disk.world.tell(format_args!("{} writes to {place} the data for {offset}", disk.name));
                 self.medium.write(place, data, through, |_| true);
                 self.medium.mar(place, data.len());
                 self.medium.mar(offset, data.len());

@@ -1,15 +1,15 @@
-//! Several hosts that share the disks of one array: which of them has it, and
-//! what becomes of the others.
+//! Several hosts that share the disks of one array: which of them owns it, and what happens to the
+//! others.
 //!
-//! A turn ends the use of the array by one host (it stops the array, goes down, also in
-//! the middle of its load, is suspended, or is cut off from all disks or from some), and
-//! has others try to take it over, often at the same moment, or without seeing all of it.
+//! A turn ends the use of the array by one host (it stops the array, crashes, also in the middle of
+//! its load, is suspended, or is cut off from all disks or from some), and has others try to take
+//! it over, often at the same moment, or without seeing all of it.
 //!
 //! Invariants:
-//! - at most one host at a time has the array, and in the end one has it;
-//! - what a host has flushed is what the next one reads;
-//! - of a host that was cut off while another has taken the array over no write
-//!   is acknowledged any more, and none changes what is read: each fails.
+//! - at most one host at a time owns the array, and in the end one does;
+//! - data that a host has flushed is read by the next one;
+//! - of a host that was cut off while another has taken the array over no write is acknowledged any
+//!   more, and none has an effect: each fails.
 
 mod faults;
 mod line;
@@ -86,11 +86,11 @@ struct Hosts<'a> {
     hurt: bool,
 }
 
-/// Runs a plan with several hosts, on a thread of its own; with `loud`, tells of
-/// every event on standard error.
+/// Runs a plan with several hosts, on a thread of its own; with `loud`, prints every event on
+/// standard error.
 ///
 /// # Errors
-/// Whatever must not be, as of [`run`](crate::run).
+/// Violations, as of [`run`](crate::run).
 pub fn run_hosts(plan: &Plan, loud: bool) -> Result<Done, Failure> {
     guarded(plan, || {
         let subject = Arrayed::new(plan);
@@ -134,7 +134,7 @@ impl Hosts<'_> {
                     self.contend().await?
                 }
                 1 => {
-                    self.world.tell(format_args!("the host goes down"));
+                    self.world.tell(format_args!("the host crashes"));
                     owner.go_down();
                     self.contend().await?
                 }
@@ -200,7 +200,7 @@ impl Hosts<'_> {
         members.iter().copied().chain(witness).collect()
     }
 
-    /// Some members that the array can do without; none if there are none.
+    /// Some members that the array can do without; may be empty.
     fn spared(&mut self) -> Vec<usize> {
         let (mut spared, most) = (Vec::new(), self.random.between(1, self.plan.width as u64));
         for _ in 0..most {
@@ -218,7 +218,8 @@ impl Hosts<'_> {
         self.attempt_as(view, false).await
     }
 
-    /// The same; `degraded` is a person's word that what is not seen has nothing newer.
+    /// The same; `degraded` is the operator's assurance that the missing members hold no newer
+    /// data.
     async fn attempt_as(&self, view: &[usize], degraded: bool) -> Result<Owner, ArrayError> {
         let links: Vec<Link> = (0..self.disks.len()).map(|_| Link::default()).collect();
         let line =
@@ -228,7 +229,7 @@ impl Hosts<'_> {
         Ok(Owner { array, io, links })
     }
 
-    /// The same, again if it may be that a host which has gone still uses it.
+    /// The same, repeated if a host that has ended may still count as its user.
     async fn attempt_again(&self, view: &[usize]) -> Result<Owner, ArrayError> {
         let mut attempts = 1;
         loop {
@@ -246,7 +247,7 @@ impl Hosts<'_> {
         }
     }
 
-    /// What must be on the array: for a host elsewhere, which gives it back.
+    /// The expected content of the array, for a host elsewhere, which gives it back.
     fn take_model(&mut self) -> Result<Model, String> {
         let model = self.model.take().and_then(Rc::into_inner).map(RefCell::into_inner);
         model.ok_or_else(|| "a load has not ended".into())

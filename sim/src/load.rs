@@ -33,11 +33,11 @@ pub(crate) struct Load {
     pub(crate) io: Rc<dyn BlockIo>,
     pub(crate) info: DeviceInfo,
     pub(crate) model: Rc<RefCell<Model>>,
-    /// What must not be.
+    /// The first violation.
     pub(crate) failure: Rc<RefCell<Option<String>>>,
     /// More is broken than redundancy covers: errors are allowed.
     pub(crate) beyond: Rc<Cell<bool>>,
-    /// The array is being stopped: it refuses what comes now.
+    /// The array is being stopped: it refuses new requests.
     pub(crate) stopping: Cell<bool>,
     /// The host is cut off: the end of a stop does not wait as long for members
     /// as I/O does, so a person stops nothing meanwhile.

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What is simulated.
+/// The kind of simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Simulated {
     /// Arrays and their disks
@@ -21,8 +21,7 @@ enum Simulated {
     Network,
 }
 
-/// Simulate arrays and their disks, or hosts and a network, and all that goes
-/// wrong, seed by seed.
+/// Simulate arrays and their disks, or hosts and a network, with all their faults, seed by seed.
 #[derive(Debug, Parser)]
 #[command(name = "longhaul-sim", max_term_width = 100)]
 struct Args {
@@ -35,7 +34,7 @@ struct Args {
     /// The first of them
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     first: u64,
-    /// Only this seed, and tell of every event on standard error
+    /// Only this seed, with every event printed on standard error
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first"])]
     seed: Option<u64>,
     /// Only these layouts (a seed then stands for something else)
@@ -66,7 +65,7 @@ fn search(args: &Args) -> bool {
     let layouts = if args.layout.is_empty() { &Layout::ALL[..] } else { &args.layout[..] };
     let (first, end) = args.seed.map_or((args.first, args.first + args.seeds), |seed| (seed, seed + 1));
     let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
-    // Panics are findings, which are told with their seed.
+    // Panics are findings, which are reported with their seed.
     std::panic::set_hook(Box::new(|_| {}));
     let counts = Mutex::new(Counts::default());
     let (next, events, crashes) = (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0));

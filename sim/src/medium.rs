@@ -1,8 +1,7 @@
-//! What a disk holds: its medium, and a cache that a power loss empties.
+//! The content of a disk: its medium, and a cache that is lost with its power.
 //!
 //! Invariants:
-//! - a block's newest version is what is read; the medium has the version
-//!   below all that are cached;
+//! - a read returns a block's newest version; the medium has the version below all that are cached;
 //! - nothing here takes time or waits.
 
 use crate::random::Random;
@@ -30,16 +29,16 @@ pub(crate) struct Medium {
     volatile: bool,
 }
 
-/// How much of what was under way or cached outlives a crash.
+/// The part of operations under way, or of the cache, that outlives a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Nothing,
     Everything,
     /// Of each block something.
     Any,
-    /// What comes first.
+    /// The first ones, in order.
     Prefix,
-    /// Of each write under way its first block; of what is cached something.
+    /// Of each write under way its first block; of the cache a random part.
     Head,
 }
 
@@ -115,7 +114,7 @@ impl Medium {
         self.versions
     }
 
-    /// Brings what is cached up to `version` to the medium.
+    /// Moves cached versions up to `version` to the medium.
     pub(crate) fn flush(&mut self, version: u64) {
         let numbers: Vec<u64> = self.cache.keys().copied().collect();
         for number in numbers {
@@ -139,7 +138,7 @@ impl Medium {
         self.on_medium(number).copy_from_slice(bytes);
     }
 
-    /// The power goes: of each cached block some version stays.
+    /// The power fails: of each cached block some version stays.
     pub(crate) fn lose_power(&mut self, fate: Fate, random: &mut Random) {
         let cut = random.below(self.versions + 1);
         for (number, versions) in std::mem::take(&mut self.cache) {
@@ -180,13 +179,13 @@ impl Medium {
         Some(number)
     }
 
-    /// The content of a range is not what it should be.
+    /// Damages the content of a range.
     pub(crate) fn mar(&mut self, offset: u64, len: usize) {
         let blocks = self.blocks(offset, len).map(|number| (number, self.versions));
         self.marred.extend(blocks);
     }
 
-    /// Whether what is read somewhere is the content that a fault has left.
+    /// Whether a read anywhere would return content that a fault has left.
     pub(crate) fn is_marred(&self) -> bool {
         let is_read = |(number, marred): (&u64, &u64)| {
             let newest = self.cache.get(number).and_then(|versions| versions.last());
@@ -263,11 +262,11 @@ mod tests {
         medium.mar(0, 512);
         let version = medium.version();
         medium.write(0, &[2; 512], false, |_| true);
-        assert!(!medium.is_marred(), "what is read is later");
+        assert!(!medium.is_marred(), "a read returns a later version");
         medium.flush(version);
         let mut cut = medium.clone();
         cut.lose_power(Fate::Nothing, &mut Random::new(1));
-        assert!(cut.is_marred(), "what was written over it was lost");
+        assert!(cut.is_marred(), "the version written over it was lost");
         medium.lose_power(Fate::Everything, &mut Random::new(1));
         assert!(!medium.is_marred());
     }

@@ -1,17 +1,16 @@
-//! What a reader of a block device may see: the judge of all simulations.
+//! The content that a reader of a block device may see: the judge of all simulations.
 //!
-//! It knows nothing of arrays. Writes are numbered; each block has
-//! the writers that a read may give now, and those that may have been the
-//! last when power is lost: the last one that a flush covers, and all later
-//! ones.
+//! It knows nothing of arrays. Writes are numbered; each block has the writers that a read may
+//! return now, and those that may have been the last when power is lost: the last one that a flush
+//! covers, and all later ones.
 //!
-//! Order of calls: `begin_*`, then the operation, then the `end_*` of the
-//! token; `crash` forgets all tokens.
+//! Order of calls: `begin_*`, then the operation, then the `end_*` of the token; `crash` forgets
+//! all tokens.
 //!
 //! Invariants:
-//! - at most one change to a block is under way: users of block devices see
-//!   to that, and so does the load;
-//! - `now` of a block is part of `later`, but for what is under way.
+//! - at most one change to a block is under way: users of block devices ensure that, and so does
+//!   the load;
+//! - `now` of a block is part of `later`, except for writes under way.
 
 use crate::content::{self, NO_WRITER, SECTOR, Writer};
 use longhaul_block::DeviceInfo;
@@ -20,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// What is known of a device's blocks.
+/// The possible writers of a device's blocks.
 #[derive(Debug)]
 pub struct Model {
     blocks: Vec<Block>,
@@ -95,7 +94,7 @@ pub enum Kind {
     Discard,
 }
 
-/// What may be anything after a crash, or an error, until it is written again.
+/// Blocks that may hold anything after a crash, or an error, until they are written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragile {
     /// Nothing.
@@ -124,7 +123,7 @@ fn insert(list: &mut Vec<Writer>, writer: Writer) {
 }
 
 impl Block {
-    /// What is not durable may be lost.
+    /// Data that is not durable may be lost.
     fn lapse(&mut self) {
         for (_, writer) in &self.later {
             insert(&mut self.now, *writer);
@@ -171,7 +170,7 @@ impl Model {
         self.blocks.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
@@ -276,10 +275,10 @@ impl Model {
         self.reads.remove(&read.0);
     }
 
-    /// A read has given `bytes`.
+    /// A read has returned `bytes`.
     ///
     /// # Errors
-    /// In words, what must not be seen.
+    /// The content that must not be seen, in words.
     pub fn end_read(&mut self, read: &Read, bytes: &[u8]) -> Result<(), String> {
         let Some(reading) = self.reads.remove(&read.0) else { return Ok(()) };
         for ((number, allowed), bytes) in
@@ -300,7 +299,7 @@ impl Model {
                     allowed.writers
                 ));
             }
-            // Nothing has changed it or does, so what it is it stays.
+            // No change has occurred or is under way, so the content stays as it was seen.
             let block = &mut self.blocks[number];
             if let (true, false, Some(writer)) = (allowed.steady, torn, first) {
                 block.now = vec![writer];
@@ -314,8 +313,8 @@ impl Model {
         (sector..).zip(bytes.chunks_exact(SECTOR)).map(|(at, bytes)| content::writer(bytes, at)).collect()
     }
 
-    /// What was not flushed may be lost, though nothing has crashed: a
-    /// member has lost its cache, and there is no other that has the same.
+    /// Unflushed data may be lost without a crash: a member has lost its cache, and no other member
+    /// has the same data.
     pub fn lapse(&mut self) {
         for number in &self.dirty {
             let block = &mut self.blocks[*number];
@@ -324,8 +323,8 @@ impl Model {
         }
     }
 
-    /// The device has lost its power, and is used on: what was not flushed may
-    /// be lost, also by a flush that is under way and done once more.
+    /// The device has lost its power, and remains in use: unflushed data may be lost, also by a
+    /// flush that is under way and repeated.
     pub fn lose_power(&mut self) {
         self.lapse();
         self.power_lost = self.number();
@@ -337,7 +336,7 @@ impl Model {
         }
     }
 
-    /// The host that used it is gone: what was under way may be done, or not.
+    /// The host that used it has ended: operations under way may be done, or not.
     pub fn depart(&mut self) {
         self.reads.clear();
         for block in &mut self.blocks {
@@ -456,7 +455,7 @@ mod tests {
             let writer = [first, second, third, fourth][seen];
             assert_eq!(may(&mut model, writer), seen > 0);
             if seen > 0 {
-                // It has been seen: it is that.
+                // A reader has seen this writer, so it is fixed.
                 assert!(may(&mut model, writer) && !may(&mut model, if seen == 1 { third } else { second }));
                 // But only a flush makes it stay.
                 model.crash(Fragile::Nothing);
@@ -517,7 +516,7 @@ mod tests {
             model.end_flush(flush);
             assert_eq!(model.end_read(&reading, &bytes(1..2, old)).is_ok(), !before, "a read under way");
             assert_eq!(may(&mut model, old), !before);
-            assert_eq!(may(&mut model, new), before, "what was seen stays");
+            assert_eq!(may(&mut model, new), before, "content that was seen stays");
         }
     }
 

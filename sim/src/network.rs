@@ -38,7 +38,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 use tcp::{Bounds, End, Packet, Phase, RECEIVES};
 
-/// The number that stands for the network where disks have theirs.
+/// The number of the network, where disks have theirs.
 const NETWORK: u64 = 255;
 /// The first port of those that connect.
 const EPHEMERAL: u16 = 32768;
@@ -167,9 +167,9 @@ impl Net {
         state.listeners.retain(|addr, _| addr.ip() != host);
     }
 
-    /// Resets every connection between two hosts, as a middle box does that has
-    /// forgotten them. If not `both`, only the first one notices: what it has
-    /// sent arrives, and is accepted.
+    /// Resets every connection between two hosts, as a middle box does that has forgotten them.
+    /// Unless `both`, only the first host notices: packets that it has sent arrive, and are
+    /// accepted.
     pub fn reset(&self, one: IpAddr, other: IpAddr, both: bool) {
         let mut state = self.state();
         let whose = if both { "" } else { ", for the first one" };

@@ -10,7 +10,7 @@ pub trait Replay: Clone + fmt::Display {
     fn again(&self) -> String;
 }
 
-/// What must not be, and how to see it again.
+/// A violation, and how to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Failure<P = Plan> {
     /// The plan that it happened in.

@@ -1,4 +1,4 @@
-//! What a seed stands for: the array, its disks, the load, and what goes wrong.
+//! The choices of a seed: the array, its disks, the load, and the faults.
 
 use crate::disk::Make;
 use crate::model::Fragile;
@@ -23,8 +23,8 @@ pub enum Theme {
     /// Members so many that a superblock is more than a disk writes as a whole;
     /// crashes while superblocks are written.
     Wide,
-    /// What was wrong at rest is repaired, the repair is lost with the caches in a
-    /// crash, and as many members as the array can do without go after it.
+    /// Faults at rest are repaired, the repair is lost with the caches in a crash, and as many
+    /// members as the array can do without leave after it.
     Repair,
     /// Several hosts that take the array over from each other; disks that do not
     /// fail. No seed has it by itself.
@@ -88,7 +88,7 @@ pub struct Plan {
     pub window: Option<u64>,
     /// Whether disks say that they hang.
     pub knows: bool,
-    /// What it has more of than others.
+    /// The kind of fault that it has more of than other plans.
     pub theme: Theme,
     /// What keeps the array right and is left out, to see that it is missed.
     pub without: Option<Mechanism>,
@@ -137,7 +137,7 @@ impl Plan {
             theme: Theme::Mixed,
             without: None,
         };
-        // Numbers of its own: all else in a seed stays what it is.
+        // A generator of its own: the other choices of a seed are unaffected.
         let mut random = Random::new(seed ^ 0x74_6865_6d65);
         match random.below(100) {
             n if n < SHARES[0] => plan.quiet(&mut random),

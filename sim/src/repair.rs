@@ -1,5 +1,5 @@
-//! Repairs that a crash takes back, and members that go after it: what was wrong before the
-//! repair must not be wrong again, and more than the redundancy with what goes then.
+//! Repairs that a crash undoes, and members that leave after it: the repaired faults must not
+//! return, and together with the members that leave exceed the redundancy.
 
 use crate::disk::Fault;
 use crate::load::Load;

@@ -33,16 +33,16 @@ pub struct Done {
     pub events: u64,
     /// Number of crashes of the host.
     pub crashes: u64,
-    /// Tells runs apart: two of the same seed have the same.
+    /// Distinguishes runs: equal for two runs of the same seed.
     pub digest: u64,
 }
 
-/// Runs a plan on a subject, on a thread of its own; with `loud`, tells of
-/// every event on standard error.
+/// Runs a plan on a subject, on a thread of its own; with `loud`, prints every event on standard
+/// error.
 ///
 /// # Errors
-/// Whatever must not be: content that the model does not allow, an error within
-/// redundancy, an operation that hangs, a panic.
+/// Violations: content that the model does not allow, an error within redundancy, an operation that
+/// hangs, a panic.
 pub fn run(plan: &Plan, subject: &(dyn Subject + Sync), loud: bool) -> Result<Done, Failure> {
     guarded(plan, || Simulation::new(plan, subject, loud).run())
 }
@@ -115,7 +115,7 @@ impl<'a> Simulation<'a> {
         Engine::simulated(self.random.bits()).map_err(|e| e.to_string())
     }
 
-    /// What is left after the host has gone down, with its disks or without.
+    /// Crashes the host, with its disks or without, and decides which changes remain.
     fn crash(&mut self) {
         let power = self.random.chance(60);
         // Numbers of its own, as in `stops`.
@@ -165,10 +165,10 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// When the array is stopped in a life, if it is. What comes after would
-    /// show what is wrong with that, so never in the last.
+    /// The time at which the array is stopped in a life, if it is. Only a later life shows a fault
+    /// of that, so the last one has none.
     fn stops(&self, life: u32, last: bool) -> Option<Duration> {
-        // Numbers of its own: all else in a seed stays what it is.
+        // A generator of its own: the other choices of a seed are unaffected.
         let mut random = Random::new(self.plan.seed ^ (u64::from(life) << 32) ^ 0x73_746f_7073);
         let most = random.pick(&[20, 200, 1000]);
         (random.chance(STOPS) && !last && self.plan.theme != Theme::Repair)
@@ -203,7 +203,7 @@ async fn stop(load: Rc<Load>, array: Rc<dyn Running>, after: Option<Duration>) {
     load.stop(&*array).await;
 }
 
-/// The load of a life, and what goes wrong meanwhile.
+/// The load of a life, and the faults meanwhile.
 async fn work(
     load: Rc<Load>,
     ward: Rc<Ward>,

@@ -1,5 +1,5 @@
-//! What is simulated: an array, as something that is made of disks, opened
-//! again after every crash, and asked to heal.
+//! The subject of a simulation: an array over disks, opened again after every crash, and asked to
+//! heal.
 
 use crate::disk::Disk;
 use crate::plan::Plan;
@@ -39,9 +39,9 @@ pub trait Subject {
     fn open<'a>(&'a self, disks: &'a [Disk]) -> Asked<'a, Box<dyn Running>>;
 }
 
-/// An array in use. What it cannot do it need not have.
+/// An array in use. An operation that it does not support is not part of it.
 pub trait Running {
-    /// What it is.
+    /// The device's properties.
     fn info(&self) -> DeviceInfo;
 
     /// The way in.
@@ -93,7 +93,7 @@ pub trait Running {
         async { Ok(()) }.boxed_local()
     }
 
-    /// Whether that makes durable what was acknowledged, also under load.
+    /// Whether a stop makes acknowledged writes durable, also under load.
     fn stops_in_order(&self) -> bool {
         false
     }
@@ -121,7 +121,7 @@ impl Running for Opened {
     }
 }
 
-/// Opens a device for what it is.
+/// Opens a device as it is, without an array.
 pub async fn open(device: &dyn BlockDevice) -> Result<Box<dyn Running>, String> {
     let io = device.open().await.map_err(|e| e.to_string())?;
     Ok(Box::new(Opened { info: device.info(), io }))
@@ -274,19 +274,19 @@ impl Subject for Arrayed {
                         let running: Box<dyn Running> = Box::new(Array { array, io, options, rival });
                         return Ok(running);
                     }
-                    // A person leaves out what is no member (any more).
+                    // An operator leaves out a device that is not a member (any more).
                     Err(ArrayError::NoMember(name) | ArrayError::NotUnderstood { device: name, .. })
                         if devices.len() > 1 =>
                     {
                         let before = devices.len();
-                        // It may be told why, behind its name.
+                        // The reason may follow the name.
                         let told = name.split(' ').next().unwrap_or_default().to_owned();
                         devices.retain(|device| device.info().name != told);
                         if devices.len() == before {
                             return Err(format!("{name} is no member, and none of the disks"));
                         }
                     }
-                    // What is not there has been left behind: nothing else has happened to it.
+                    // A member that is missing was left behind: nothing else has happened to it.
                     Err(ArrayError::Outdated { .. })
                         if !settings.degraded
                             && (devices.len() < disks.len() || disks.iter().any(Disk::is_gone)) =>

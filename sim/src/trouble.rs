@@ -1,11 +1,10 @@
-//! What goes wrong beside crashes, within the bounds of redundancy.
+//! Faults other than crashes, within the bounds of redundancy.
 //!
 //! Invariants:
-//! - a member that is away, has missed something or has a fault counts as
-//!   hurt until the array says that it is whole, and a scrub has found
-//!   nothing lost;
-//! - more members than the array's redundancy are hurt only in plans that
-//!   go beyond, and from then on errors are allowed for good.
+//! - a member that is offline, has missed a write or has a fault counts as hurt until the array
+//!   reports it whole, and a scrub has found nothing lost;
+//! - more members than the array's redundancy are hurt only in plans that go beyond it, and from
+//!   then on errors are allowed for good.
 
 use crate::disk::{Disk, Fault};
 use crate::load::Load;
@@ -27,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// By when an array has noticed that a member was away: operations that were
 /// under way have ended, and there was a heartbeat.
 const NOTICED: Duration = Duration::from_secs(6);
-/// How long a person waits until looking for what is left to do.
+/// The time after which an operator looks for members left to repair.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Events on disks until a crash that is to come soon.
 const SOON: u64 = 40;
@@ -129,10 +128,10 @@ impl Ward {
         Some(place)
     }
 
-    /// Compares what the array misses with what has happened.
+    /// Compares the members that the array misses with the faults so far.
     ///
     /// # Errors
-    /// A member that nothing has happened to is missing.
+    /// A member without any fault is missing.
     pub(crate) async fn look(&self, world: &World, array: &dyn Running) -> Result<(), String> {
         self.follow(&array.places().await?);
         let missing = array.missing().await?;
@@ -178,7 +177,7 @@ impl Ward {
         self.cut.borrow_mut().drain(..).for_each(|disk| disk.come_back());
     }
 
-    /// Brings back who is away.
+    /// Brings back all offline members.
     pub(crate) fn all_back(&self) {
         self.disks.borrow().iter().filter(|disk| disk.is_gone()).for_each(Disk::come_back);
     }
@@ -233,7 +232,7 @@ pub(crate) async fn trouble(
             6..10 if random.chance(70) => silent(&ward, &plan, &mut random),
             _ => {
                 heal(&ward, &load, &*array).await;
-                // What was repaired may be in a cache only.
+                // Repaired data may be only in a cache.
                 if load.quiet && load.may_crash && random.chance(50) {
                     load.world.stop_after(random.below(SOON));
                 }
@@ -258,11 +257,11 @@ pub(crate) async fn watch(ward: Rc<Ward>, load: Rc<Load>, array: Rc<dyn Running>
     }
 }
 
-/// A member goes, and comes back, or is replaced; or stays away.
+/// A member leaves, and returns, or is replaced; or stays away.
 async fn absence(ward: &Ward, load: &Load, array: &dyn Running, place: usize, random: &mut Random) {
     let disk = ward.disk(place);
     let power = random.chance(50);
-    // Who has no redundancy would wait for it, and for ever.
+    // An array without redundancy would wait for it, and for ever.
     if ward.redundancy > 0 && random.chance(40) {
         disk.hang(power);
         spawn(try_for_a_while(disk.clone())).detach();

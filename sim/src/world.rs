@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// What happens on a disk.
+/// A step of an operation on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deed {
     Read,
@@ -17,7 +17,7 @@ pub(crate) enum Deed {
     Packet,
 }
 
-/// An event on a disk, or in a network: what happens, and where.
+/// An event on a disk, or in a network: its kind, and its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
     pub(crate) deed: Deed,
@@ -26,7 +26,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Tells events apart in the digest of a world.
+    /// A number that distinguishes events in the digest of a world.
     fn mark(self) -> u64 {
         let kind = match self.deed {
             Deed::Read => 1,
@@ -60,11 +60,10 @@ impl Moment {
     }
 }
 
-/// Counts what happens on disks, and stops it all at a chosen event.
+/// Counts the events of disks, and stops them all at a chosen event.
 ///
 /// Invariants:
-/// - after the stop no disk changes and no operation ends, until
-///   [`World::resume`];
+/// - after the stop no disk changes and no operation ends, until [`World::resume`];
 /// - two runs are the same if their digests are.
 #[derive(Clone, Debug, Default)]
 pub struct World(Arc<Mutex<State>>);
@@ -78,12 +77,12 @@ struct State {
     stopped: bool,
     waiting: Option<Waker>,
     digest: u64,
-    /// Tell of every event.
+    /// Print every event.
     loud: bool,
 }
 
 impl World {
-    /// A world that tells of every event on standard error if `loud`.
+    /// A world that prints every event on standard error if `loud`.
     #[must_use]
     pub fn new(loud: bool) -> World {
         World(Arc::new(Mutex::new(State { loud, ..State::default() })))
@@ -118,7 +117,7 @@ impl World {
         true
     }
 
-    /// Tells of something that is no event.
+    /// Prints a line that is not an event, if the world is loud.
     pub fn tell(&self, what: fmt::Arguments<'_>) {
         if self.state().loud {
             eprintln!("       {what}");
@@ -155,7 +154,7 @@ impl World {
         self.state().events
     }
 
-    /// A number that tells runs apart.
+    /// A number that distinguishes runs.
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.state().digest

@@ -1,5 +1,5 @@
-//! A bounded number of seeds of hosts and a network, and the proof that the
-//! simulator would notice what goes wrong there.
+//! A bounded number of seeds of hosts and a network, and the proof that the simulator would notice
+//! the bugs that it looks for.
 
 use longhaul_sim::network::{NetworkPlan, Planted, run_network};
 use std::time::{Duration, Instant};

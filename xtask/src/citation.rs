@@ -1,9 +1,9 @@
-//! Citations of the specifications in comments: what is checked, and what shows it.
+//! Citations of the specifications in comments: the clauses that are checked, and the tests that
+//! show it.
 //!
-//! A check carries `//= DOCUMENT §SECTION: what it asks`, a test carries
-//! `//= test: DOCUMENT §SECTION`; where the section's number is not known for
-//! certain, `DOCUMENT, Name of the section or figure` stands for
-//! `DOCUMENT §SECTION`.
+//! A check carries `//= DOCUMENT §SECTION: requirement`, a test carries `//= test: DOCUMENT
+//! §SECTION`; where the section's number is not known for certain, `DOCUMENT, Name of the section
+//! or figure` stands for `DOCUMENT §SECTION`.
 
 use crate::repo::{File, Finding, Repo};
 
@@ -26,7 +26,7 @@ pub(crate) struct Citation {
     pub(crate) function: Option<String>,
 }
 
-/// All citations of the repository, and what is wrong with the others.
+/// All citations of the repository, and findings about those that are not well-formed.
 pub(crate) fn all(repo: &Repo) -> (Vec<Citation>, Vec<Finding>) {
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for file in repo.with_extension("rs").filter(|f| f.path != "xtask/src/citation.rs") {
@@ -70,10 +70,10 @@ fn parse(text: &str) -> Result<(&'static str, String, Option<String>), String> {
     };
     match (is_test, asks) {
         (true, None) => Ok((document, clause, None)),
-        // A test may say more; what it shows is the clause.
+        // A test may add words; it shows the whole clause.
         (true, Some(_)) => Ok((document, clause, None)),
         (false, Some(asks)) if !asks.is_empty() => Ok((document, clause, Some(asks.to_owned()))),
-        (false, _) => Err("after the clause comes `: ` and what it asks, in our own words".to_owned()),
+        (false, _) => Err("after the clause write `: ` and the requirement, in words of your own".to_owned()),
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn run(repo: &Repo, target: Option<&str>) -> Result<()> {
     }
     let dir = repo.root.join("target/dist");
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    // What is run there keeps its file; the new one takes the name.
+    // A running program keeps its file; the new one takes the name.
     let (place, new) = (dir.join(format!("longhaul-{target}")), dir.join(".new"));
     fs::copy(&built, &new).with_context(|| format!("cannot write {}", new.display()))?;
     if target == own {

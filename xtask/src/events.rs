@@ -61,7 +61,7 @@ pub(crate) fn write(repo: &Repo) -> Result<()> {
     Ok(())
 }
 
-/// Fails if a page is not what would be written.
+/// Fails if a page differs from the generated one.
 pub(crate) fn check(repo: &Repo) -> Result<()> {
     if let Some(finding) = differences(repo)?.first() {
         bail!("{finding}");
@@ -70,7 +70,7 @@ pub(crate) fn check(repo: &Repo) -> Result<()> {
     Ok(())
 }
 
-/// The pages that are not what would be written.
+/// The pages that differ from the generated ones.
 pub(crate) fn differences(repo: &Repo) -> Result<Vec<Finding>> {
     let pages = pages(repo)?;
     let finding =
@@ -332,7 +332,7 @@ struct Shape<'a> {
     null: bool,
     /// The structure, if it is one or a list of them.
     inner: Option<&'a ItemStruct>,
-    /// What follows the field's name in those of the fields of `inner`.
+    /// The suffix of the field's name in those of the fields of `inner`.
     suffix: &'static str,
 }
 

@@ -108,7 +108,7 @@ fn faults(repo: &Repo, names: &[&str]) -> Result<()> {
     finish(command.current_dir(&repo.root), "the faults")
 }
 
-/// Runs one of the repository's scripts, with its output where ours goes.
+/// Runs one of the repository's scripts, with this program's standard output and error.
 fn script(repo: &Repo, path: &str, args: &[&str]) -> Result<()> {
     finish(Command::new(repo.root.join(path)).args(args).current_dir(&repo.root), path)
 }

@@ -42,7 +42,7 @@ impl Repo {
         let names = String::from_utf8(listed.stdout).context("a path that is not UTF-8")?;
         let mut files = Vec::new();
         for path in names.split('\0').filter(|p| !p.is_empty()) {
-            // Binary files, and files deleted but not yet from the index, are not ours to judge.
+            // Binary files, and files that are deleted but still in the index, are not checked.
             if let Ok(text) = std::fs::read_to_string(root.join(path)) {
                 files.push(File { path: path.to_owned(), text });
             }
@@ -81,7 +81,7 @@ pub(crate) struct Finding {
     pub(crate) path: String,
     /// Line, or 0 for the file as a whole.
     pub(crate) line: usize,
-    /// What is wrong and what to do.
+    /// The finding, and the remedy.
     pub(crate) message: String,
 }
 

@@ -1,7 +1,6 @@
-//! Just enough of Rust's syntax to tell code from comments, strings and tests.
+//! Just enough of Rust's syntax to distinguish code from comments, strings and tests.
 
-/// Rust source with all comments, and what is between quotes, blanked: same
-/// length, same lines.
+/// Rust source with all comments and string contents blanked: same length, same lines.
 pub(crate) fn blank(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = bytes.to_vec();

@@ -179,8 +179,8 @@ struct Case {
     whole: bool,
 }
 
-/// Cuts the power at write number `step`, and checks what is left. Returns whether there were so
-/// many writes.
+/// Cuts the power at write number `step`, and checks the array. Returns whether there were so many
+/// writes.
 fn crash_at(case: &Case, step: u64, seed: u64) -> bool {
     let (disks, power) = disks(case.width, SIZE);
     let stripe = stripe_blocks(case.layout, case.width);

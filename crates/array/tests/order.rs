@@ -148,7 +148,7 @@ fn the_journal_keeps_records_that_are_in_place_in_a_cache_only() {
             assert_eq!(leaves_too_early(&rig, &ops), None, "{layout}");
             let first = ops.iter().find_map(Op::record).expect("a record");
             let left = ops.iter().filter_map(Op::record).any(|record| record.tail > first.pos);
-            assert!(left, "{layout}: the journal leaves what was flushed");
+            assert!(left, "{layout}: the journal drops flushed writes");
         });
     }
 }
@@ -375,7 +375,7 @@ fn the_journal_keeps_records_put_in_place_during_a_flush() {
             let ops = rig.log.since(0);
             assert_eq!(leaves_too_early(&rig, &ops), None, "{layout}");
             let left = ops.iter().filter_map(Op::record).any(|record| record.tail > 0);
-            assert!(left, "{layout}: the journal leaves what was flushed");
+            assert!(left, "{layout}: the journal drops flushed writes");
         });
     }
 }

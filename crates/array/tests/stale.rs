@@ -137,7 +137,7 @@ fn a_newer_member_that_returns_halts_the_older_set_and_is_not_written() {
         // The array starts without the older one, which is then added by force.
         let array = start(&both[..1], options()).await.expect("assembled");
         let io = array.open().await.expect("opened");
-        model.check(&*io).await.expect("what was flushed is there");
+        model.check(&*io).await.expect("flushed data is there");
         let device = || Arc::clone(&older) as Arc<dyn BlockDevice>;
         let refused = array.replace(1, device(), false).await.expect_err("refused").to_string();
         assert!(refused.contains("--force overwrites it"), "{refused}");

@@ -26,7 +26,7 @@ pub(crate) fn write(path: &Path, text: &Value) -> io::Result<()> {
     std::fs::File::open(directory)?.sync_all()
 }
 
-/// Removes a file durably; that there is none is no error.
+/// Removes a file durably; a missing file is no error.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Ok(()) => std::fs::File::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?.sync_all(),

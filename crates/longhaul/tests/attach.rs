@@ -563,7 +563,7 @@ fn mkfs_overwrites_nothing_unasked_and_nothing_in_vain() {
         assert!(ran.stderr.contains("e2fsprogs") && is_there(), "{what}: {}", ran.stderr);
         if Command::new("mkfs.ext4").arg("-V").output().is_ok() {
             home.good(&[&mkfs[..], &["--force"]].concat());
-            assert!(!is_there(), "{what}: two say what they are");
+            assert!(!is_there(), "{what}: the old signature is still there");
         }
     }
     if Command::new("mkfs.xfs").arg("-V").output().is_ok() {

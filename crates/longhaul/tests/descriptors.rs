@@ -124,7 +124,7 @@ impl Service {
         self.take_descriptors();
         let strangers = self.strangers();
         let said = || self.lines().iter().any(|line| line.contains("accept"));
-        until("a line that says what is missing", said);
+        until("a log line about accept", said);
         let (before, began) = (self.cpu(), Instant::now());
         std::thread::sleep(WATCH);
         let used = (self.cpu() - before) * 1000 / u64::try_from(began.elapsed().as_millis()).expect("short");

@@ -530,7 +530,7 @@ fn faults_are_named() {
     println!("\n{named} of {made} named, {came_true} of {compared} predictions within 25 %");
     let all = std::env::var("LONGHAUL_FAULTS").unwrap_or_default().is_empty();
     if all && rustix::process::geteuid().is_root() {
-        assert!(made >= MADE, "{made} faults were made, not {MADE}: what was not says why");
+        assert!(made >= MADE, "{made} faults were made, not {MADE}: the skipped ones print the reason");
     }
     assert!(f64::from(named) >= NAMED * f64::from(made), "{named} of {made} faults were named");
     if all {

@@ -53,7 +53,7 @@ fn a_flush_of_an_exported_stripe_fails_once_after_a_member_lost_its_cache() {
     kill_and_wait(&killed.child.id().to_string());
     drop(killed);
     let back = testbed.target(&export("a"), &addr);
-    one.flush().expect_err("a member may have lost what was acknowledged");
+    one.flush().expect_err("a member may have lost acknowledged writes");
     one.flush().expect("the lost cache was reported once");
     one.write_at(&vec![3; 4 << 20], 0).expect("written again");
     one.flush().expect("durable");
@@ -80,7 +80,7 @@ fn a_remote_namespace_is_passed_on() {
     near.flush().expect("durable");
     let mut read = vec![0; 1 << 20];
     direct.read_at(&mut read, 4096).expect("read");
-    assert!(read.iter().all(|byte| *byte == 7), "what was written is there");
+    assert!(read.iter().all(|byte| *byte == 7), "the written data is there");
     direct.write_at(&vec![8; 4096], 0).expect("written");
     near.read_at(&mut read[..4096], 0).expect("read");
     assert!(read[..4096].iter().all(|byte| *byte == 8), "nothing is kept on the way");
@@ -90,7 +90,7 @@ fn a_remote_namespace_is_passed_on() {
     kill_and_wait(&far.child.id().to_string());
     drop((far, direct));
     let back = testbed.target(&export, &addr);
-    near.flush().expect_err("the far target may have lost what was acknowledged");
+    near.flush().expect_err("the far target may have lost acknowledged writes");
     near.flush().expect("the lost cache was reported once");
     drop(near);
     gateway.stop();

@@ -205,7 +205,7 @@ fn a_namespace_that_has_become_another_is_named() {
         assert!(ran.code == Some(1) && ran.stderr.contains(complaint), "{ran:?}");
         drop(second);
         let bytes = std::fs::read(&new).expect("read");
-        assert!(bytes.iter().all(|&b| b == 0), "no data has gone there");
+        assert!(bytes.iter().all(|&b| b == 0), "no data was written there");
         std::fs::remove_file(&new).expect("removed");
     }
 }
@@ -228,7 +228,7 @@ fn a_subsystem_that_is_not_there_any_more_is_named_and_waited_for() {
     bench.says("10.77.1.2:4420 has no subsystem 'nqn.2026-11.io.longhaul:test:mine'");
     drop(other);
     let bytes = std::fs::read(dir.path().join("other")).expect("read");
-    assert!(bytes.iter().all(|&b| b == 0), "no data has gone there");
+    assert!(bytes.iter().all(|&b| b == 0), "no data was written there");
     let _back = serve(&wan, 1, &export("mine", "mine"), &[]);
     bench.says(": reconnected after");
     verified(&bench.finish());

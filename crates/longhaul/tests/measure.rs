@@ -126,7 +126,7 @@ fn results_that_cannot_be_compared() {
     assert_eq!(ran.code, Some(2), "{ran:?}");
     let ran = longhaul(&["bench", "mem:1MiB", "--output", "/nonexistent/a.json"]);
     assert!(ran.code == Some(1) && ran.stderr.contains("cannot write /nonexistent/a.json"), "{ran:?}");
-    assert!(ran.stdout.contains("IOPS"), "what was measured is shown: {ran:?}");
+    assert!(ran.stdout.contains("IOPS"), "the measurement is shown: {ran:?}");
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn settings_are_changed_when_asked_and_put_back() {
         let asked = longhaul(&["tune", verb, "--root", root, "--exit-code"]);
         assert!(asked.code == Some(8) && asked.stderr.contains("as advised"), "{asked:?}");
     }
-    // More is asked for later: what was there at first is what comes back.
+    // A second change of a setting: the first value is the one that is restored.
     let ran = longhaul(&["tune", "apply", "--root", root, "--rate", "100Gbit"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(is(RMEM), "4096 131072 2147479552");
@@ -225,13 +225,13 @@ fn settings_that_cannot_be_kept_are_not_changed() {
     let empty = tempfile::tempdir().expect("directory");
     let ran = longhaul(&["tune", "show", "--root", text(empty.path())]);
     assert!(ran.code == Some(1) && ran.stderr.contains("no setting can be read"), "{ran:?}");
-    // A file where the directory of what was is to be.
+    // A file in the place of the directory for saved settings.
     let dir = machine(&[(PROBING, "0"), ("var/lib", "in the way")]);
     let is = || fs::read_to_string(dir.path().join(PROBING)).expect("read").trim().to_owned();
     let ran = longhaul(&["tune", "apply", "--root", text(dir.path())]);
     assert!(ran.code == Some(1) && ran.stderr.contains("tune.json"), "{ran:?}");
     assert_eq!(is(), "0");
-    // What was kept is damaged, or names what is no setting.
+    // The saved settings are damaged, or name an unknown setting.
     for bad in
         ["{", "{}", r#"{"version":1,"settings":{"x":{"file":"proc/sys/../../etc/passwd","value":"1"}}}"#]
     {
@@ -271,7 +271,7 @@ fn a_copy_is_taken_apart_and_what_was_made_is_removed() {
     let output = ["--try", "--output", text(&kept)];
     let ran = longhaul(&[&["diagnose", &from, &uri], &output[..], &small].concat());
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    // The result has the model, and of each copy what it took.
+    // The result has the model, and the times of each copy.
     let line = &cells(&kept, "whole: a file")[0];
     let samples = [&line["samples"], &line["left_out"]].map(|all| all.as_array().map_or(0, Vec::len));
     assert!(samples.iter().sum::<usize>() == 1 && line["unit"] == "s", "{line}");
@@ -315,7 +315,7 @@ fn a_study_goes_on_where_it_was() {
     // All is there: nothing is measured again.
     let (ran, measured) = study(&path, &[]);
     assert!(ran.code == Some(0) && measured == 0, "{ran:?}");
-    // What was not yet measured, and what failed, is.
+    // Missing and failed measurements are made again.
     let mut result: Value = serde_json::from_str(&fs::read_to_string(&path).expect("read")).expect("JSON");
     let cells = result["longhaul"]["cells"].as_array_mut().expect("cells");
     let kept = cells[2].clone();
@@ -328,7 +328,7 @@ fn a_study_goes_on_where_it_was() {
     let result: Value = serde_json::from_str(&fs::read_to_string(&path).expect("read")).expect("JSON");
     let cells = result["longhaul"]["cells"].as_array().expect("cells");
     assert!(cells.len() == 12 && cells[2]["name"] == kept["name"], "the order is the plan's: {cells:?}");
-    // Each measurement has its run, with what decided it and what it took.
+    // Each measurement has its run, with its validity and its times.
     for cell in cells.iter().step_by(2) {
         let runs = runs(&path, cell);
         assert!(runs.len() == 1 && runs[0]["seed"].is_u64() && runs[0]["started_ms"].is_u64(), "{runs:?}");

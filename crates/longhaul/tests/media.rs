@@ -94,7 +94,7 @@ fn a_full_disk_fails_the_write_that_does_not_fit_and_nothing_else() {
     // Acknowledged data is there, reads are served, and writes are served again
     // once space is free.
     let mut back = vec![0; MIB as usize];
-    device.read_at(&mut back, 60 * MIB).expect("reads of what was never written");
+    device.read_at(&mut back, 60 * MIB).expect("reads of blocks that were never written");
     device.write_at(&block, 0).expect("writes to space that is allocated");
     device.discard(MIB, 63 * MIB).expect("discarded");
     device.write_at(&block, 40 * MIB).expect("space is free again");

@@ -33,7 +33,7 @@ fn check(testbed: &Testbed, fs: &str, files: &[String]) {
     testbed.mount();
     for name in files {
         let found = fs::read(testbed.at().join(name)).expect(name);
-        assert!(found == content(name), "{fs}: {name} is not what it was");
+        assert!(found == content(name), "{fs}: {name} has changed");
     }
     testbed.umount();
 }

@@ -17,7 +17,7 @@ const SMALL: usize = 100 << 10;
 
 /// A source and a destination, one of them behind a faulty file system.
 struct Ends {
-    // Unmounted before the directory that it is in goes.
+    // Unmounted before its parent directory is removed.
     _mounted: SlowFs,
     dir: TempDir,
 }
@@ -48,7 +48,7 @@ impl Ends {
     }
 }
 
-/// Runs a copy that fails in part, and returns what could not be copied.
+/// Runs a copy that fails in part, and returns the files that could not be copied.
 fn troubles(from: &Path, to: &str) -> Vec<(String, String)> {
     let ran = longhaul(&["cp", "-r", "--json", &format!("{}/.", text(from)), to]);
     assert_eq!(ran.code, Some(3), "{ran:?}");

@@ -24,7 +24,7 @@ fn on_terminal(args: &[&str], env: &[(&str, &str)]) -> Option<String> {
     Some(String::from_utf8_lossy(&ran.stdout).into_owned())
 }
 
-/// What was written from one start of a line to the next, without colours and the like.
+/// The text between one start of a line and the next, without colours and other escape sequences.
 fn lines(written: &str) -> Vec<String> {
     let mut plain = String::new();
     let mut chars = written.chars();
@@ -48,7 +48,7 @@ fn a_load_shows_a_bar_and_then_its_result() {
     let live: Vec<_> = seen.iter().filter(|line| line.contains("% run")).collect();
     assert!(live.iter().any(|line| line.contains('█')), "no bar in {seen:?}");
     assert!(live.iter().all(|line| line.chars().count() <= 80), "{live:?}");
-    // What comes next begins a line of its own.
+    // Later output begins a line of its own.
     for begin in ["read: ", "write: ", "cpu: "] {
         assert!(seen.iter().any(|line| line.starts_with(begin)), "no line with '{begin}' in {seen:?}");
     }
@@ -79,7 +79,7 @@ fn a_file_gets_no_colours_and_no_times() {
     }
 }
 
-/// Also where it goes to a pipe, as into a pager.
+/// Also if the output is a pipe, as into a pager.
 #[test]
 fn help_fits_a_terminal() {
     let widest = |args: &[&str]| {

@@ -1,10 +1,9 @@
-//! File systems on devices that are far away, under loads that know what must
-//! be there, in this tree's own kinds of fsx and fsstress and under fio's
-//! verification. They need root, FUSE, a loop device, `/dev/net/tun` and (some)
-//! fio, and say so where they skip.
+//! File systems on remote devices, under loads that know the expected content: this repository's
+//! own kinds of fsx and fsstress, and fio's verification. They need root, FUSE, a loop device,
+//! `/dev/net/tun` and (some) fio, and are skipped with the reason otherwise.
 //!
-//! `LONGHAUL_TORTURE` multiplies the lengths of all of them, and
-//! `LONGHAUL_TORTURE_SEED` gives them other seeds.
+//! `LONGHAUL_TORTURE` multiplies the lengths of all of them, and `LONGHAUL_TORTURE_SEED` gives them
+//! other seeds.
 
 mod common;
 
@@ -55,7 +54,7 @@ fn one_file_is_what_was_done_to_it() {
         testbed.mount();
         for (n, content) in content.iter().enumerate() {
             let found = fs::read(testbed.at().join(format!("file-{n}"))).expect("read");
-            assert!(found == *content, "{fs}: file-{n} is not what it was, seed {}", seed());
+            assert!(found == *content, "{fs}: file-{n} has changed, seed {}", seed());
         }
         testbed.umount();
     }

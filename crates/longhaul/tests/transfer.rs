@@ -183,7 +183,7 @@ fn killed_and_resumed(pull: bool) {
     }
     let mean = sum / KILLS;
     assert!(mean <= total / 100, "{mean} bytes of {total} were sent for nothing by each kill");
-    // The rest goes over a faster link at the same address.
+    // The rest is copied over a faster link at the same address.
     let relay = replaced(relay, addr, Link { rate: None, ..link });
     let ran = longhaul(&args);
     assert_eq!(ran.code, Some(0), "{ran:?}");

@@ -12,7 +12,7 @@ fn exists(name: &str, end: &str) -> bool {
     Path::new(&format!("/run/netns/{name}-{end}")).exists()
 }
 
-/// A name for a path, unless there can be none here.
+/// A name for a path; `None` if this machine cannot emulate one.
 fn name() -> Option<String> {
     match unavailable() {
         None => Some(Plan::unique_name("l")),
@@ -23,7 +23,7 @@ fn name() -> Option<String> {
     }
 }
 
-/// A running path; it is ended when dropped, which is not what is tested.
+/// A running path, which is ended when dropped; the end is tested elsewhere.
 struct EmulatedPath {
     process: Target,
     name: String,
@@ -171,7 +171,7 @@ fn the_command_ends_with_a_path_that_is_killed() {
     path.process.child.kill().expect("killed");
     path.process.child.wait().expect("waited");
     let process = format!("/proc/{}/stat", pid.trim());
-    // Gone, or a zombie: its parent was killed and cannot reap it.
+    // Ended, or a zombie: its parent was killed and cannot reap it.
     until("the command ends", || !std::fs::read_to_string(&process).is_ok_and(|stat| !stat.contains(") Z")));
     until("the guard cleans up", || path.is_gone());
 }

@@ -270,7 +270,7 @@ fn request(spec: &CopySpec) -> Result<Request, CopyError> {
     }
     if !spec.files.is_empty() && spec.options.delete {
         return Err(CopyError::Usage(
-            "what is not listed would be removed: list files or delete, not both".into(),
+            "files that are not listed would be removed: list files or delete, not both".into(),
         ));
     }
     refuse_twins(spec)?;

@@ -109,7 +109,7 @@ pub enum Note {
     Tuned {
         /// The stage, the numbers and the reason.
         tuned: Tuned,
-        /// Whether it is that of the peer.
+        /// Whether the file is on the peer's side.
         far: bool,
     },
 }
@@ -119,7 +119,7 @@ pub enum Note {
 pub struct Chosen {
     /// The stage; [`Stage::Send`] means connections.
     pub stage: Stage,
-    /// Whether it is that of the peer.
+    /// Whether the file is on the peer's side.
     pub far: bool,
     /// Threads, or connections.
     pub number: usize,

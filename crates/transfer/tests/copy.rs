@@ -483,7 +483,7 @@ fn a_copy_from_an_unreachable_host_creates_nothing() {
     let result = run(&spec(endpoint("lh://127.0.0.1:1/x"), to));
     assert!(matches!(result, Err(CopyError::Unreachable { .. })), "{result:?}");
     assert_eq!(fs::read_dir(dir.path()).expect("read").count(), 0);
-    // What is wrong here is still found first.
+    // Errors on this side are still found first.
     let nowhere = run(&spec(endpoint("lh://127.0.0.1:1/x"), local(&dir.path().join("no/such/place"))));
     assert!(matches!(nowhere, Err(CopyError::Refused(r)) if r.kind == RefusalKind::NoSuchPath));
 }
@@ -539,7 +539,7 @@ fn a_directory_is_not_copied_into_itself() {
     fs::write(path("a/f"), "1").expect("written");
     fs::write(path("a/b/g"), "2").expect("written");
     let end = |text: &str| endpoint(&format!("{}/{text}", dir.path().display()));
-    // What is there is copied beside it, and not it.
+    // The existing object is copied beside itself.
     let (result, troubles) = run_watched(&spec(end("a"), end("a/b")));
     assert_eq!((result.expect("done").counts.files, troubles), (1, vec![("a/b".to_owned(), "scan")]));
     assert_eq!(fs::read(path("a/b/a/f")).expect("there"), b"1");

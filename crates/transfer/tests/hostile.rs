@@ -107,7 +107,7 @@ fn links_on_the_way_are_not_followed() {
     troubles.retain(|name| name != "new/evil" && name != "new");
     assert_eq!(troubles, ["mine"]);
     assert!(matches!(end, Some(Frame::Finished(_))), "{end:?}");
-    // What was there makes room for a directory, as it does for any source that has one.
+    // An existing file makes room for a directory, as it does for any source that has one.
     let old = dir.path().join("root/old");
     assert!(!old.is_symlink() && old.join("evil").exists() && old.join("large").exists());
     let names: Vec<_> =
@@ -308,7 +308,7 @@ fn clients_without_the_key_get_nothing() {
     refused(copy_with(&keyed, None));
     refused(copy_with(&keyed, Some(&Key::random().expect("a key"))));
     refused(copy_with(&open, Some(&key)));
-    // Who says nothing of a key is not even heard.
+    // A peer that offers no key gets no further.
     let mut peer = Peer::connect(&keyed);
     peer.send(Frame::Join([1; 16]));
     assert!(matches!(peer.hear(), Some(Frame::Refuse(_))));
@@ -462,7 +462,7 @@ fn clients_without_the_key_get_no_memory() {
         let answer = peer.hear();
         assert!(matches!(&answer, Some(Frame::Refuse(r)) if r.kind == RefusalKind::Protocol), "{answer:?}");
     }
-    // What is wanted is not looked into without the key, whatever it is.
+    // Without the key, a request is refused unread.
     let mut peer = Peer::connect(&keyed);
     peer.raw(&header(1, 1 << 20));
     peer.raw(&vec![0xFF; 1 << 20]);
@@ -484,7 +484,11 @@ fn a_sender_that_reads_no_answers_is_not_read_from() {
     let (head, body) = Frame::Batch(batch.into_body()).encode();
     let frame = [head, body.expect("a body").to_vec()].concat();
     let sent = (0..200).take_while(|_| peer.0.write_all(&frame).is_ok()).count();
-    assert!(sent < 200, "the agent took {} MiB of what it could not answer", (sent * frame.len()) >> 20);
+    assert!(
+        sent < 200,
+        "the agent received {} MiB of requests that it could not answer",
+        (sent * frame.len()) >> 20
+    );
 }
 
 #[test]
@@ -496,7 +500,7 @@ fn a_silent_peer_keeps_neither_a_session_nor_a_lock() {
     assert!(matches!(&end, Some(Frame::Refuse(_))), "{end:?}");
     // The same copy: it would be refused while the other lasts.
     Peer::welcomed(&agent, "");
-    // Who reads, and hears nothing.
+    // A peer that sends a valid request, and receives nothing.
     fs::write(dir.path().join("f"), "1").expect("written");
     let mut silent = Peer::connect(&agent);
     silent.send(hello(Direction::Pull, "f", VERSION));
@@ -574,7 +578,7 @@ fn a_directory_swapped_for_a_link_leads_nowhere_outside() {
     };
     for _ in 0..10 {
         let (result, _) = run_watched(&spec(local(&source), at(&agent, "")));
-        result.expect("what could not be written is listed");
+        result.expect("files that could not be written are listed");
     }
     swapping.store(false, std::sync::atomic::Ordering::Relaxed);
     let swaps = swaps.join().expect("joined");

@@ -108,7 +108,7 @@ fn silent_connections_do_not_keep_clients_out() {
         for i in 0..3 {
             let before = strangers.made.load(Relaxed);
             copies(&agent, dir.path(), key.clone(), &format!("{}-{i}", key.is_some()));
-            // They have not gone: for those that had to leave, others come.
+            // The strangers stay: a new one replaces each that was evicted.
             strangers.wait_for(before + 1);
         }
     }

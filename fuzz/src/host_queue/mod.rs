@@ -311,8 +311,8 @@ impl Rig {
             assert!(self.closed.is_none(), "{event:?} behind the last event");
             match event {
                 HostEvent::Ready(params) => {
-                    assert!(self.config.header_digest || !params.header_digest, "only what was asked for");
-                    assert!(self.config.data_digest || !params.data_digest, "only what was asked for");
+                    assert!(self.config.header_digest || !params.header_digest, "only digests that were requested");
+                    assert!(self.config.data_digest || !params.data_digest, "only digests that were requested");
                     // ICReq, which has no digests, went before.
                     self.transmit();
                     self.controller.ready(params);
@@ -395,7 +395,7 @@ impl Rig {
         self.events();
     }
 
-    /// What is true in the end, whatever happened.
+    /// Checks the final state.
     fn finish(&mut self) {
         self.feed(usize::MAX);
         self.transmit();
@@ -416,7 +416,7 @@ impl Rig {
                 assert_eq!(
                     self.commands.len(),
                     self.controller.commands.len(),
-                    "what was answered is complete"
+                    "an answered command is complete"
                 );
             }
         }

@@ -11,7 +11,7 @@ pub const RAW: u8 = 5;
 pub const TERM_REQ: u8 = 6;
 /// The next PDU has a byte that is not right: where, and what to XOR.
 pub const DAMAGE: u8 = 7;
-/// Feed what was sent, in pieces of so many bytes (0: whole).
+/// Feed sent bytes, in pieces of so many bytes (0: whole).
 pub const FEED: u8 = 8;
 pub const TRANSMIT: u8 = 9;
 pub const PAYLOAD_SENT: u8 = 10;

@@ -469,7 +469,7 @@ impl Rig {
         self.queue.payload_sent(slot);
     }
 
-    /// What is true in the end, whatever happened.
+    /// Checks the final state.
     fn finish(&mut self) {
         self.transmit();
         match self.closed {

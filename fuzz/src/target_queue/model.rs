@@ -132,9 +132,9 @@ impl Host {
     fn response(&mut self, pdu: &Pdu, flow_control: bool) {
         let resp: CapsuleResp = pdu.view();
         let cqe = Cqe::read(&resp.cqe).expect("16 bytes");
-        assert!(flow_control != (cqe.sqhd() == 0xFFFF), "SQHD tells whether there is flow control");
+        assert!(flow_control != (cqe.sqhd() == 0xFFFF), "SQHD says whether there is flow control");
         if cqe.result() == 0 && !cqe.status().is_success() {
-            // Refused by the transport alone, which tells the driver nothing.
+            // Refused by the transport alone, without an event for the driver.
             let own = [
                 Status::COMMAND_ID_CONFLICT,
                 Status::INVALID_FIELD,
@@ -167,7 +167,7 @@ impl Host {
         self.r2ts.push(R2t { cid, ttag, offset, left: len });
         let outstanding = self.r2ts.iter().filter(|r2t| r2t.cid == cid).count();
         let most = self.params.map_or(0, |params| params.maxr2t as usize);
-        // A host that answered nearly right is not told apart here.
+        // The model does not distinguish a host whose answer was slightly wrong.
         assert!(outstanding <= most || self.damaged, "{outstanding} R2Ts, {most} are allowed");
     }
 

@@ -11,7 +11,7 @@ pub const TERM_REQ: u8 = 4;
 pub const DAMAGE: u8 = 5;
 /// The last PDU again, 16 times as often as this.
 pub const REPEAT: u8 = 6;
-/// Feed what was sent, in pieces of so many bytes (0: whole).
+/// Feed sent bytes, in pieces of so many bytes (0: whole).
 pub const FEED: u8 = 7;
 /// `accept_payload` or `request_data`.
 pub const FETCH: u8 = 8;

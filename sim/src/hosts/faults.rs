@@ -9,9 +9,9 @@ use std::time::Duration;
 
 /// How long a member is away at most, in milliseconds: longer than one is waited for.
 const AWAY: u64 = 40_000;
-/// When a member goes at the latest, in milliseconds after the load began.
+/// The latest time at which a member leaves, in milliseconds after the load began.
 const GOES: u64 = 2_000;
-/// When a host goes down at the latest, in times that an operation takes.
+/// The latest time at which a host crashes, in durations of an operation.
 const CRASHES: u64 = 200;
 /// By when an array has noticed that a device was away: operations that were under way have
 /// ended, and there was a heartbeat.
@@ -20,12 +20,12 @@ const NOTICED: Duration = Duration::from_secs(6);
 const SCRUBS: Duration = Duration::from_secs(3600);
 
 impl Hosts<'_> {
-    /// The host goes down in the middle of its load.
+    /// The host crashes in the middle of its load.
     pub(super) async fn crashed(&mut self, owner: Owner) -> Result<Owner, String> {
         let load = self.load(&owner);
         let clients = self.clients(&load);
         sleep(self.plan.latency * self.random.below(CRASHES) as u32).await;
-        self.world.tell(format_args!("the host goes down under load"));
+        self.world.tell(format_args!("the host crashes under load"));
         owner.go_down();
         drop(clients);
         drop(load);
@@ -33,9 +33,8 @@ impl Hosts<'_> {
         self.contend().await
     }
 
-    /// A member that the array can do without, or the witness, goes and comes back under
-    /// load; or something on a member breaks without a word. The host may go down before
-    /// that is repaired.
+    /// A member that the array can do without, or the witness, leaves and returns under load; or a
+    /// member's data is silently damaged. The host may crash before that is repaired.
     pub(super) async fn failing(&mut self, owner: Owner) -> Result<Owner, String> {
         self.heal(&owner).await?;
         // One at a time is within the redundancy of every layout that has some.
@@ -62,7 +61,7 @@ impl Hosts<'_> {
             used?;
         }
         let owner = if self.random.chance(40) {
-            self.world.tell(format_args!("the host goes down before that is repaired"));
+            self.world.tell(format_args!("the host crashes before that is repaired"));
             owner.go_down();
             self.contend().await?
         } else {

@@ -1,14 +1,14 @@
-//! What a host sees of a disk that it shares with others: all of it, or nothing
-//! while it is cut off or down.
+//! A host's view of a disk that it shares with others: all of it, or nothing while it is cut off or
+//! down.
 //!
 //! Invariants:
-//! - what was asked before the host was cut off, or went down, has its effect as
-//!   on any disk; the answer waits until the host is connected again, or is lost;
-//! - what is asked later reaches the disk when the host is connected again, as
-//!   the requests of an initiator do that reconnects;
-//! - but for changes that were asked within [`GRACE`], if another host has taken
-//!   the disks over: they fail, and have no effect. An array may have looked at its
-//!   heartbeat just before, and does not promise more.
+//! - requests made before the host was cut off, or crashed, have their effect as on any disk; the
+//!   answer waits until the host is connected again, or is lost;
+//! - later requests reach the disk when the host is connected again, as those of an initiator do
+//!   that reconnects;
+//! - except changes requested within [`GRACE`], if another host has taken the disks over: they
+//!   fail, and have no effect. An array may have looked at its heartbeat just before, and does not
+//!   promise more.
 
 use crate::disk::Disk;
 use longhaul_block::{

@@ -16,8 +16,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a host is cut off at most, in milliseconds: it waits as long for
-/// members that it needs, and takes the array back if it is not gone.
+/// The longest time that a host is cut off, in milliseconds: it waits as long for members that it
+/// needs, and takes the array back if no other host has it.
 const CUT_OFF: u64 = 120_000;
 /// A takeover takes longer than another's heartbeat is waited for.
 const TAKEOVER: u64 = 20_000;
@@ -53,8 +53,8 @@ impl Hosts<'_> {
         Ok(next)
     }
 
-    /// A host loses its way to some members, and continues without them. They are not
-    /// the array when it is gone: another host that sees nothing else is refused.
+    /// A host loses its connection to some members, and continues without them. Those are not
+    /// enough for the array when it has ended: another host that sees nothing else is refused.
     pub(super) async fn split(&mut self, owner: Owner) -> Result<Owner, String> {
         self.heal(&owner).await?;
         let away = self.spared();
@@ -72,8 +72,8 @@ impl Hosts<'_> {
         self.contend().await
     }
 
-    /// A host that does not see some members tries to have the array: it must get
-    /// it unless those could have gone on by themselves.
+    /// A host that does not see some members tries to run the array: it must succeed unless those
+    /// could have continued by themselves.
     pub(super) async fn partial(&mut self, owner: Owner) -> Result<Owner, String> {
         self.heal(&owner).await?;
         if self.random.chance(50) {
@@ -83,12 +83,12 @@ impl Hosts<'_> {
         }
         let unseen = self.spared();
         let view = self.with_witness(&self.others(&unseen));
-        // Whether those could have gone on, and nothing here would know of it.
+        // Whether those could have continued, unknown to the members seen here.
         let may_have = !unseen.is_empty() && self.is_enough(&unseen);
         let is_unknown = may_have && self.witness().is_none_or(|witness| !view.contains(&witness));
         match self.attempt_again(&view).await {
             Ok(_) if is_unknown => {
-                return Err(format!("{view:?} begin, and {unseen:?} may have gone on by themselves"));
+                return Err(format!("{view:?} start, and {unseen:?} may have continued by themselves"));
             }
             Ok(other) => {
                 self.world.tell(format_args!("a host has {view:?}"));
@@ -97,15 +97,15 @@ impl Hosts<'_> {
                 other.go_down();
             }
             Err(e) if !is_unknown => {
-                return Err(format!("{view:?} are refused, though {unseen:?} cannot have gone on: {e}"));
+                return Err(format!("{view:?} are refused, though {unseen:?} cannot have continued: {e}"));
             }
             Err(e) => self.world.tell(format_args!("{view:?} are refused: {e}")),
         }
         self.contend().await
     }
 
-    /// The array is stopped, or its host goes down; and a member, or the witness, has the
-    /// content of an earlier time.
+    /// The array is stopped, or its host crashes; and a member, or the witness, has the content of
+    /// an earlier time.
     pub(super) async fn rolled_back(&mut self, owner: Owner) -> Result<Owner, String> {
         self.heal(&owner).await?;
         let all = self.all();
@@ -216,8 +216,7 @@ impl Hosts<'_> {
     }
 }
 
-/// Another host takes the array over, uses it, and stops it or goes down. Gives how
-/// long that took.
+/// Another host takes the array over, uses it, and stops it or crashes. Returns how long that took.
 fn elsewhere(
     plan: &Plan,
     subject: &Arrayed,

@@ -31,9 +31,9 @@ const NQN: &str = "nqn.2014-08.org.nvmexpress:simulated";
 const PORT: u16 = 4420;
 /// The largest transfer of the simulated disk, in bytes.
 const MAX_TRANSFER: u32 = 128 << 10;
-/// How long a host that has crashed is away: what it has sent has had its
-/// effect by then, or never will. The longest keep-alive time-out twice, what a
-/// target is paused for at most, and what a disk takes.
+/// How long a host that has crashed is down: packets that it has sent have had their effect by
+/// then, or never will. Twice the longest keep-alive timeout, the longest pause of a target, and
+/// the time that a disk takes.
 const REBOOT: Duration = Duration::from_secs(300);
 /// Halves of a disk's operations of a hundred that are far slower than the others
 /// where everything is close to each other.
@@ -43,7 +43,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How long it does so: longer than all troubles together.
 const TRIES: u32 = 3600;
 
-/// What is done wrong on purpose, to see that it is noticed.
+/// A deliberate bug, to prove that the simulator notices it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Planted {
     /// Nothing.
@@ -68,18 +68,18 @@ pub enum Planted {
 pub struct NetworkDone {
     /// Packets that have arrived, and events of the disk.
     pub events: u64,
-    /// What went wrong.
+    /// Faults by kind.
     pub counts: Counts,
-    /// Tells runs apart: two of the same seed have the same.
+    /// Distinguishes runs: equal for two runs of the same seed.
     pub digest: u64,
 }
 
-/// Runs a plan on a thread of its own, with something planted or nothing; with
-/// `loud`, tells of every event on standard error.
+/// Runs a plan on a thread of its own, with a planted bug or none; with `loud`, prints every event
+/// on standard error.
 ///
 /// # Errors
-/// Whatever must not be: content that no reader may see, an error of I/O, an
-/// operation that does not end after the network is whole again, a panic.
+/// Violations: content that no reader may see, an error of I/O, an operation that does not end
+/// after the network is whole again, a panic.
 pub fn run_network(
     plan: &NetworkPlan,
     planted: Planted,
@@ -140,7 +140,7 @@ fn site(
     Rc::new(Site::new(world.clone(), net, disk, plan.clone(), planted, shares, failure))
 }
 
-/// All hosts with their lives, and what goes wrong meanwhile.
+/// All hosts with their lives, and the faults meanwhile.
 async fn everything(site: Rc<Site>, mut random: Random) {
     site.start_target();
     let addr = |number: u32| IpAddr::V4(Ipv4Addr::new(10, 0, 1, number as u8 + 1));

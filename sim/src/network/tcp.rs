@@ -1,11 +1,11 @@
-//! One end of a TCP connection: its send and receive buffers, and what the other end has
-//! acknowledged.
+//! One end of a TCP connection: its send and receive buffers, and the acknowledgements of the other
+//! end.
 //!
 //! Invariants:
 //! - bytes are numbered from 0 in each direction; a FIN counts as one;
-//! - `queue` holds what was sent from `acked` on and what is yet to be sent;
-//! - what comes out of order is dropped, and retransmitted (go-back-N): that is
-//!   slower than TCP as it is, and shows the same to those above.
+//! - `queue` holds the bytes sent from `acked` on, and those yet to be sent;
+//! - a packet out of order is dropped, and retransmitted (go-back-N): slower than real TCP, with
+//!   the same result for its users.
 
 use crate::random::Random;
 use longhaul_engine::net::TcpInfo;
@@ -30,7 +30,7 @@ const RETRIES_SYN: u32 = 6;
 /// The largest packet of Ethernet, in bytes: what `TcpInfo` says.
 const PACKET: u32 = 1500;
 
-/// What goes from one end to the other.
+/// A packet from one end to the other.
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
     Syn,
@@ -113,7 +113,7 @@ pub(super) struct End {
     pub(super) wakers: [Option<Waker>; 3],
 }
 
-/// Whom a change wakes.
+/// The task that a change wakes.
 pub(super) const CONNECTS: usize = 0;
 pub(super) const RECEIVES: usize = 1;
 pub(super) const SENDS: usize = 2;
@@ -165,7 +165,7 @@ impl End {
         (0..3).for_each(|side| self.wake(side));
     }
 
-    /// Where what is queued ends, with its FIN.
+    /// The end of the queued bytes, with the FIN.
     fn end(&self) -> u64 {
         self.acked + self.queue.len() as u64 + u64::from(self.fin && !self.fin_acked)
     }
@@ -237,7 +237,7 @@ impl End {
         !self.received.is_empty()
     }
 
-    /// What may be sent now.
+    /// The packets that may be sent now.
     pub(super) fn transmit(&mut self, random: &mut Random) -> Vec<Packet> {
         let mut packets = Vec::new();
         if self.phase != Phase::Open || self.fin_acked {
@@ -285,7 +285,7 @@ impl End {
         Some((first * (1u32 << self.backoff.min(16))).min(RTO_MAX))
     }
 
-    /// The timer has fired: returns what is retransmitted.
+    /// The timer has fired: returns the packets to retransmit.
     pub(super) fn expire(&mut self, random: &mut Random) -> Vec<Packet> {
         self.timer_set = false;
         self.backoff += 1;

@@ -1,9 +1,9 @@
-//! What goes wrong between hosts and their target.
+//! Faults between hosts and their target.
 //!
 //! Invariants:
-//! - everything that is broken is whole again when [`Site::heal`] is done: what
-//!   hosts wait for has to come then;
-//! - the target is off, paused or being started by one trouble at a time.
+//! - every fault is healed when [`Site::heal`] is done: operations that hosts wait for must
+//!   complete then;
+//! - the target is off, paused or being started by one fault at a time.
 
 use super::plan::NetworkPlan;
 use super::{Net, Planted};
@@ -65,7 +65,7 @@ impl Counts {
     }
 }
 
-/// What a host's load shares with what goes wrong.
+/// The state that a host's load shares with the faults.
 pub(super) struct Share {
     pub(super) model: Rc<RefCell<Model>>,
     /// Generation in which the last change began that was acknowledged.
@@ -153,7 +153,7 @@ impl Site {
         self.disk.straggle(false);
     }
 
-    /// One thing goes wrong, and becomes whole again.
+    /// One fault, and its end.
     async fn one(&self, host: IpAddr, random: &mut Random) {
         let close = self.plan.close;
         let most = if close {
@@ -161,7 +161,7 @@ impl Site {
         } else {
             random.pick(&[20, 500, 4_000, 30_000, 100_000])
         };
-        // Never no time at all: what was killed is gone before its successor comes.
+        // Never zero: a killed target has ended before its successor starts.
         let time = Duration::from_millis(random.between(1, most));
         let kind = if close { random.pick(&CLOSE) } else { random.below(10) };
         match kind {

@@ -1,4 +1,4 @@
-//! The target's disk, with what is planted in it.
+//! The target's disk, with planted bugs.
 
 use super::Planted;
 use crate::disk::Disk;

@@ -7,7 +7,7 @@ use longhaul_sim::subject::{Asked, Running, Striped, Subject};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is wrong.
+/// The planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
     /// A flush succeeds at once without flushing.

@@ -1,8 +1,8 @@
-//! How a test says that it cannot run on this machine, for want of root, a device or a program.
+//! How a test reports that it cannot run on this machine, for want of root, a device or a program.
 //!
-//! The harness of Rust has no outcome for that: a test that returns early counts as passed, and what
-//! it printed is discarded. So a test that skips says so on standard error itself, past the
-//! harness, in one line that people see and that `.ci/run` counts:
+//! The harness of Rust has no outcome for that: a test that returns early counts as passed, and its
+//! output is discarded. So a test that skips writes to standard error itself, past the harness, one
+//! line for people and for `.ci/run`, which counts it:
 //!
 //! ```text
 //! skip: TEST: REASON          the whole test

@@ -22,10 +22,10 @@ const STEP_MAX: u64 = 256 << 10;
 /// What direct I/O and changes of a file's structure are aligned to: pages,
 /// which are blocks of the file systems here.
 const BLOCK: u64 = 4096;
-/// Steps that are told when something is wrong.
+/// Number of last steps that a failure report lists.
 const TOLD: usize = 12;
 
-/// What is done to the file.
+/// A change of the file.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Read {
@@ -68,7 +68,7 @@ enum Step {
         at: u64,
         len: u64,
     },
-    /// Takes blocks out; what is behind them moves.
+    /// Removes blocks; the data behind them moves.
     Collapse {
         at: u64,
         len: u64,
@@ -116,10 +116,10 @@ impl Fsx {
         Ok(Fsx { path: path.to_owned(), file, direct, good, random, seed, done: 0, last, refused })
     }
 
-    /// Does so many steps, and compares all of the file at the end.
+    /// Executes so many steps, and compares the whole file at the end.
     ///
     /// # Errors
-    /// Something is not as it must be: what, and how it came about.
+    /// The content is wrong: where, and the steps that led to it.
     pub fn run(&mut self, steps: u64) -> Result<()> {
         for _ in 0..steps {
             let step = self.choose();
@@ -134,15 +134,15 @@ impl Fsx {
         &self.refused
     }
 
-    /// What is in the file.
+    /// The expected content of the file.
     pub fn content(&self) -> &[u8] {
         &self.good
     }
 
-    /// Compares all of the file with what it must be.
+    /// Compares the whole file with its expected content.
     ///
     /// # Errors
-    /// Where it is not.
+    /// The first difference.
     pub fn check(&self) -> Result<()> {
         let size = self.file.metadata()?.len();
         ensure!(size == self.good.len() as u64, "{size} bytes, not {}", self.good.len());
@@ -163,7 +163,7 @@ impl Fsx {
         format!("{path}: seed {seed}, step {done}; the last steps:\n{}", last.join("\n"))
     }
 
-    /// The next step; one that needs what is not there becomes a write.
+    /// The next step; one that needs data beyond the end becomes a write.
     fn choose(&mut self) -> Step {
         let size = self.good.len() as u64;
         let kind = self.random.within(0..=19);
@@ -384,7 +384,7 @@ mod tests {
         fsx.perform(Step::Write { at: 0, len: 10_000 }).expect("written");
         let file = OpenOptions::new().write(true).open(&path).expect("opened");
         file.write_all_at(&[0], 5000).expect("written");
-        let told = fsx.check().expect_err("it is not what it was").to_string();
+        let told = fsx.check().expect_err("the file has changed").to_string();
         assert!(told.starts_with("byte 5000 is 0x00"), "{told}");
         assert!(fsx.story().contains("seed 7, step 100"), "{}", fsx.story());
     }

@@ -1,12 +1,11 @@
-//! Loads that break file systems, and know what must be there afterwards.
+//! Loads that stress file systems, and know the expected content.
 //!
-//! [`fsx`] does everything that can be done to one file and compares it with
-//! memory; [`stress`] does it to trees of files, several at a time; [`records`]
-//! makes records durable one by one, for tests that cut the power. All loads
-//! are made from a seed: what a run did is known without having seen it.
+//! [`fsx`] applies every kind of change to one file and compares it with memory; [`stress`] does so
+//! with trees of files, several at a time; [`records`] makes records durable one by one, for tests
+//! that cut the power. All loads are made from a seed, so the expected content follows from the
+//! seed alone.
 //!
-//! `fsx` and `fsstress` of the xfstests project are the models; none of their
-//! code is in here.
+//! `fsx` and `fsstress` of the xfstests project are the models; none of their code is in here.
 
 #![deny(unsafe_code)]
 

@@ -40,7 +40,7 @@ impl Map {
         Ok(Map { at, len })
     }
 
-    /// Has what was written here go to the file's disk.
+    /// Writes the mapped changes back to the file's disk.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // SAFETY: the whole mapping, which lives.
         Ok(unsafe { msync(self.at.as_ptr().cast(), self.len, MsyncFlags::SYNC) }?)

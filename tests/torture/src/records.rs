@@ -1,13 +1,12 @@
 //! Records that are made durable one by one, for tests that cut the power.
 //!
-//! Three ways in which programs keep what must not be lost:
+//! Three ways in which programs keep important data:
 //! - a log that grows (append, `fsync`);
-//! - files that are replaced (write beside, `fsync`, `rename`, `fsync` of the
-//!   directory);
+//! - files that are replaced (write beside, `fsync`, `rename`, `fsync` of the directory);
 //! - two copies in place, written in turns (overwrite, `fdatasync`).
 //!
-//! Invariant: when a number has been told, all records up to it are found
-//! again, whole, by [`check`].
+//! Invariant: once a number has been reported, all records up to it are found again, whole, by
+//! [`check`].
 
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
@@ -44,13 +43,12 @@ fn whole(seed: u64, bytes: &[u8]) -> Option<u64> {
     (number > 0 && bytes.starts_with(&record(seed, number))).then_some(number)
 }
 
-/// Writes records below `dir`, which is made, until `told` says that it is
-/// enough; `told` gets the number of each one that is durable. Meanwhile other
-/// files change that are never made durable.
+/// Writes records below `dir`, which is made, until `report` returns false; `report` gets the number of
+/// each one that is durable. Meanwhile other files change that are never made durable.
 ///
 /// # Errors
-/// Something cannot be written.
-pub fn write(dir: &Path, seed: u64, mut told: impl FnMut(u64) -> bool) -> Result<()> {
+/// A file cannot be written.
+pub fn write(dir: &Path, seed: u64, mut report: impl FnMut(u64) -> bool) -> Result<()> {
     fs::create_dir(dir)?;
     fs::create_dir(dir.join("noise"))?;
     let log = File::create(dir.join("log"))?;
@@ -83,7 +81,7 @@ pub fn write(dir: &Path, seed: u64, mut told: impl FnMut(u64) -> bool) -> Result
                 table.sync_data()?;
             }
         }
-        if !told(number) {
+        if !report(number) {
             return Ok(());
         }
         noise(&dir.join("noise"), &mut random)?;

@@ -1,10 +1,10 @@
 //! Trees of files that change all the time, several at once.
 //!
 //! Invariants:
-//! - each worker has a tree of its own, and does to it what its seed says:
-//!   what must be there is known by doing the same in memory alone;
-//! - in a tree that all of them share they get in each other's way on purpose:
-//!   of that nothing is known but that the file system survives it.
+//! - each worker has a tree of its own, and changes it as its seed says: the expected content is
+//!   known by doing the same in memory alone;
+//! - in a tree that all of them share they get in each other's way on purpose: the only expectation
+//!   there is that the file system survives.
 
 mod model;
 
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 const ATTRIBUTE: &str = "user.torture";
 /// Names that workers fight for.
 const SHARED: u64 = 24;
-/// A worker does one of this many changes to what is shared.
+/// One of so many changes of a worker is to the shared tree.
 const SHARED_PART: u64 = 8;
 /// A worker makes one of this many changes durable.
 const SYNC_PART: u64 = 16;
@@ -89,11 +89,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Compares what is below `dir` with what must be there after [`Plan::run`];
-    /// says how many files there are.
+    /// Compares the files below `dir` with the expected ones after [`Plan::run`]; returns the
+    /// number of files.
     ///
     /// # Errors
-    /// What differs.
+    /// The first difference.
     pub fn check(&self, dir: &Path) -> Result<usize> {
         let mut files = 0;
         for worker in 0..self.workers {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     fn wrong(dir: &tempfile::TempDir) -> String {
-        format!("{:#}", PLAN.check(dir.path()).expect_err("it is not what it was"))
+        format!("{:#}", PLAN.check(dir.path()).expect_err("the tree has changed"))
     }
 
     #[test]

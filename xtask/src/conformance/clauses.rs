@@ -13,7 +13,7 @@ struct Clause<'a> {
     tests: Vec<&'a Citation>,
 }
 
-/// A section for each document: clause, what is checked and where, tests.
+/// A section for each document: clause, requirements and where they are checked, tests.
 pub(crate) fn render(repo: &Repo) -> String {
     let (citations, _) = citation::all(repo);
     of(&citations)

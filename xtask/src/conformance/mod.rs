@@ -35,7 +35,7 @@ pub(crate) fn write(repo: &Repo) -> Result<()> {
     std::fs::write(&path, page(repo)?).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Fails if the page is not what would be written.
+/// Fails if the page differs from the generated one.
 pub(crate) fn check(repo: &Repo) -> Result<()> {
     let written = repo.file(PAGE).map_or("", |f| f.text.as_str());
     if written != page(repo)? {

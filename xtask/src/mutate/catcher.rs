@@ -1,4 +1,4 @@
-//! What has to notice a planted bug: one test, or seeds of the simulator.
+//! The catcher of a planted bug: one test, or seeds of the simulator.
 
 use super::scratch::Scratch;
 use anyhow::{Context, Result, bail, ensure};
@@ -41,7 +41,7 @@ impl Catcher {
         Ok(Catcher::Test { package, binary, name })
     }
 
-    /// What is built for it: equal of those that need the same.
+    /// The binary that it needs: equal for catchers that share one.
     pub(crate) fn binary(&self) -> String {
         match self {
             Catcher::Test { package, binary, .. } => format!("{package} {binary}"),
@@ -88,7 +88,7 @@ impl Catcher {
     }
 }
 
-/// Those of the catchers of one binary that do not pass on the copy as it is, each with what it says.
+/// Those of the catchers of one binary that fail on the unchanged copy, each with its output.
 pub(crate) fn failing(scratch: &Scratch, catchers: &[&Catcher]) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     let mut names = Vec::new();

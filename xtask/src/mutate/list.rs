@@ -41,9 +41,9 @@ pub(crate) struct Mutation {
     pub(crate) name: String,
     /// The file that it is planted in, from the root.
     pub(crate) file: String,
-    /// What is wrong with it.
+    /// The promise that is broken.
     pub(crate) breaks: String,
-    /// What has to fail.
+    /// The test that must fail.
     pub(crate) catcher: Catcher,
     /// The file without it, and with it.
     pub(crate) original: String,

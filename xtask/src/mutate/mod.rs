@@ -130,7 +130,7 @@ fn plant(scratch: &Scratch, mutation: &Mutation) -> Result<Outcome> {
     outcome.with_context(|| mutation.name.clone())
 }
 
-/// Prints what came of it; an error if a bug stayed unseen.
+/// Prints the results; an error if a bug was not caught.
 fn conclude(runs: &[Run<'_>]) -> Result<()> {
     let missed: Vec<&str> =
         runs.iter().filter(|run| !run.outcome.is_caught()).map(|run| run.mutation.name.as_str()).collect();

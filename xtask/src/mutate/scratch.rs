@@ -14,8 +14,8 @@ use std::process::Command;
 /// each test of the list ends in a fraction of this.
 const LIMIT: u32 = 180;
 
-/// Each build runs one test: to optimise what is rebuilt for every mutation would cost more than
-/// it saves. Packages of others are built once, as everywhere.
+/// Each build runs one test: optimising the crates that every mutation rebuilds would cost more
+/// than it saves. Dependencies are built once, as everywhere.
 const PROFILE: [&str; 4] =
     ["--config", "profile.dev.opt-level=0", "--config", "profile.dev.package.\"*\".opt-level=1"];
 

@@ -18,7 +18,7 @@ The list shows that the tests catch these bugs, and says nothing about others. E
 the code should have a mutation that breaks it.
 ";
 
-/// The mutations and what is to catch them.
+/// The mutations and their catchers.
 pub(crate) fn listed(mutations: &[&Mutation]) -> String {
     let mut out = String::new();
     for m in mutations {

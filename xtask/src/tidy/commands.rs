@@ -26,7 +26,7 @@ pub(crate) fn check(repo: &Repo) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What follows `longhaul` in a file's fenced blocks, with continued lines joined.
+/// The arguments of `longhaul` in a file's fenced blocks, with continued lines joined.
 fn commands(file: &File) -> Vec<(usize, Vec<String>)> {
     let (mut found, mut fenced, mut open) = (Vec::new(), false, None::<(usize, String)>);
     for (number, line) in file.lines() {

@@ -9,11 +9,10 @@ use std::process::Command;
 /// Members that may use every crate, and that no crate may use.
 const TOPS: [&str; 7] = ["longhaul", "benches", "fuzz", "sim", "skip", "torture", "xtask"];
 
-/// Crates by what they are said to use.
+/// Crates, each with those that it may use.
 type Layers = BTreeMap<String, BTreeSet<String>>;
 
-/// Compares every member's dependencies with the table. Tests may use what
-/// they like.
+/// Compares every member's dependencies with the table. Tests may use any crate.
 pub(crate) fn check(repo: &Repo) -> Result<Vec<Finding>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version=1"])

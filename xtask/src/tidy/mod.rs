@@ -16,8 +16,7 @@ use anyhow::{Result, bail};
 /// Lines in a Rust file above which its author is asked to think of a split.
 const LONG_FILE: usize = 600;
 
-/// Runs every check, prints what they found, and fails if there was anything
-/// but warnings.
+/// Runs every check, prints the findings, and fails if any is not a warning.
 pub(crate) fn run(repo: &Repo) -> Result<()> {
     for warning in long_files(repo) {
         println!("warning: {warning}");

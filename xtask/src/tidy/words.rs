@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 /// Lines of `word: what to say instead`.
 const LIST: &str = "xtask/retired-words.txt";
 
-/// Kinds of files that are read; of these, changelogs say what was.
+/// Kinds of files that are read; changelogs keep the words of their time.
 const EXTENSIONS: [&str; 3] = ["rs", "md", "sh"];
 const NOT_READ: [&str; 1] = ["CHANGELOG.md"];
 

@@ -60,7 +60,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         measure(setup, &Link::start(conditions, None)?, case, &mut section)?;
     }
     section.notes.push(format!(
-        "{}, windows of 4 s and 10 round trips after 0.7 s and 30 round trips of load, and 8 s more for ours, in which connections are tried; losses, queues and reordering in both directions. Connections: \
+        "{}, windows of 4 s and 10 round trips after 0.7 s and 30 round trips of load, and 8 s more for longhaul, in which the tuner tries connections; losses, queues and reordering in both directions. Connections: \
          what was chosen by measurement; iperf3 then gets as many streams in the same round",
         link::rate(RATE)
     ));

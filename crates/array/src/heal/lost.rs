@@ -104,7 +104,8 @@ pub(crate) enum Unavailable {
 }
 
 impl Core {
-    /// What of a range cannot be completed from `units`, for which all `wanted` roles were read.
+    /// The blocks of a range that cannot be completed from `units`, for which all `wanted` roles
+    /// were read.
     pub(crate) fn unavailable(
         &self,
         row: u64,

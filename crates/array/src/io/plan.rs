@@ -202,7 +202,7 @@ impl Core {
 
     /// Plans new content beside lost blocks, block by block: the lost blocks stay as they are.
     /// Parity that can no longer be computed is marked as wrong, since a reconstruction from it
-    /// would not yield what was written.
+    /// would not yield the written data.
     async fn write_beside_lost(
         self: &Rc<Self>,
         row: u64,

@@ -54,7 +54,7 @@ impl Core {
         let data = data.map_err(ReadFault::Error)?;
         sums.map_err(ReadFault::Error)?;
         if !self.geometry.has_sums() && place.is_in_doubt() && self.check_running().is_err() {
-            let error = IoError::Offline(format!("member {member} may have lost what was not flushed"));
+            let error = IoError::Offline(format!("member {member} may have lost unflushed writes"));
             return Err(ReadFault::Error(MemberError { error, incarnation: place.incarnation() }));
         }
         let mut wrong = self.sums.wrong(member, row, at, &data).len();

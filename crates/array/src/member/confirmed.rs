@@ -31,7 +31,7 @@ impl ConfirmedBlocks {
         self.slot.get()
     }
 
-    /// The slot that the next superblock goes to.
+    /// The slot for the next superblock.
     pub(crate) fn free_slot(&self) -> usize {
         1 - self.slot.get()
     }
@@ -46,7 +46,7 @@ impl ConfirmedBlocks {
         self.elapsed.get()
     }
 
-    /// Sets what was found on its device, or in the superblock of another member.
+    /// Sets the generation found on its device, or in the superblock of another member.
     pub(crate) fn found(&self, generation: u64) {
         self.generation.set(generation);
     }

@@ -203,7 +203,7 @@ impl ArrayRecord {
     }
 }
 
-/// What is not a UUID is left out: it is found again when the array is next opened.
+/// An invalid UUID is left out: it is found again when the array is next opened.
 fn parse_members(value: &Value) -> BTreeMap<String, Uuid> {
     let members = value.as_object().into_iter().flatten();
     members.filter_map(|(name, uuid)| Some((name.clone(), uuid.as_str()?.parse().ok()?))).collect()

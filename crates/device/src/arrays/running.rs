@@ -119,7 +119,8 @@ pub fn open_members(names: &[String], opener: &Opener) -> Vec<(String, Arc<dyn B
 /// Reads the superblocks of devices; `None` for a device that has no superblock.
 ///
 /// # Errors
-/// No engine with this configuration can be started. What is wrong with a superblock is in its place.
+/// No engine with this configuration can be started. An invalid superblock gives an error in its
+/// place.
 pub fn read_labels(
     devices: &[Arc<dyn BlockDevice>],
     config: &Config,

@@ -44,7 +44,7 @@ pub(crate) struct CopyProgress {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "trouble")]
 pub(crate) struct CopyTrouble {
-    /// Its path; what is not printable is escaped.
+    /// Its path, with unprintable bytes escaped.
     pub(crate) path: String,
     /// The operation that failed.
     pub(crate) op: &'static str,
@@ -56,7 +56,7 @@ pub(crate) struct CopyTrouble {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "skipped")]
 pub(crate) struct CopySkipped {
-    /// Its path; what is not printable is escaped.
+    /// Its path, with unprintable bytes escaped.
     pub(crate) path: String,
     /// Why it is left out.
     pub(crate) message: &'static str,
@@ -66,7 +66,7 @@ pub(crate) struct CopySkipped {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "planned")]
 pub(crate) struct CopyPlanned {
-    /// Its path; what is not printable is escaped.
+    /// Its path, with unprintable bytes escaped.
     pub(crate) path: String,
     /// `send`, `make`, `metadata` or `delete`.
     pub(crate) action: &'static str,

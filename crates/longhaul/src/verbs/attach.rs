@@ -312,8 +312,8 @@ fn clear(path: &Path, lazily: bool) -> Outcome {
         let why = format!("process {} serves it and does not listen; end it with SIGTERM", record.pid);
         return Err(Failure::failed(format!("{}: {why}", path.display())));
     }
-    // The type of attachment is taken from the record: a file system whose device is gone fails
-    // even a `stat` of its root.
+    // The type of attachment is taken from the record: if its device has failed, even a `stat` of a
+    // file system's root fails.
     let via = known.as_ref().map_or("", |(record, _)| record.via.as_str());
     let is_mount = mount::is_mount(via);
     if is_mount && users::is_mounted(path) {

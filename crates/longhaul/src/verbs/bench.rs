@@ -325,7 +325,7 @@ fn check_content(args: &BenchArgs, named: &[Device]) -> Outcome {
             }
             Ok(_) => {}
             // The load itself fails with the error of the device.
-            Err(e) => tracing::warn!("{name}: what is on it cannot be read ({e})"),
+            Err(e) => tracing::warn!("{name}: its content cannot be checked before it is overwritten: {e}"),
         }
     }
     Ok(())
@@ -353,7 +353,7 @@ fn waits(args: &BenchArgs) -> String {
 
 /// The outcome of a load that was interrupted.
 pub(super) fn interrupted() -> Failure {
-    Failure::new(Exit::Partly, "interrupted: the result is of what was measured until then")
+    Failure::new(Exit::Partly, "interrupted: the result covers the measurements until then")
 }
 
 /// Records in the result how the run ended, and writes it to the `--output` file, if any. An
@@ -387,7 +387,7 @@ pub(super) fn stop_on_interrupt(stop: &Stop, output: Output) -> Outcome {
         }
         // The second signal ends the process at once.
         if signals.next().is_some() {
-            output.abort(&Failure::failed("interrupted twice: what was under way is given up"));
+            output.abort(&Failure::failed("interrupted twice: I/O under way is given up"));
         }
     });
     Ok(())

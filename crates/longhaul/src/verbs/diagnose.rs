@@ -170,7 +170,7 @@ pub(crate) fn run(args: &DiagnoseArgs, output: Output) -> Outcome {
     saved?;
     let Some(failure) = failure else { return Ok(()) };
     let kept =
-        args.output.as_ref().map(|path| format!("; what was measured until then is in {}", path.display()));
+        args.output.as_ref().map(|path| format!("; the measurements until then are in {}", path.display()));
     Err(Failure::new(Exit::Partly, format!("{}{}", failure.message, kept.unwrap_or_default())))
 }
 

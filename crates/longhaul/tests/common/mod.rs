@@ -241,7 +241,7 @@ pub fn kill_and_wait(pid: &str) {
     let id = pid.parse().ok().and_then(rustix::process::Pid::from_raw).expect("a process");
     // The process may have ended before.
     let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
-    until("the end of what was killed", || has_ended(pid));
+    until("the end of the killed process", || has_ended(pid));
 }
 
 /// Whether a process has ended.

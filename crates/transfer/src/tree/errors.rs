@@ -1,4 +1,4 @@
-//! Errors of file operations: their texts, and what they mean for a copy.
+//! Errors of file operations: their texts, and their consequences for a copy.
 
 use rustix::io::Errno;
 use std::io;

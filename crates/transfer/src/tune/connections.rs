@@ -246,7 +246,7 @@ mod tests {
     /// A simulated path that connections share, in samples of 0.2 s.
     #[derive(Clone, Copy)]
     struct SimulatedPath {
-        /// What it carries, and what one connection does alone, in MB/s.
+        /// The rate of the path, and of one connection alone, in MB/s.
         carries: f64,
         each: f64,
         /// What limits connections as long as they do not fill it.

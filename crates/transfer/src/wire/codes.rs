@@ -7,7 +7,7 @@ use super::hello::{Compare, Direction, Durability, Hash, Placement, RefusalKind}
 
 /// A choice that a frame has as a number of one byte.
 pub(crate) trait Coded: Copy + PartialEq + 'static {
-    /// What it is called where a peer sends a number that is not in the table.
+    /// Its name in the error for a number that is not in the table.
     const NAME: &'static str;
     /// Each choice with its number.
     const CODES: &'static [(Self, u8)];

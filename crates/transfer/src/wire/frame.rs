@@ -87,7 +87,7 @@ impl Action {
 pub struct Planned {
     /// Path at the source; of a deletion, at the destination.
     pub path: RelPath,
-    /// What would be done with it.
+    /// The action that the copy would take.
     pub action: Action,
 }
 

@@ -1,4 +1,4 @@
-//! Trees to copy, an agent to copy to, and a look at what came of it.
+//! Trees to copy, an agent to copy to, and the results of copies.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
@@ -59,7 +59,7 @@ pub fn make_tree(dir: &Path) {
     }
 }
 
-/// What is seen of an object: mode, time, and content or target.
+/// The properties of an object that are compared: mode, time, and content or target.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Lookup {
     mode: u32,
@@ -153,7 +153,7 @@ pub fn run(spec: &CopySpec) -> Result<Summary, CopyError> {
     run_watched(spec).0
 }
 
-/// Runs it; what came of it, and what could not be copied.
+/// Runs a copy; returns its result, and the files that could not be copied.
 pub fn run_watched(spec: &CopySpec) -> (Result<Summary, CopyError>, Vec<(String, &'static str)>) {
     let monitor = Arc::new(Monitor::new());
     let result = copy(spec, &Settings { streams: Concurrency::Fixed(3), ..Settings::default() }, &monitor);

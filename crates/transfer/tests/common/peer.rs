@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A connection that says what it likes.
+/// A connection that sends any bytes that a test chooses.
 pub struct Peer(pub TcpStream);
 
 impl Peer {
@@ -159,7 +159,7 @@ impl FakeAgent {
             for frame in says(*hello) {
                 let (head, body) = frame.encode();
                 let body = body.map_or(Vec::new(), |body| body.to_vec());
-                // The other end may close once it has what it waited for.
+                // The other end may close the connection once it has received enough.
                 if peer.0.write_all(&[head, body].concat()).is_err() {
                     break;
                 }

@@ -8,7 +8,7 @@ const NAMES_MAX: usize = 160;
 /// Longest file, and most bytes of one change.
 const FILE_MAX: u64 = 192 << 10;
 const CHANGE_MAX: u64 = 48 << 10;
-/// Longest extended attribute: what fits into an inode, and what does not.
+/// Longest extended attribute: some fit into an inode, and some do not.
 const ATTRIBUTE_MAX: u64 = 600;
 
 /// Something that has a name.
@@ -27,7 +27,7 @@ pub(super) struct Content {
     pub(super) attribute: Option<Vec<u8>>,
 }
 
-/// What is done to a tree; paths are relative to its root.
+/// A change of a tree; paths are relative to its root.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
     Directory(String),
@@ -73,7 +73,7 @@ impl Model {
         &self.files[number]
     }
 
-    /// What is done next.
+    /// The next change.
     pub(super) fn choose(&mut self) -> Change {
         let files = self.of(|node| matches!(node, Node::File(_)));
         let full = self.nodes.len() >= NAMES_MAX;

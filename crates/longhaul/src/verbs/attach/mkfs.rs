@@ -141,7 +141,7 @@ fn make(
     };
     let ended = move || {
         let result = work();
-        // The receiver is gone after a signal.
+        // The receiver was dropped after a signal.
         let _ = sender.send(Event::Ended);
         result
     };

@@ -340,7 +340,7 @@ impl Mounting<'_> {
         let ran = sync.env("LC_ALL", "C").arg("-f").arg(self.dir).stdin(Stdio::null()).output();
         // An error of the device is the cause of any error of `sync`.
         let (exit, why) = match ((self.durable)(), ran) {
-            (Err(e), _) => (Failure::from(e.clone()).exit, format!("what it wrote is lost: {e}")),
+            (Err(e), _) => (Failure::from(e.clone()).exit, format!("its last writes are lost: {e}")),
             (Ok(()), Ok(ran)) if !ran.status.success() => {
                 (Exit::Failed, String::from_utf8_lossy(&ran.stderr).trim().to_owned())
             }

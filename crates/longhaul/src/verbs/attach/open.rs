@@ -111,7 +111,7 @@ impl DeviceArgs {
                 Ok(Arc::new(Stripe::new(devices, unit).map_err(Failure::usage)?))
             }
             (Some(layout), _) => Err(Failure::usage(format!(
-                "--layout {layout} needs to remember what it does: make it with longhaul array create"
+                "--layout {layout} needs superblocks on its members: make the array with longhaul array create"
             ))),
         }
     }

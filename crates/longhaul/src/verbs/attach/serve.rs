@@ -42,7 +42,7 @@ pub(crate) fn events() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
                 received += usize::from(signal != SIGHUP);
                 if received > SIGNALS_MAX {
                     crate::output::say(
-                        "ended by a third signal: what was not durable is lost, as in a power cut",
+                        "ended by a third signal: writes that were not flushed are lost, as in a power cut",
                     );
                     std::process::exit(Exit::Partly as i32);
                 }

@@ -162,7 +162,7 @@ mod tests {
         let attached = expected(behind, None);
         assert_eq!(attached.round_trip, Some(ms(100)));
         assert_eq!(codes(attached), [Code::TooShort, Code::Retransmitting], "1 s is ten round trips");
-        assert_eq!(expected(behind, Some(ms(7))).round_trip, Some(ms(7)), "what was measured is better");
+        assert_eq!(expected(behind, Some(ms(7))).round_trip, Some(ms(7)), "a measurement is better");
         assert_eq!(expected(Expect::default(), None).round_trip, None);
     }
 }

@@ -63,9 +63,9 @@ impl Window {
         Window { start: long(START), steady: long(STEADY) }
     }
 
-    /// Measures a load, and stops it. The window begins after the ramp, and not before the load
-    /// has moved `whole` bytes, so that all of its memory is allocated. A message on `ended`
-    /// means that the load ended early: the result is `None`. `tell` takes the bytes so far.
+    /// Measures a load, and stops it. The window begins after the ramp, and not before the load has
+    /// moved `whole` bytes, so that all of its memory is allocated. A message on `ended` means that
+    /// the load ended early: the result is `None`. `tell` is called with the bytes so far.
     pub(super) fn count(
         self,
         flow: &Arc<Flow>,
@@ -130,7 +130,7 @@ mod tests {
         assert!(reported.len() > 5 && reported.is_sorted(), "{reported:?}");
         // Over the whole time it would be less than over the window.
         assert!(counted.rate > moved / began.elapsed().as_secs_f64(), "{counted:?}");
-        // Nor does what comes before all was moved once.
+        // Bytes moved before all memory was touched once are not counted either.
         let (flow, (open, ended)) = (Arc::new(Flow::default()), channel());
         let load = Arc::clone(&flow);
         let thread = std::thread::spawn(move || {

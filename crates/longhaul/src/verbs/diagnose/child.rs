@@ -67,7 +67,7 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
             // After a read error the output read so far is used.
             let _ = pipe.read_to_end(&mut bytes);
         }
-        // After a timeout the receiver is gone, and the output is dropped.
+        // After a timeout the receiver was dropped, and so is the output.
         let _ = tx.send(bytes);
     });
     rx

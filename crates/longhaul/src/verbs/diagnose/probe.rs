@@ -213,7 +213,7 @@ impl LocalAgent {
                 // The line stays empty if the agent has ended.
                 let _ = BufReader::new(out).read_line(&mut line);
             }
-            // After a timeout the receiver is gone, and the line is dropped.
+            // After a timeout the receiver was dropped, and so is the line.
             let _ = tx.send(line);
         });
         let line = first.recv_timeout(STARTS).unwrap_or_default();
