@@ -121,7 +121,7 @@ pub(crate) struct Setup {
     pub(crate) loads: Vec<String>,
     /// Where files for measurements are made.
     pub(crate) dir: PathBuf,
-    /// Earlier measurements.
+    /// A file of earlier measurements; `None`: everything is measured.
     pub(crate) keep: Option<Keep>,
 }
 

@@ -97,7 +97,7 @@ pub enum Kind {
 /// Blocks that may hold anything after a crash, or an error, until they are written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragile {
-    /// Nothing.
+    /// No block: all contents are known.
     Nothing,
     /// Stripes of so many blocks that were written as a whole, and not
     /// flushed.

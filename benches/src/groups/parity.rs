@@ -17,7 +17,7 @@ const UNITS: [(&str, usize); 2] = [("in cache, 16 KiB", 16 << 10), ("in memory, 
 const ALIGN: usize = 4096;
 const GB: f64 = 1e9;
 
-/// The computation.
+/// The kernel that is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Task {
     Xor,

@@ -79,7 +79,7 @@ pub enum Content {
     Partitions,
     /// An unknown format.
     Unknown,
-    /// Only zeroes.
+    /// Only zeroes where signatures would be.
     Nothing,
 }
 

@@ -27,7 +27,7 @@ pub enum Content {
         /// Where its signature begins, in bytes.
         at: u64,
     },
-    /// Unknown data.
+    /// Data that is not zero, without a known signature.
     Unknown {
         /// The first byte that is not zero.
         at: u64,

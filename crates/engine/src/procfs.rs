@@ -19,7 +19,7 @@ pub fn seconds(ticks: u64) -> f64 {
 pub struct Process(PathBuf);
 
 impl Process {
-    /// This process.
+    /// The calling process.
     pub fn own() -> Process {
         Process("/proc/self".into())
     }
@@ -142,7 +142,7 @@ pub fn net_counter(text: &str, table: &str, name: &str) -> Option<u64> {
 pub struct Mount {
     /// Major and minor number of its device.
     pub device: (u32, u32),
-    /// Where.
+    /// The absolute path of the mount point.
     pub at: PathBuf,
     /// What kind it is (`ext4`, `fuse`, `fuse.sshfs`).
     pub kind: String,

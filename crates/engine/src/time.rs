@@ -57,7 +57,7 @@ pub fn wall_time() -> Duration {
     wall_clock()
 }
 
-/// Reads `CLOCK_BOOTTIME`.
+/// The time since the boot, suspend included (`CLOCK_BOOTTIME`).
 pub(crate) fn system_boot_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes one `timespec`, which this function owns.

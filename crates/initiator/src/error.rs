@@ -35,7 +35,7 @@ pub enum Error {
     TimedOut {
         /// Address and port.
         addr: String,
-        /// The request.
+        /// The request, such as "connect".
         what: &'static str,
         /// How long was waited.
         seconds: f64,
@@ -47,7 +47,7 @@ pub enum Error {
     Refused {
         /// Address and port.
         addr: String,
-        /// The request.
+        /// The command that was refused.
         what: String,
         /// The target's answer, as a status or a sentence.
         reason: String,

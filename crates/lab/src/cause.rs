@@ -185,7 +185,7 @@ pub struct HostSeen {
     pub lookup: Option<f64>,
 }
 
-/// The measurements.
+/// The measurements that a diagnosis is made from.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Files of the copy.
@@ -329,7 +329,7 @@ pub enum Remedy {
 /// A cause, and its cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// The cause.
+    /// The cause that explains the measurements.
     pub cause: Cause,
     /// What to do about it.
     pub remedy: Remedy,

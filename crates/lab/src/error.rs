@@ -8,7 +8,7 @@ pub enum Error {
     /// The options do not fit each other, or the result to resume.
     #[error("{0}")]
     Usage(String),
-    /// Anything else.
+    /// Any other error, with its message.
     #[error("{0}")]
     Failed(String),
 }

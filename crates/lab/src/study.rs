@@ -24,7 +24,7 @@ use result::{Progress, StudyResult};
 use std::path::Path;
 use std::time::Duration;
 
-/// The studies.
+/// The studies that can be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Study {
     /// Reads striped over servers (Network Storage Manager).

@@ -85,7 +85,7 @@ struct TcpSegments {
 }
 
 impl TcpSegments {
-    /// Of `/proc/net/snmp`.
+    /// Parses the text of `/proc/net/snmp`; `None` if TCP's line is missing.
     fn parse(text: &str) -> Option<TcpSegments> {
         let value = |name: &str| net_counter(text, "Tcp", name);
         Some(TcpSegments { sent: value("OutSegs")?, again: value("RetransSegs")? })

@@ -83,7 +83,7 @@ pub(crate) enum Verb {
     Wan(Box<verbs::wan::WanArgs>),
     /// Print a completion script for a shell, or write it to a directory
     Completions {
-        /// The shell
+        /// The shell that the completions are for
         shell: clap_complete::Shell,
         /// Directory to write the script to, under the name that the shell looks up
         #[arg(long)]

@@ -158,7 +158,7 @@ pub struct Advice {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Direction {
-    /// Bytes moved.
+    /// Bytes moved by completed I/O.
     pub io_bytes: u64,
     /// KiB moved, rounded down.
     pub io_kbytes: u64,
@@ -210,11 +210,11 @@ pub struct Direction {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latency {
-    /// Shortest latency.
+    /// Shortest latency, in nanoseconds.
     pub min: u64,
-    /// Longest latency.
+    /// Longest latency, in nanoseconds.
     pub max: u64,
-    /// Mean latency.
+    /// Mean latency, in nanoseconds.
     pub mean: f64,
     /// Standard deviation of the latencies.
     pub stddev: f64,

@@ -117,7 +117,7 @@ fn connect_admin(
     connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, params.reply());
 }
 
-/// Unpredictable bits.
+/// 64 unpredictable bits from the system.
 fn random() -> u64 {
     if let Some(bits) = longhaul_engine::simulated::random() {
         return bits;

@@ -35,7 +35,7 @@ pub const NSID_MAX: u32 = 1024;
 /// A device exported as a namespace.
 #[derive(Clone)]
 pub struct Namespace {
-    /// The device.
+    /// The device that the namespace serves.
     pub device: Arc<dyn BlockDevice>,
     /// Globally unique identity of the namespace.
     pub uuid: Uuid,
@@ -326,7 +326,7 @@ pub(crate) enum Message {
     Events,
     /// Let commands under way end, then close.
     Drain,
-    /// Close now.
+    /// Close the connection now.
     Close,
 }
 

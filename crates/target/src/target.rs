@@ -38,9 +38,9 @@ pub enum Error {
     /// The address cannot be listened on.
     #[error("cannot listen on {addr}: {source}{}", hint(.source))]
     Listen {
-        /// The address.
+        /// The address that cannot be listened on.
         addr: SocketAddr,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// An engine thread cannot be started.

@@ -158,7 +158,7 @@ impl RegisterFields {
         Ok(RegisterFields { action, ignore_key: cdw10 & IGNORE_KEY != 0, persist })
     }
 
-    /// Dword 10.
+    /// Command dword 10.
     pub fn cdw10(self) -> u32 {
         let action = match self.action {
             RegisterAction::Register => 0,
@@ -205,7 +205,7 @@ impl AcquireFields {
         Ok(AcquireFields { action, ignore_key: cdw10 & IGNORE_KEY != 0, kind })
     }
 
-    /// Dword 10.
+    /// Command dword 10.
     pub fn cdw10(self) -> u32 {
         let action = match self.action {
             AcquireAction::Acquire => 0,
@@ -247,7 +247,7 @@ impl ReleaseFields {
         Ok(ReleaseFields { action, ignore_key: cdw10 & IGNORE_KEY != 0, kind })
     }
 
-    /// Dword 10.
+    /// Command dword 10.
     pub fn cdw10(self) -> u32 {
         let action = match self.action {
             ReleaseAction::Release => 0,

@@ -46,7 +46,7 @@ const TRIES: u32 = 3600;
 /// A deliberate bug, to prove that the simulator notices it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Planted {
-    /// Nothing.
+    /// No bug is planted.
     #[default]
     Nothing,
     /// The initiator resends changes without knowing that those before have

@@ -40,7 +40,7 @@ const LAST_REPLIES: Duration = Duration::from_secs(5);
 pub struct Export {
     /// The name by which clients request it.
     pub name: String,
-    /// The device.
+    /// The device that executes its clients' requests.
     pub requests: Arc<dyn Requests>,
 }
 

@@ -89,7 +89,7 @@ pub enum OpenError {
     System {
         /// Path of the file or device.
         path: PathBuf,
-        /// The operation.
+        /// The failed operation, as a verb with its object.
         what: &'static str,
         /// Why it failed.
         source: io::Error,

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// What a [`FaultDisk`] can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// [`BlockDevice::open`].
+    /// Opening the disk: [`BlockDevice::open`].
     Open,
     /// An operation of [`BlockIo`].
     Io(OpKind),

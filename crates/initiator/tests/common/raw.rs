@@ -12,7 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-/// Its NQN.
+/// The host's NQN.
 pub const HOSTNQN: &str = "nqn.2026-11.io.longhaul:test:raw";
 pub const HOSTID: Uuid = Uuid::from_u128(7);
 

@@ -82,7 +82,7 @@ impl DriveSetup {
     }
 }
 
-/// A measurement.
+/// A measurement of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FabricMeasurement {
     /// The network alone: number of streams, and whether data is sent to the target.

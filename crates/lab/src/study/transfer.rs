@@ -118,7 +118,7 @@ impl Concurrency {
 
 const ONE: Concurrency = Concurrency { at_once: Some(1), ..Concurrency::USUAL };
 
-/// A measurement.
+/// A measurement of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TransferMeasurement {
     /// Seconds of copies that a line is fitted to.

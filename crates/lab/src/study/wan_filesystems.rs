@@ -45,7 +45,7 @@ const DRIVE_DEPTH: &str = "32";
 struct Variant {
     /// Size of in-capsule data, an option of the target.
     in_capsule: Option<&'static str>,
-    /// Mount option.
+    /// A mount option that differs.
     option: Option<&'static str>,
     /// Congestion control of this machine instead of the published one.
     own_congestion: bool,
@@ -85,7 +85,7 @@ impl Variant {
     }
 }
 
-/// A measurement.
+/// A measurement of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilesystemMeasurement {
     /// The network alone: its round trip, and whether data is sent to the target.

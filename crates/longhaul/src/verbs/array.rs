@@ -187,7 +187,7 @@ struct AddSpare {
     /// The array: its name or UUID
     #[arg(add = complete::array())]
     array: String,
-    /// The spare
+    /// The device to add as a spare
     #[arg(long, value_name = "DEVICE", add = complete::device())]
     device: String,
     /// Overwrite a device that holds data, or that is a member of another array

@@ -67,7 +67,7 @@ pub(crate) struct CpArgs {
     /// Files and directories to copy
     #[arg(required = true, value_name = "SRC")]
     sources: Vec<OsString>,
-    /// Destination
+    /// Directory to copy into, or name of the copy
     #[arg(required = true, value_name = "DST")]
     destination: OsString,
     /// Copy directories recursively
@@ -117,10 +117,10 @@ to do, the exit status is 0, or 8 with --exit-code.
 Example:
   longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]
 pub(crate) struct SyncArgs {
-    /// Source directory
+    /// Directory to copy from
     #[arg(value_name = "SRC")]
     source: OsString,
-    /// Destination directory
+    /// Directory to make identical to it
     #[arg(value_name = "DST")]
     destination: OsString,
     /// How files are compared

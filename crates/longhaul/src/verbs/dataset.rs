@@ -43,7 +43,7 @@ pub(crate) struct Make {
     name: String,
     /// Directory to create it in, which must be empty or not exist
     dir: PathBuf,
-    /// Total size
+    /// Total size of the files
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     scale: Option<u64>,
     /// Number of files

@@ -22,7 +22,7 @@ Chrome. Results are written by bench, netbench, diagnose and study with
 Example:
   longhaul report before.json after.json -o report.html")]
 pub(crate) struct ReportArgs {
-    /// Result files
+    /// Result files of bench, study and other verbs, or of fio
     #[arg(value_name = "RESULT", required = true)]
     results: Vec<PathBuf>,
     /// File to write the page to

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Timeout of waits: longer than any step of a passing test, so that a hang becomes a failure.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The program.
+/// Path of the program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_longhaul");
 
 /// Directory of the program's state, unless a test sets another one.

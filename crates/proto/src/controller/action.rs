@@ -6,7 +6,7 @@ use longhaul_wire::completion::{Cqe, Status};
 /// Status and result of a command: its completion but for the queue fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Status.
+    /// The status of the completion.
     pub status: Status,
     /// Dwords 1 and 0.
     pub result: u64,
@@ -18,7 +18,7 @@ impl Reply {
         Reply { status: Status::SUCCESS, result }
     }
 
-    /// Failure.
+    /// A completion with an error status, and no result.
     pub fn error(status: Status) -> Reply {
         Reply { status, result: 0 }
     }
@@ -39,7 +39,7 @@ impl From<Status> for Reply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Action {
-    /// Complete it.
+    /// Complete the command now.
     Complete(Reply),
     /// Send this data (exactly as long as the command's SGL says), then
     /// complete it with success and a result of 0.
@@ -52,7 +52,7 @@ pub enum Action {
     Abort {
         /// Queue; 0 is the admin queue.
         sqid: u16,
-        /// Command.
+        /// Identifier of the command to abort.
         cid: u16,
     },
     /// End this instance of another controller of the same host, so that
@@ -119,9 +119,9 @@ pub enum Change {
 /// The queue that a Connect made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueParams {
-    /// Controller identifier.
+    /// The controller's identifier.
     pub cntlid: u16,
-    /// Queue identifier.
+    /// The queue's identifier: 0 is the admin queue.
     pub qid: u16,
     /// Entries of the submission queue.
     pub entries: u16,

@@ -73,7 +73,7 @@ pub(super) fn data(sqe: &Sqe, data: Vec<u8>) -> Action {
 pub struct ErrorRecord {
     /// Queue of the command.
     pub sqid: u16,
-    /// Command identifier.
+    /// Identifier of the failed command.
     pub cid: u16,
     /// Opcode of the command.
     pub opcode: u8,

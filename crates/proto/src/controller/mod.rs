@@ -344,7 +344,7 @@ impl Controller {
         self.cc.en() == 1
     }
 
-    /// Controller identifier.
+    /// The controller's identifier in its subsystem.
     pub fn cntlid(&self) -> u16 {
         self.cntlid
     }

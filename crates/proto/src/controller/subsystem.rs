@@ -14,7 +14,7 @@ pub const QUEUES_MAX: u16 = 0xFFFF;
 /// Which hosts may connect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostAccess {
-    /// Every host.
+    /// Every host may connect.
     #[default]
     Any,
     /// The hosts with these NQNs.
@@ -36,7 +36,7 @@ impl HostAccess {
 /// something changes, and notifies the controllers of the change.
 #[derive(Clone, Debug)]
 pub struct SubsystemView {
-    /// Its NQN.
+    /// The NQN that hosts connect to.
     pub nqn: String,
     /// Serial number: at most 20 ASCII characters.
     pub serial: String,
@@ -62,7 +62,7 @@ pub struct SubsystemView {
 /// What a subsystem holds.
 #[derive(Clone, Debug)]
 pub enum Content {
-    /// Namespaces.
+    /// It has namespaces.
     Nvm(NvmContent),
     /// The discovery log.
     Discovery(DiscoveryContent),
@@ -141,11 +141,11 @@ pub struct NamespaceView {
     pub granularity: u32,
     /// Preferred size of writes in bytes, or 0.
     pub optimal_io: u32,
-    /// UUID.
+    /// UUID by which hosts recognise the namespace, if it has one.
     pub uuid: Option<Uuid>,
     /// NGUID, or zeroes.
     pub nguid: [u8; 16],
-    /// Write protected.
+    /// The controller refuses writes.
     pub read_only: bool,
     /// Acknowledged writes may be lost in a crash until Flush.
     pub volatile_cache: bool,
@@ -177,7 +177,7 @@ pub struct HealthCounters {
     pub bytes_written: u64,
     /// Commands that read (Read, Compare).
     pub reads: u64,
-    /// Write commands.
+    /// Write commands completed.
     pub writes: u64,
     /// Milliseconds with I/O outstanding.
     pub busy_ms: u64,

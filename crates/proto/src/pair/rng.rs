@@ -23,7 +23,7 @@ impl Rng {
         (self.next_u64() >> 16) as usize % bound
     }
 
-    /// `len` bytes.
+    /// A vector of `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| (self.next_u64() >> 32) as u8).collect()
     }

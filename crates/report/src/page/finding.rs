@@ -16,10 +16,10 @@ const PLAIN_MOST: usize = 8;
 /// A ratio within this of 1 is no difference worth a word, however narrow its interval.
 const ALIKE: f64 = 0.05;
 
-/// A finding.
+/// A comparison, with its verdict in words.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Finding {
-    /// Its subject.
+    /// The quantity that is compared.
     pub title: String,
     /// The finding as a sentence.
     pub words: String,

@@ -31,7 +31,7 @@ pub struct Entry {
     pub summary: Summary,
     /// Mean of those that do not, where none does.
     pub left_out: Option<f64>,
-    /// Published numbers.
+    /// Published numbers for it, with their sources.
     pub published: Vec<Published>,
     /// The same in words, where there is no number.
     pub found: String,

@@ -194,7 +194,7 @@ pub struct Counts {
 pub struct Scanned {
     /// Number of files.
     pub files: u64,
-    /// Their bytes.
+    /// Sum of their sizes, in bytes.
     pub bytes: u64,
     /// Whether the scan is complete.
     pub done: bool,

@@ -42,7 +42,7 @@ impl ReservationNoticeKind {
 pub struct ReservationNotice {
     /// Counts notices; not 0.
     pub count: u64,
-    /// The change.
+    /// The change of the reservation.
     pub kind: ReservationNoticeKind,
     /// Further notices that wait behind it, 255 at most.
     pub more: u8,

@@ -3,7 +3,7 @@
 
 use longhaul_block::DeviceInfo as Device;
 
-/// Control commands.
+/// Control commands (`UBLK_CMD_*`).
 pub(super) const GET_INFO: u32 = 0x02;
 pub(super) const ADD: u32 = 0x04;
 pub(super) const DELETE: u32 = 0x05;
@@ -11,7 +11,7 @@ pub(super) const START: u32 = 0x06;
 pub(super) const STOP: u32 = 0x07;
 pub(super) const SET_PARAMETERS: u32 = 0x08;
 
-/// Queue commands.
+/// Queue commands (`UBLK_IO_*`).
 pub(super) const FETCH: u32 = 0x20;
 pub(super) const COMMIT_AND_FETCH: u32 = 0x21;
 
