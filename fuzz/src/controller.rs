@@ -90,7 +90,7 @@ impl Rig {
                 ..crate::structures::namespace(1000, 12, settings)
             });
             let ana = (settings & 2 != 0).then_some(1);
-            Content::Nvm(NvmContent { max_nsid: 8, namespaces: namespaces.collect(), ana })
+            Content::Nvm(NvmContent { max_nsid: 8, namespaces: namespaces.collect(), ana, space: None })
         };
         let hosts =
             if settings & 4 != 0 { HostAccess::Only([HOSTNQN.to_owned()].into()) } else { HostAccess::Any };
@@ -293,6 +293,7 @@ impl Rig {
             Action::WriteCache { .. } => self.reply(slot, Reply::ok(0)),
             Action::ReservationPersistence { .. } => self.reply(slot, Reply::ok(1)),
             Action::PersistReservations { .. } => self.reply(slot, Reply::ok(0)),
+            Action::Manage(_) | Action::Controllers { .. } => panic!("the subsystem has no space"),
             Action::Disconnect => panic!("the admin queue is not deleted with Disconnect"),
         }
         self.report();

@@ -3,7 +3,7 @@
 //! Input: a byte that selects the structure, and its bytes. Bytes that can be decoded are encoded
 //! and decoded again, with the same result.
 
-use longhaul_proto::controller::{NamespaceView, io};
+use longhaul_proto::controller::{NamespaceView, io, parse_create};
 use longhaul_wire::command::{DsmRange, Sqe};
 use longhaul_wire::fabrics::{Cap, Cc, ConnectData, ConnectResponse, Crto, Csts, InvalidParameter, Version};
 use longhaul_wire::feature::{AsyncEvent, NumberOfQueues};
@@ -14,6 +14,9 @@ use longhaul_wire::identify::{
 use longhaul_wire::log::{
     AnaState, CommandEffects, DiscoveryEntry, DiscoveryHeader, ErrorEntry, FeatureEffects, FirmwareSlots,
     SmartHealth, SupportedPages, decode_ana, encode_ana,
+};
+use longhaul_wire::management::{
+    NamespaceCreate, NamespaceLabel, decode_controller_list, encode_controller_list,
 };
 use longhaul_wire::nqn::{self, Nqn};
 use uuid::Uuid;
@@ -50,6 +53,25 @@ pub fn run(data: &[u8]) {
     }
     if let Some(namespace) = IdentifyNamespace::decode(bytes) {
         let _ = namespace.format();
+    }
+    management(bytes);
+}
+
+/// What comes with commands that manage namespaces.
+fn management(bytes: &[u8]) {
+    if let Some(list) = decode_controller_list(bytes) {
+        assert_eq!(decode_controller_list(&encode_controller_list(&list)), Some(list));
+    }
+    if let Ok(label) = NamespaceLabel::decode(bytes) {
+        // A label of zeroes may be longer than there is room for; what it says is not.
+        let encoded = label.encode().expect("it had room before");
+        assert_eq!(NamespaceLabel::decode(&encoded), Ok(label));
+    }
+    let mut create = bytes.to_vec();
+    create.resize(NamespaceCreate::LEN, 0);
+    if let Ok(new) = parse_create(&create) {
+        assert!(new.blocks > 0 && (9..=12).contains(&new.block_shift));
+        assert!(new.blocks.checked_mul(1 << new.block_shift).is_some());
     }
 }
 
@@ -174,6 +196,7 @@ pub(crate) fn namespace(blocks: u64, block_shift: u8, bits: u8) -> NamespaceView
         volatile_cache: true,
         discard: true,
         discard_zeroes: true,
+        shared: true,
         persistent_reservations: bits & 0x20 != 0,
         ana_group: 1,
         ana_state: AnaState::from_code(if bits & 0x40 != 0 { bits } else { 1 }),

@@ -62,6 +62,7 @@ mod info;
 mod io;
 mod io_queue;
 mod keep_alive;
+pub mod namespaces;
 mod options;
 pub mod path;
 mod prepared;

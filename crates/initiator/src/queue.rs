@@ -173,6 +173,11 @@ impl Queue {
         }
     }
 
+    /// Whether the connection has ended, and nothing is submitted to it any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.inner.ended.borrow().is_some() || self.inner.is_leaving()
+    }
+
     /// Commands under way.
     pub(crate) fn outstanding(&self) -> usize {
         self.inner.shared.queue.borrow().outstanding()

@@ -359,10 +359,7 @@ impl Admin {
     pub(crate) async fn command(&self, what: &'static str, sqe: Sqe, len: usize) -> Result<Done> {
         let data = if len == 0 { Data::None } else { Data::Read(Memory::Buf(BufMut::zeroed(len))) };
         let early = !self.ready.get();
-        let pending = self.queue.submit(sqe, data);
-        let answer = async { pending.await.map_err(|e: IoError| self.endpoint.unreachable(reason(&e))) };
-        let answer = self.endpoint.within(self.timeout, what, answer).await;
-        let done = answer.map_err(|e| self.explain(e, len))?;
+        let done = self.submit(what, sqe, data, self.timeout).await.map_err(|e| self.explain(e, len))?;
         let status = done.cqe.status();
         if !status.is_success() {
             //= NVMe Base 2.1, Command Sequence Error: it was not its turn, as before the controller is ready
@@ -374,6 +371,19 @@ impl Admin {
             return Err(self.endpoint.incompatible(format!("{what} gave {} of {len} bytes", done.received)));
         }
         Ok(done)
+    }
+
+    /// One command with any data, whatever its status, within `limit`.
+    pub(crate) async fn submit(
+        &self,
+        what: &'static str,
+        sqe: Sqe,
+        data: Data,
+        limit: Duration,
+    ) -> Result<Done> {
+        let pending = self.queue.submit(sqe, data);
+        let answer = async { pending.await.map_err(|e: IoError| self.endpoint.unreachable(reason(&e))) };
+        self.endpoint.within(limit, what, answer).await
     }
 
     /// Why an answer of `len` bytes does not come from a controller that has
@@ -485,7 +495,7 @@ impl Drop for Admin {
     }
 }
 
-fn bytes_of(done: &Done) -> Vec<u8> {
+pub(crate) fn bytes_of(done: &Done) -> Vec<u8> {
     done.memory.as_ref().and_then(Memory::bytes).unwrap_or_default().to_vec()
 }
 

@@ -37,6 +37,8 @@ pub(crate) enum Verb {
     Discover(verbs::discover::DiscoverArgs),
     /// Show a remote namespace and the path to it
     Info(verbs::info::InfoArgs),
+    /// Make, attach and remove namespaces of a target's space
+    Ns(Box<verbs::ns::NsArgs>),
     /// Measure a device under load, with fio's options
     Bench(verbs::bench::BenchArgs),
     /// Create and manage arrays of devices

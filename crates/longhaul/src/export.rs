@@ -34,16 +34,29 @@ pub(crate) struct Export {
     pub(crate) allow_hosts: Vec<String>,
 }
 
+/// Checks the name of a subsystem.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || !name.chars().all(good) {
+        return Err(format!("'{name}' is not a name: use letters, digits, '-', '_' and '.'"));
+    }
+    Ok(())
+}
+
+/// The NQN that is made of a name. It contains the identity of this installation, so that it is
+/// globally unique.
+pub(crate) fn nqn_of(name: &str) -> String {
+    let installation = crate::state::installation().simple();
+    format!("nqn.2026-11.io.longhaul:{installation}:{name}")
+}
+
 impl FromStr for Export {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Export, String> {
         let (name, rest) =
             s.split_once('=').ok_or("the form is NAME=BACKEND, such as scratch=file:/srv/scratch")?;
-        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_empty() || !name.chars().all(good) {
-            return Err(format!("'{name}' is not a name: use letters, digits, '-', '_' and '.'"));
-        }
+        check_name(name)?;
         // Options of the export itself; all others belong to the back end.
         let (mut nqn, mut uuid, mut create) = (None, None, false);
         let mut allow_hosts = Vec::new();
@@ -88,14 +101,9 @@ impl Export {
         }
     }
 
-    /// The subsystem's NQN. A derived one contains the identity of this installation, so that
-    /// it is globally unique.
+    /// The subsystem's NQN.
     pub(crate) fn nqn(&self) -> String {
-        let made = || {
-            let installation = crate::state::installation().simple();
-            format!("nqn.2026-11.io.longhaul:{installation}:{}", self.name)
-        };
-        self.nqn.clone().unwrap_or_else(made)
+        self.nqn.clone().unwrap_or_else(|| nqn_of(&self.name))
     }
 
     /// Path of the medium, if it is a local file or block device.

@@ -17,6 +17,7 @@ mod output;
 mod reservations;
 mod screen;
 mod served;
+mod space;
 mod state;
 mod user;
 mod verbs;
@@ -54,6 +55,7 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Target(args) => verbs::target::run(args, output),
         Verb::Discover(args) => verbs::discover::run(&args, output),
         Verb::Info(args) => verbs::info::run(&args, output),
+        Verb::Ns(args) => verbs::ns::run(*args, output),
         Verb::Bench(args) => verbs::bench::run(args, output),
         Verb::Array(args) => verbs::array::run(*args, output),
         Verb::Cp(args) => verbs::cp::cp(args, output),

@@ -1,19 +1,21 @@
 //! Connect, and the admin queue of a controller.
 
-use crate::connection::{Connection, Role};
+use crate::connection::{Connection, Role, Work};
 use crate::durable::Written;
 use crate::io::IoQueue;
 use crate::ledger::Charge;
 use crate::memory::REPLY_MAX;
 use crate::pace::Pace;
-use crate::subsystem::{Link, Message, Subsystem, lock};
+use crate::space::SpaceChange;
+use crate::subsystem::{Link, Message, Namespace, Subsystem, lock};
 use futures_channel::oneshot;
 use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep, sleep_until, spawn};
 use longhaul_proto::controller::{
-    Action, Change, ConnectRequest, Controller, Env, HealthCounters, Instance, Reply,
+    Action, Change, ConnectRequest, Controller, Env, ErrorRecord, HealthCounters, Instance, Reply,
+    SpaceCommand,
 };
 use longhaul_proto::target::{CommandData, QueueLimits};
-use longhaul_wire::command::{CrossControllerReset, Sqe};
+use longhaul_wire::command::{CrossControllerReset, Direction, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::nqn::DISCOVERY_NQN;
 use std::cell::RefCell;
@@ -175,6 +177,12 @@ pub(crate) struct AdminQueue {
     _timer: Task<()>,
 }
 
+/// A command that changes a space, whose data is on its way.
+pub(crate) struct WithSpaceData {
+    sqe: Sqe,
+    command: SpaceCommand,
+}
+
 /// A command that waits for its turn.
 struct Waiting {
     slot: u16,
@@ -234,7 +242,9 @@ impl AdminQueue {
 
     fn begin(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: CommandData) {
         match data {
-            CommandData::HostBuffer { len } if len as usize <= BUF_MAX => {
+            CommandData::HostBuffer { len }
+                if len as usize <= BUF_MAX && sqe.direction() != Direction::ToController =>
+            {
                 self.with_memory(connection, slot, sqe, data, len as usize);
             }
             _ => self.execute(connection, slot, sqe, data, None),
@@ -277,11 +287,11 @@ impl AdminQueue {
         let (view, health) = if self.subsystem.nqn == DISCOVERY_NQN {
             (connection.target.discovery_view(connection.local), HealthCounters::default())
         } else {
-            (self.subsystem.view(), self.subsystem.health())
+            (self.subsystem.view_for(&self.link), self.subsystem.health())
         };
         let env = Env { now: now(), subsystem: &view, health: &health };
         let action = lock(&self.link.controller).handle_admin(sqe, env);
-        self.act(connection, slot, data, action, memory);
+        self.act(connection, slot, sqe, data, action, memory);
         self.report_events(connection);
     }
 
@@ -289,6 +299,7 @@ impl AdminQueue {
         self: &Rc<Self>,
         connection: &Rc<Connection>,
         slot: u16,
+        sqe: &Sqe,
         data: CommandData,
         action: Action,
         memory: Option<(BufMut, Charge)>,
@@ -313,6 +324,11 @@ impl AdminQueue {
             }
             Action::Abort { sqid, cid } => self.abort(connection, slot, sqid, cid),
             Action::ResetOther(fields) => self.reset_other(connection, slot, fields),
+            Action::Manage(command) => self.manage(connection, slot, sqe, data, command),
+            Action::Controllers { nsid, from } => {
+                let list = self.subsystem.controller_list(nsid, from);
+                self.act(connection, slot, sqe, data, Action::Data(list), memory);
+            }
             Action::Change(change) => self.change(connection, slot, change),
             Action::WriteCache { enabled } => self.write_cache(connection, slot, enabled),
             Action::ReservationPersistence { nsid } => {
@@ -420,6 +436,66 @@ impl AdminQueue {
         });
     }
 
+    /// Gets the data of a command that changes a space, if it has some, and carries it out.
+    fn manage(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        data: CommandData,
+        command: SpaceCommand,
+    ) {
+        let len = match data {
+            CommandData::None => 0,
+            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
+        };
+        //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
+        if len != command.data_len() {
+            return self.fail(connection, slot, sqe, Status::DATA_SGL_LENGTH.dnr());
+        }
+        let work = WithSpaceData { sqe: *sqe, command };
+        match len {
+            0 => self.carry_out(connection, slot, &work, &[]),
+            _ => connection.fetch(slot, data, Work::Manage(Box::new(work)), None),
+        }
+    }
+
+    /// Changes the space, and completes the command when that is durable.
+    pub(crate) fn carry_out(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        work: &WithSpaceData,
+        data: &[u8],
+    ) {
+        let WithSpaceData { sqe, command } = *work;
+        let change = match SpaceChange::parse(command, data) {
+            Ok(change) => change,
+            Err(status) => return self.fail(connection, slot, &sqe, status.dnr()),
+        };
+        // It cannot be aborted any more.
+        connection.commit(slot);
+        let (this, use_) = (Rc::clone(self), connection.use_of(slot));
+        connection.spawn(async move |connection| {
+            let result = this.subsystem.manage(change).await;
+            if connection.is_current(slot, use_) {
+                match result {
+                    Ok(dw0) => connection.complete(slot, Reply::ok(dw0.into())),
+                    Err(status) => this.fail(&connection, slot, &sqe, status),
+                }
+            }
+            connection.flush();
+        });
+    }
+
+    /// Completes a command that failed, and adds it to the error log.
+    fn fail(&self, connection: &Connection, slot: u16, sqe: &Sqe, status: Status) {
+        let (cid, opcode, nsid) = (sqe.cid(), sqe.opcode, sqe.nsid());
+        let record = ErrorRecord { sqid: 0, cid, opcode, status, nsid, lba: 0 };
+        let status = lock(&self.link.controller).record_error(record);
+        connection.complete(slot, Reply::error(status));
+    }
+
     /// Makes reservations persist through a restart, or not any more; the command completes when
     /// that is durable.
     fn persist_reservations(
@@ -456,8 +532,9 @@ impl AdminQueue {
 /// what the controller `link` has written, whether no flush since then failed.
 pub(crate) async fn flush_all(subsystem: &Subsystem, link: Option<&Link>) -> bool {
     let namespaces = subsystem.namespaces().clone();
+    let is_concerned = |ns: &Namespace| link.is_none_or(|link| ns.is_for(&link.hostnqn)) && ns.was_opened();
     let mut clean = true;
-    for (nsid, namespace) in namespaces {
+    for (nsid, namespace) in namespaces.into_iter().filter(|(_, ns)| is_concerned(ns)) {
         let written = match link {
             Some(link) => link.written(nsid, &namespace),
             None => Arc::new(Written::new(&namespace.failures)),

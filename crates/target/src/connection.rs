@@ -6,7 +6,7 @@
 //! - memory of a read stays in its slot until it has been sent;
 //! - the first command is Connect, and decides what the connection is.
 
-use crate::admin::{self, AdminQueue};
+use crate::admin::{self, AdminQueue, WithSpaceData};
 use crate::connections::Place;
 use crate::io::{self, IoQueue};
 use crate::ledger::{Charge, Origin, Peer};
@@ -59,6 +59,7 @@ pub(crate) enum Work {
     None,
     Connect(Sqe),
     Io(io::WithData),
+    Manage(Box<WithSpaceData>),
 }
 
 pub(crate) struct Slot {
@@ -177,6 +178,12 @@ async fn listen(connection: Rc<Connection>, mut inbox: mpsc::UnboundedReceiver<M
                 let role = connection.role.borrow().clone();
                 if let Role::Admin(admin) = role {
                     admin.report_events(&connection);
+                }
+            }
+            Message::Refresh => {
+                let role = connection.role.borrow().clone();
+                if let Role::Io(io) = role {
+                    io.refresh();
                 }
             }
             Message::Close => connection.close(),
@@ -459,6 +466,13 @@ impl Connection {
             Work::Connect(sqe) => {
                 let bytes = memory.as_ref().and_then(Memory::bytes).unwrap_or_default();
                 admin::connect(self, slot, &sqe, bytes);
+            }
+            Work::Manage(work) => {
+                let role = self.role.borrow().clone();
+                if let Role::Admin(admin) = role {
+                    let bytes = memory.as_ref().and_then(Memory::bytes).unwrap_or_default();
+                    admin.carry_out(self, slot, &work, bytes);
+                }
             }
             Work::Io(work) => {
                 let role = self.role.borrow().clone();

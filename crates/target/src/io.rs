@@ -163,13 +163,15 @@ impl IoQueue {
         self.link.traffic.mark();
     }
 
-    fn refresh(&self) {
+    /// Looks at the namespaces anew, if they have changed.
+    pub(crate) fn refresh(&self) {
         let generation = self.subsystem.generation();
         if generation != self.generation.get() {
             self.generation.set(generation);
-            *self.view.borrow_mut() = self.subsystem.view();
+            *self.view.borrow_mut() = self.subsystem.view_for(&self.link);
             // A device may have been replaced by another under its number.
-            self.devices.borrow_mut().clear();
+            let closed = self.devices.take();
+            drop(closed);
         }
     }
 
@@ -200,7 +202,8 @@ impl IoQueue {
         };
         if command == IoCommand::FlushAll {
             let denied = |ns: &Namespace| !ns.reserved.allows(&self.host, Access::Write);
-            if self.subsystem.namespaces().values().any(denied) {
+            let namespaces = self.subsystem.namespaces().clone();
+            if namespaces.values().any(|ns| ns.is_for(&self.link.hostnqn) && denied(ns)) {
                 return self.refuse(connection, slot, sqe, Status::RESERVATION_CONFLICT.dnr());
             }
             return self.flush_all(connection, slot);
@@ -224,17 +227,24 @@ impl IoQueue {
         }
         let this = Rc::clone(self);
         connection.spawn(async move |connection| {
-            let opened = match this.subsystem.namespace(nsid) {
-                Some(namespace) => namespace.device.open().await.map(|io| {
-                    let io = in_pieces(io, &namespace.device.info(), this.limits.max_transfer);
-                    let written = this.link.written(nsid, &namespace);
-                    Rc::new(Opened { nsid, io, written, reserved: Arc::clone(&namespace.reserved) })
-                }),
+            let found = this.subsystem.namespace(nsid).filter(|ns| ns.is_for(&this.link.hostnqn));
+            let opened = match found {
+                Some(namespace) => {
+                    namespace.opened();
+                    namespace.device.open().await.map(|io| {
+                        let io = in_pieces(io, &namespace.device.info(), this.limits.max_transfer);
+                        let written = this.link.written(nsid, &namespace);
+                        Rc::new(Opened { nsid, io, written, reserved: Arc::clone(&namespace.reserved) })
+                    })
+                }
                 None => Err(IoError::Refused("the namespace was removed".into())),
             };
             this.opening.set(false);
             let failed = opened.as_ref().err().map(|e| status_of(e, true));
-            if let Ok(at) = opened {
+            // It may have been removed meanwhile: what is not open need not be closed.
+            if let Ok(at) = opened
+                && this.subsystem.namespace(nsid).is_some_and(|ns| Arc::ptr_eq(&ns.reserved, &at.reserved))
+            {
                 this.devices.borrow_mut().push(at);
             }
             // Taken before the loop: a command that needs another device is queued again.
@@ -482,7 +492,10 @@ impl IoQueue {
         charge: Option<Charge>,
     ) {
         let WithData { sqe, command, ns, at } = work;
-        // It may have been reserved while the data was on its way.
+        // It may have been removed, or reserved, while the data was on its way.
+        if self.subsystem.managed.is_some() && !self.is_there(at.nsid) {
+            return self.refuse(connection, slot, &sqe, Status::INVALID_NAMESPACE.dnr());
+        }
         if self.is_denied(&command, &at) {
             return self.refuse(connection, slot, &sqe, Status::RESERVATION_CONFLICT.dnr());
         }
@@ -536,6 +549,12 @@ impl IoQueue {
             }
             _ => connection.complete(slot, Reply::ok(0)),
         }
+    }
+
+    /// Whether the host still has the namespace.
+    fn is_there(&self, nsid: u32) -> bool {
+        self.refresh();
+        self.view.borrow().nvm().is_some_and(|nvm| nvm.namespace(nsid).is_some())
     }
 
     /// Whether a reservation keeps the host from the command.

@@ -25,6 +25,7 @@ mod quiet;
 mod refusals;
 mod reserved;
 mod share;
+mod space;
 mod store;
 mod subsystem;
 mod target;
@@ -32,6 +33,10 @@ mod target;
 pub use config::{Config, Patience};
 pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Record as ReservationRecord, Registration};
+pub use space::{
+    DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space, SpaceCapacity, SpaceError,
+    SpaceNamespace,
+};
 pub use store::ReservationStore;
 pub use subsystem::{NSID_MAX, Namespace};
 pub use target::{Error, Target, is_loopback};

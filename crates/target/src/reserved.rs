@@ -50,6 +50,8 @@ struct Kept {
     writer: Writer,
     /// Held while the store is being written, so that records get there in the order of their states.
     order: Mutex<()>,
+    /// The namespace was removed: nothing is written any more.
+    discarded: AtomicBool,
 }
 
 impl Reserved {
@@ -77,7 +79,12 @@ impl Reserved {
         Ok(Reserved {
             held: AtomicBool::new(reservations.kind().is_some()),
             state: Mutex::new(State { reservations, recorded, ..State::default() }),
-            kept: Some(Kept { store, writer: writer.clone(), order: Mutex::default() }),
+            kept: Some(Kept {
+                store,
+                writer: writer.clone(),
+                order: Mutex::default(),
+                discarded: AtomicBool::new(false),
+            }),
         })
     }
 
@@ -140,6 +147,9 @@ impl Reserved {
     pub(crate) fn write(&self) -> io::Result<()> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let _order = lock(&kept.order);
+        if kept.discarded.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         let (record, changes) = {
             let state = lock(&self.state);
             if !state.is_unsaved() {
@@ -151,6 +161,15 @@ impl Reserved {
         let mut state = lock(&self.state);
         (state.saved, state.recorded) = (changes, record.is_some());
         Ok(())
+    }
+
+    /// The namespace is removed: forgets the reservations, and the record of them. Blocks.
+    pub(crate) fn discard(&self) -> io::Result<()> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let _order = lock(&kept.order);
+        // A command that is under way saves nothing after this.
+        kept.discarded.store(true, Ordering::SeqCst);
+        kept.store.save(None)
     }
 
     /// The report, with an entry for each controller of each registered host.

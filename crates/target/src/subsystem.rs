@@ -12,6 +12,7 @@
 use crate::config::Config;
 use crate::durable::{Failures, Written};
 use crate::reserved::Reserved;
+use crate::space::Managed;
 use futures_channel::{mpsc, oneshot};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{now, since};
@@ -23,7 +24,8 @@ use longhaul_proto::reservation::{HostId, Notice};
 use longhaul_wire::command::CrossControllerReset;
 use longhaul_wire::fabrics::CNTLID_MAX;
 use longhaul_wire::log::AnaState;
-use std::collections::BTreeMap;
+use longhaul_wire::management::{LabelError, NamespaceLabel};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -43,6 +45,21 @@ pub struct Namespace {
     pub(crate) failures: Arc<Failures>,
     /// The hosts that have reserved it.
     pub(crate) reserved: Arc<Reserved>,
+    /// How it belongs to a space, if it does.
+    pub(crate) made: Option<Arc<Made>>,
+}
+
+/// What is known of a namespace that was made by a command.
+#[derive(Debug)]
+pub(crate) struct Made {
+    /// Several hosts may have it at a time.
+    pub(crate) shared: bool,
+    /// For which hosts, and for what.
+    pub(crate) label: NamespaceLabel,
+    /// The label as bytes, without the zeroes at its end.
+    pub(crate) encoded: Arc<[u8]>,
+    /// A host has opened it: there may be something to flush.
+    pub(crate) opened: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for Namespace {
@@ -51,9 +68,47 @@ impl std::fmt::Debug for Namespace {
     }
 }
 
+impl Made {
+    pub(crate) fn new(
+        shared: bool,
+        label: NamespaceLabel,
+        opened: Arc<AtomicBool>,
+    ) -> Result<Made, LabelError> {
+        let bytes = label.encode()?;
+        let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        Ok(Made { shared, encoded: bytes[..used].into(), label, opened })
+    }
+}
+
 impl Namespace {
+    pub(crate) fn new(
+        device: Arc<dyn BlockDevice>,
+        uuid: Uuid,
+        reserved: Arc<Reserved>,
+        made: Option<Arc<Made>>,
+    ) -> Namespace {
+        Namespace { device, uuid, failures: Arc::default(), reserved, made }
+    }
+
+    /// Whether the host may see it.
+    pub(crate) fn is_for(&self, hostnqn: &str) -> bool {
+        self.made.as_ref().is_none_or(|made| made.label.hosts.iter().any(|host| host == hostnqn))
+    }
+
+    /// Whether a host may have written to it.
+    pub(crate) fn was_opened(&self) -> bool {
+        self.made.as_ref().is_none_or(|made| made.opened.load(Ordering::SeqCst))
+    }
+
+    /// A host opens it.
+    pub(crate) fn opened(&self) {
+        if let Some(made) = &self.made {
+            made.opened.store(true, Ordering::SeqCst);
+        }
+    }
+
     /// What the protocol says about it.
-    fn view(&self, nsid: u32) -> NamespaceView {
+    pub(crate) fn view(&self, nsid: u32) -> NamespaceView {
         let info = self.device.info();
         NamespaceView {
             nsid,
@@ -67,6 +122,7 @@ impl Namespace {
             volatile_cache: info.volatile_cache,
             discard: info.discard,
             discard_zeroes: info.discard,
+            shared: self.made.as_ref().is_none_or(|made| made.shared),
             persistent_reservations: self.reserved.can_persist(),
             ana_group: 1,
             ana_state: AnaState::Optimized,
@@ -86,6 +142,8 @@ pub(crate) struct Subsystem {
     namespaces: Mutex<BTreeMap<u32, Namespace>>,
     view: RwLock<Arc<SubsystemView>>,
     generation: AtomicU64,
+    /// The space that its namespaces are made in, if it is one.
+    pub(crate) managed: Option<Managed>,
     pub(crate) controllers: Mutex<BTreeMap<u16, Arc<Link>>>,
     departing: Mutex<BTreeMap<u16, Arc<Link>>>,
     last_cntlid: Mutex<u16>,
@@ -94,6 +152,15 @@ pub(crate) struct Subsystem {
 
 impl Subsystem {
     pub(crate) fn new(nqn: String, name: String, config: &Config) -> Subsystem {
+        Subsystem::with_space(nqn, name, config, None)
+    }
+
+    pub(crate) fn with_space(
+        nqn: String,
+        name: String,
+        config: &Config,
+        managed: Option<Managed>,
+    ) -> Subsystem {
         let serial =
             Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes()).simple().to_string()[..SERIAL].to_owned();
         let base = view_of(&nqn, &serial, config);
@@ -105,6 +172,7 @@ impl Subsystem {
             base,
             namespaces: Mutex::default(),
             generation: AtomicU64::new(1),
+            managed,
             controllers: Mutex::default(),
             departing: Mutex::default(),
             last_cntlid: Mutex::default(),
@@ -133,16 +201,54 @@ impl Subsystem {
         self.generation.load(Ordering::Acquire)
     }
 
+    /// The namespaces as the protocol shows them to the host of a controller.
+    pub(crate) fn view_for(&self, link: &Link) -> Arc<SubsystemView> {
+        let Some(managed) = &self.managed else { return self.view() };
+        let generation = self.generation();
+        let mut shown = lock(&link.shown);
+        if let Some((of, view)) = &*shown
+            && *of == generation
+        {
+            return Arc::clone(view);
+        }
+        let namespaces = self.namespaces().clone();
+        let visible = namespaces.iter().filter(|(_, ns)| ns.is_for(&link.hostnqn));
+        let content = NvmContent {
+            max_nsid: managed.max_nsid(),
+            namespaces: visible.map(|(&nsid, ns)| ns.view(nsid)).collect(),
+            ana: Some(0),
+            space: managed.view_for(&link.hostnqn, &namespaces),
+        };
+        let view = Arc::new(SubsystemView { content: Content::Nvm(content), ..self.base.clone() });
+        *shown = Some((generation, Arc::clone(&view)));
+        view
+    }
+
     /// Rebuilds the view after a change, and notifies every controller of the namespaces concerned.
     pub(crate) fn changed(&self, nsids: &[u32]) {
         let views = self.namespaces().iter().map(|(&nsid, ns)| ns.view(nsid)).collect();
         let mut view = self.base.clone();
-        view.content = Content::Nvm(NvmContent { max_nsid: NSID_MAX, namespaces: views, ana: Some(0) });
+        let content = NvmContent { max_nsid: NSID_MAX, namespaces: views, ana: Some(0), space: None };
+        view.content = Content::Nvm(content);
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         self.generation.fetch_add(1, Ordering::Release);
         for link in self.links() {
-            lock(&link.controller).namespaces_changed(nsids.iter().copied());
-            link.send(0, Message::Events);
+            link.tell(nsids);
+        }
+    }
+
+    /// The same for a space: tells the controllers of those hosts, and closes what queues have open
+    /// of namespaces that they see no more.
+    pub(crate) fn space_changed(&self, nsids: &[u32], hosts: &BTreeSet<String>) {
+        self.generation.fetch_add(1, Ordering::Release);
+        for link in self.links() {
+            if hosts.contains(&link.hostnqn) {
+                link.tell(nsids);
+                link.refresh_io();
+            }
+        }
+        for link in self.departing().values().filter(|link| hosts.contains(&link.hostnqn)) {
+            link.refresh_io();
         }
     }
 
@@ -285,7 +391,12 @@ pub(crate) fn view_of(nqn: &str, serial: &str, config: &Config) -> SubsystemView
         max_queues: config.max_queues,
         max_queue_size: config.max_queue_size,
         hosts: config.hosts_of(nqn).clone(),
-        content: Content::Nvm(NvmContent { max_nsid: NSID_MAX, namespaces: Vec::new(), ana: Some(0) }),
+        content: Content::Nvm(NvmContent {
+            max_nsid: NSID_MAX,
+            namespaces: Vec::new(),
+            ana: Some(0),
+            space: None,
+        }),
     }
 }
 
@@ -296,6 +407,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A controller and the connections of its queues.
 pub(crate) struct Link {
     pub(crate) cntlid: u16,
+    /// NQN of its host.
+    pub(crate) hostnqn: String,
+    /// What its host sees of a space, and the generation that it is of.
+    shown: Mutex<Option<(u64, Arc<SubsystemView>)>>,
     pub(crate) controller: Mutex<Controller>,
     pub(crate) traffic: Traffic,
     /// Its connections by queue identifier; the admin queue is 0.
@@ -324,6 +439,8 @@ pub(crate) enum Message {
     Abort { cid: u16, reply: oneshot::Sender<bool> },
     /// The controller has events to report (to the admin queue).
     Events,
+    /// Namespaces have changed (to an I/O queue).
+    Refresh,
     /// Let commands under way end, then close.
     Drain,
     /// Close the connection now.
@@ -334,6 +451,8 @@ impl Link {
     pub(crate) fn new(cntlid: u16, controller: Controller) -> Link {
         Link {
             cntlid,
+            hostnqn: controller.hostnqn().to_owned(),
+            shown: Mutex::default(),
             traffic: controller.traffic(),
             controller: Mutex::new(controller),
             queues: Mutex::default(),
@@ -354,6 +473,24 @@ impl Link {
             all.insert(nsid, Arc::clone(&new));
             new
         })
+    }
+
+    /// Tells its host which namespaces have changed.
+    fn tell(&self, nsids: &[u32]) {
+        lock(&self.controller).namespaces_changed(nsids.iter().copied());
+        self.send(0, Message::Events);
+    }
+
+    /// Has its I/O queues look at the namespaces anew.
+    fn refresh_io(&self) {
+        for (_, queue) in lock(&self.queues).range(1..) {
+            let _ = queue.unbounded_send(Message::Refresh);
+        }
+    }
+
+    /// Forgets what it has written to namespaces that are gone.
+    pub(crate) fn forget(&self, nsids: &[u32]) {
+        lock(&self.written).retain(|nsid, _| !nsids.contains(nsid));
     }
 
     pub(crate) fn add_queue(&self, qid: u16, sender: mpsc::UnboundedSender<Message>) {
@@ -449,9 +586,7 @@ mod tests {
     fn hosts_are_told_of_units_and_stripes() {
         let memory = || MemDevice::new(8 << 20, 4096).expect("mapped");
         let view = |device: Arc<dyn BlockDevice>| {
-            let view =
-                Namespace { device, uuid: Uuid::nil(), failures: Arc::default(), reserved: Arc::default() }
-                    .view(1);
+            let view = Namespace::new(device, Uuid::nil(), Arc::default(), None).view(1);
             (view.granularity, view.optimal_io)
         };
         assert_eq!(view(Arc::new(Coarse(memory()))), (256 << 10, 768 << 10));

@@ -7,6 +7,7 @@ use crate::memory::Memory;
 use crate::pace::{self, Paces};
 use crate::quiet::Quiet;
 use crate::reserved::Reserved;
+use crate::space::{Managed, ReservationStores, Space};
 use crate::store::{ReservationStore, Writer};
 use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
 use longhaul_block::{BlockDevice, TellsLosses};
@@ -17,7 +18,7 @@ use longhaul_proto::controller::{
 };
 use longhaul_proto::target::ENTRIES_BEFORE_CONNECT;
 use longhaul_wire::nqn::{DISCOVERY_NQN, Nqn};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -282,13 +283,15 @@ impl Target {
                 Arc::new(Subsystem::new(nqn.to_owned(), name.to_owned(), &self.shared.config))
             }))
         };
+        if subsystem.managed.is_some() {
+            return Err(Error::Export(format!("{nqn} is a space: its namespaces are made by commands")));
+        }
         let nsid = {
             let mut namespaces = subsystem.namespaces();
             let nsid = (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid));
             let nsid =
                 nsid.ok_or_else(|| Error::Export(format!("{nqn} has {NSID_MAX} namespaces already")))?;
-            let reserved = Arc::new(reserved);
-            namespaces.insert(nsid, Namespace { device, uuid, failures: Arc::default(), reserved });
+            namespaces.insert(nsid, Namespace::new(device, uuid, Arc::new(reserved), None));
             nsid
         };
         subsystem.changed(&[nsid]);
@@ -298,11 +301,43 @@ impl Target {
         Ok(nsid)
     }
 
+    /// Serves a space as the subsystem `nqn`; `name` is what people call it. `admins`, NQNs of hosts,
+    /// make and remove its namespaces, and each namespace is seen by the hosts that it is attached to
+    /// and no other. Reservations that hosts make persistent are in `stores`.
+    ///
+    /// # Errors
+    /// The NQN is not one, or it has namespaces already, or a namespace's reservations cannot be read
+    /// (see [`export_persistent`](Self::export_persistent)).
+    pub fn add_space(
+        &self,
+        nqn: &str,
+        name: &str,
+        space: Arc<dyn Space>,
+        admins: BTreeSet<String>,
+        stores: ReservationStores,
+    ) -> Result<(), Error> {
+        Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
+        let managed = Managed::new(name, space, admins, stores, self.writer.clone());
+        let config = &self.shared.config;
+        let subsystem =
+            Arc::new(Subsystem::with_space(nqn.to_owned(), name.to_owned(), config, Some(managed)));
+        subsystem.restore().map_err(|e| Error::Export(format!("space {name}: {e}")))?;
+        {
+            let mut all = self.shared.subsystems.write().unwrap_or_else(PoisonError::into_inner);
+            if all.contains_key(nqn) {
+                return Err(Error::Export(format!("space {name}: {nqn} is served already")));
+            }
+            all.insert(nqn.to_owned(), subsystem);
+        }
+        self.shared.discovery_changed();
+        Ok(())
+    }
+
     /// Removes a namespace: its commands complete, and connected hosts are notified. Returns
     /// whether it existed.
     pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> bool {
         let Some(subsystem) = self.shared.subsystem(nqn) else { return false };
-        let removed = subsystem.namespaces().remove(&nsid).is_some();
+        let removed = subsystem.managed.is_none() && subsystem.namespaces().remove(&nsid).is_some();
         if removed {
             subsystem.changed(&[nsid]);
         }
@@ -313,7 +348,8 @@ impl Target {
     /// subsystem, namespace, and the device as it is now.
     pub fn refresh(&self) -> Vec<(String, u32, longhaul_block::DeviceInfo)> {
         let mut changes = Vec::new();
-        for subsystem in self.shared.all() {
+        // Namespaces of spaces grow by commands alone.
+        for subsystem in self.shared.all().into_iter().filter(|subsystem| subsystem.managed.is_none()) {
             let namespaces = subsystem.namespaces().clone();
             let mut nsids = Vec::new();
             for (nsid, namespace) in namespaces {

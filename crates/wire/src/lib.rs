@@ -14,6 +14,7 @@ pub mod feature;
 pub mod identify;
 mod layout;
 pub mod log;
+pub mod management;
 pub mod nqn;
 pub mod pdu;
 pub mod reservation;

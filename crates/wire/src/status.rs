@@ -182,9 +182,11 @@ statuses! {
     ALREADY_ATTACHED = 1, 0x18, "Namespace Already Attached";
     NAMESPACE_PRIVATE = 1, 0x19, "Namespace Is Private";
     NOT_ATTACHED = 1, 0x1A, "Namespace Not Attached";
+    THIN_NOT_SUPPORTED = 1, 0x1B, "Thin Provisioning Not Supported";
     CONTROLLER_LIST_INVALID = 1, 0x1C, "Controller List Invalid";
     INVALID_CONTROLLER_ID = 1, 0x1F, "Invalid Controller Identifier";
     ANA_GROUP_INVALID = 1, 0x24, "ANA Group Identifier Invalid";
+    ATTACHMENT_LIMIT = 1, 0x27, "Namespace Attachment Limit Exceeded";
     COMMAND_SET_NOT_SUPPORTED = 1, 0x29, "I/O Command Set Not Supported";
     COMMAND_SET_NOT_ENABLED = 1, 0x2A, "I/O Command Set Not Enabled";
     COMMAND_SET_REJECTED = 1, 0x2B, "I/O Command Set Combination Rejected";

@@ -13,6 +13,8 @@ pub(crate) struct TargetReady<'a> {
     pub(crate) discovery: Option<String>,
     /// The namespaces that it exports.
     pub(crate) exports: &'a [ExportFields],
+    /// The spaces in which administrators make namespaces.
+    pub(crate) spaces: &'a [SpaceFields],
 }
 
 /// A namespace that the target exports.
@@ -34,6 +36,25 @@ pub(crate) struct ExportFields {
     pub(crate) size: Bytes,
     /// Bytes of a logical block.
     pub(crate) block_size: u32,
+}
+
+/// A space of the target.
+#[derive(Serialize)]
+pub(crate) struct SpaceFields {
+    /// Name of the space.
+    pub(crate) name: String,
+    /// NQN of its subsystem.
+    pub(crate) nqn: String,
+    /// URI with the full NQN.
+    pub(crate) uri: String,
+    /// The shortest URI.
+    pub(crate) short: String,
+    /// Number of namespaces.
+    pub(crate) namespaces: usize,
+    /// Capacity of the space.
+    pub(crate) total: Bytes,
+    /// Capacity that no namespace has taken.
+    pub(crate) unallocated: Bytes,
 }
 
 /// `target`: an export has another size.

@@ -13,6 +13,7 @@ pub(crate) mod discover;
 pub(crate) mod info;
 pub(crate) mod meta;
 pub(crate) mod netbench;
+pub(crate) mod ns;
 pub(crate) mod report;
 pub(crate) mod study;
 pub(crate) mod target;

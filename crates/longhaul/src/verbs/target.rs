@@ -2,15 +2,16 @@
 
 use crate::addresses::{self, Listen, check_congestion, reachable};
 use crate::arguments::{EngineArgs, parse_bytes};
-use crate::events::{ExportFields, ExportResized, ServiceSummary, Stopping, TargetReady};
+use crate::events::{ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping, TargetReady};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
 use crate::output::Output;
 use crate::reservations::ReservationFile;
 use crate::served::{self, ExportMedium};
+use crate::space::{SpaceSpec, reservation_stores};
 use longhaul_device::{Device, Opener};
 use longhaul_initiator::{IO_PORT, Options};
-use longhaul_target::{Config, Error, HostAccess, Target, is_loopback};
+use longhaul_target::{Config, DirSpace, Error, HostAccess, Space, Target, is_loopback};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,11 @@ error=SHARE, uuid=UUID, nqn=NQN, allow-host=HOSTNQN, create (serve the medium
 as a new disk, even if another namespace was served from it before).
 A further export of the same NAME adds a namespace to the same subsystem.
 
+A space is a directory in which the hosts of --admin make namespaces while the
+target runs ('longhaul ns', or 'nvme create-ns' of a Linux host). A host sees
+those that are attached to it. Hosts are known by a name that they send
+themselves: beyond loopback a space takes --insecure, and a trusted network.
+
 SIGHUP reads the sizes of the devices again and notifies hosts of changes;
 SIGTERM completes the I/O under way, flushes, and exits 0.
 
@@ -47,8 +53,18 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = addresses::listen::<IO_PORT>)]
     listen: Vec<Listen>,
     /// Device to serve, and its name; may be repeated
-    #[arg(long, value_name = "NAME=BACKEND", required = true)]
+    #[arg(long, value_name = "NAME=BACKEND", required_unless_present = "space")]
     export: Vec<Export>,
+    /// Capacity in which administrators make namespaces (dir:PATH[,size=10TiB][,nqn=NQN]), and its
+    /// name; may be repeated
+    #[arg(long, value_name = "NAME=dir:PATH", requires = "admin")]
+    space: Vec<SpaceSpec>,
+    /// Host that may make, attach and remove namespaces; may be repeated
+    #[arg(long, value_name = "HOSTNQN", requires = "space")]
+    admin: Vec<String>,
+    /// Serve spaces beyond loopback, though hosts are not authenticated
+    #[arg(long)]
+    insecure: bool,
     /// Further address of the discovery controller: ADDR:PORT, or none [default: port 8009 of the
     /// first --listen address, if it is free]
     #[arg(long, value_name = "ADDR:PORT")]
@@ -157,7 +173,10 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
     let options =
         Options { engine: args.engine.config(), congestion: args.congestion.clone(), ..Options::default() };
     let opener = Opener::new(options).for_threads(threads);
+    let listen = args.listen.iter().map(Listen::resolve).collect::<Result<Vec<_>, _>>()?;
+    check_access(&args.space, &listen, args.insecure)?;
     let exports = open(&args.export, &opener)?;
+    let spaces = open_spaces(&args)?;
     let target = {
         let mut config = args.config()?;
         for (export, OpenExport { nqn, .. }) in args.export.iter().zip(&exports) {
@@ -187,7 +206,25 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
                 block_size: info.block_size,
             });
         }
-        ready(&target, &shown, output);
+        let at = reachable(target.addresses()[0]);
+        let mut shown_spaces = Vec::new();
+        for (spec, nqn, space) in spaces {
+            let capacity = space.capacity().map_err(Failure::failed)?;
+            let space = Arc::new(space);
+            let fields = SpaceFields {
+                name: spec.name.clone(),
+                uri: format!("nvme+tcp://{at}/{nqn}"),
+                short: short(at, &spec.name, &nqn, (0, true)),
+                namespaces: space.namespaces().len(),
+                total: capacity.total,
+                unallocated: capacity.unallocated,
+                nqn,
+            };
+            let admins = args.admin.iter().cloned().collect();
+            target.add_space(&fields.nqn, &spec.name, space, admins, reservation_stores())?;
+            shown_spaces.push(fields);
+        }
+        ready(&target, &shown, &shown_spaces, output);
         target
     };
     for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
@@ -264,15 +301,48 @@ fn open(exports: &[Export], opener: &Opener) -> Result<Vec<OpenExport>, Failure>
     Ok(opened)
 }
 
-fn ready(target: &Target, exports: &[ExportFields], output: Output) {
+/// Opens the directories of all spaces: each with its NQN.
+fn open_spaces(args: &TargetArgs) -> Result<Vec<(&SpaceSpec, String, DirSpace)>, Failure> {
+    let mut opened: Vec<(&SpaceSpec, String, DirSpace)> = Vec::new();
+    for spec in &args.space {
+        let nqn = spec.nqn();
+        let taken = args.export.iter().map(Export::nqn).chain(opened.iter().map(|(_, nqn, _)| nqn.clone()));
+        if taken.into_iter().any(|taken| taken == nqn) {
+            return Err(Failure::usage(format!(
+                "the name {} is used twice: give the space another",
+                spec.name
+            )));
+        }
+        opened.push((spec, nqn, spec.open()?));
+    }
+    Ok(opened)
+}
+
+/// Refuses spaces that any machine of the network could manage, unless that is asked for.
+fn check_access(spaces: &[SpaceSpec], listen: &[SocketAddr], insecure: bool) -> Result<(), Failure> {
+    match listen.iter().find(|addr| !is_loopback(addr)) {
+        Some(addr) if !spaces.is_empty() && !insecure => Err(Failure::usage(format_args!(
+            "{addr} can be reached from other machines, and administrators of a space are known by a name that \
+             they send themselves: give --insecure if the network is trusted"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn ready(target: &Target, exports: &[ExportFields], spaces: &[SpaceFields], output: Output) {
     let listen: Vec<_> = target.addresses().iter().map(ToString::to_string).collect();
     let discovery = target.discovery_address().map(|addr| addr.to_string());
-    output.event(&TargetReady { listen, discovery, exports });
+    output.event(&TargetReady { listen, discovery, exports, spaces });
     if !output.is_json() {
-        let short: Vec<&str> = exports.iter().map(|export| export.short.as_str()).collect();
+        let short = exports.iter().map(|export| &export.short);
+        let short: Vec<&str> =
+            short.chain(spaces.iter().map(|space| &space.short)).map(String::as_str).collect();
         output.line(format_args!("ready {}", short.join(" ")));
         for export in exports {
             output.line(format_args!("      {}", export.uri));
+        }
+        for space in spaces {
+            output.line(format_args!("      {}", space.uri));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a controller answers.
 
+use super::space::SpaceCommand;
 use longhaul_wire::command::CrossControllerReset;
 use longhaul_wire::completion::{Cqe, Status};
 
@@ -82,6 +83,16 @@ pub enum Action {
         nsids: Vec<u32>,
         /// Whether they persist (PTPL).
         persist: bool,
+    },
+    /// Get its data, if it has some, and carry it out: the host may.
+    Manage(SpaceCommand),
+    /// Send a Controller List, as [`Data`](Self::Data): the identifiers from `from` on of the
+    /// controllers of the subsystem, or of those whose hosts the namespace `nsid` is attached to.
+    Controllers {
+        /// NSID of an allocated namespace; none for every controller.
+        nsid: Option<u32>,
+        /// The first identifier to list.
+        from: u16,
     },
     /// Complete it with success, then close the queue that it came on.
     Disconnect,

@@ -6,14 +6,15 @@ use super::keep_alive::KAS;
 use super::log::{self, ERROR_ENTRIES, TEMPERATURE_CRITICAL, TEMPERATURE_WARNING};
 use super::property::VERSION;
 use super::subsystem::{NamespaceView, NvmContent, PAGE, SubsystemView};
-use super::{ABORT_LIMIT, Controller, Instance, RESET_LIMIT, io};
-use longhaul_wire::command::{self, SQE_LEN, Sqe};
+use super::{ABORT_LIMIT, Controller, Instance, RESET_LIMIT, io, space};
+use longhaul_wire::command::{self, NSID_ALL, SQE_LEN, Sqe};
 use longhaul_wire::completion::{CQE_LEN, Status};
 use longhaul_wire::fabrics::Version;
 use longhaul_wire::identify::{
     CSI_NVM, IDENTIFY_LEN, Identifier, IdentifyController, IdentifyNamespace, IndependentNamespace,
     LbaFormat, NSID_LIST_MAX, NvmController, NvmNamespace, anacap, cmic, cns, cntrltype, ctratt, dlfeat,
-    encode_descriptors, encode_nsid_list, lpa, nmic, nsattr, nsfeat, nstat, oaes, ofcs, oncs, sgls, vwc,
+    encode_descriptors, encode_nsid_list, lpa, nmic, nsattr, nsfeat, nstat, oacs, oaes, ofcs, oncs, sgls,
+    vwc,
 };
 use longhaul_wire::{Ascii, nqn};
 
@@ -35,6 +36,9 @@ const CNTID_THIS: u16 = 0xFFFF;
 
 impl Controller {
     pub(super) fn identify(&self, sqe: &Sqe, subsystem: &SubsystemView) -> Action {
+        if let Some(list) = space::controllers(sqe, subsystem) {
+            return list;
+        }
         match self.identify_data(sqe, subsystem) {
             Ok(data) => log::data(sqe, data),
             Err(status) => status.dnr().into(),
@@ -49,17 +53,30 @@ impl Controller {
         //= NVMe Base 2.1, Discovery controllers: of Identify they answer Identify Controller only
         let nvm = subsystem.nvm().ok_or(Status::INVALID_FIELD)?;
         //= NVMe Base 2.1, Identify command: a command set that is not supported is an invalid field
-        let by_command_set = [cns::CS_NAMESPACE, cns::CS_CONTROLLER, cns::CS_ACTIVE_NAMESPACES];
+        let by_command_set = [
+            cns::CS_NAMESPACE,
+            cns::CS_CONTROLLER,
+            cns::CS_ACTIVE_NAMESPACES,
+            cns::CS_ALLOCATED_NAMESPACES,
+            cns::CS_ALLOCATED_NAMESPACE,
+        ];
         if by_command_set.contains(&fields.cns) && fields.csi != CSI_NVM {
             return Err(Status::INVALID_FIELD);
         }
         match fields.cns {
+            //= NVMe Base 2.1, Identify command: NSID FFFFFFFFh gets what all namespaces have in common, where they are managed
+            cns::NAMESPACE if sqe.nsid() == NSID_ALL && nvm.space.is_some() => Ok(space::common().encode()),
             cns::NAMESPACE => of_namespace(nvm, sqe.nsid(), |ns| identify_namespace(ns).encode()),
             cns::CS_NAMESPACE => of_namespace(nvm, sqe.nsid(), |_| NvmNamespace::default().encode()),
             cns::INDEPENDENT_NAMESPACE => of_namespace(nvm, sqe.nsid(), |ns| independent(ns).encode()),
             cns::ACTIVE_NAMESPACES | cns::CS_ACTIVE_NAMESPACES => active_list(nvm, sqe.nsid()),
             cns::NAMESPACE_DESCRIPTORS => descriptors(nvm, sqe.nsid()),
             cns::CS_CONTROLLER => Ok(nvm_controller().encode()),
+            cns::ALLOCATED_NAMESPACES | cns::CS_ALLOCATED_NAMESPACES => space::list(nvm, sqe.nsid()),
+            cns::ALLOCATED_NAMESPACE => space::namespace(nvm, sqe.nsid()),
+            cns::CS_ALLOCATED_NAMESPACE => {
+                space::namespace(nvm, sqe.nsid()).map(|_| NvmNamespace::default().encode())
+            }
             cns::COMMAND_SETS if fields.cntid == CNTID_THIS || fields.cntid == self.cntlid => {
                 Ok(command_sets())
             }
@@ -154,6 +171,10 @@ fn io_controller(id: &mut IdentifyController, subsystem: &SubsystemView, nvm: &N
     id.vwc = vwc::PRESENT | vwc::FLUSH_ALL;
     id.ioccsz = ((SQE_LEN + subsystem.in_capsule as usize) / UNIT) as u32;
     id.ofcs = ofcs::DISCONNECT;
+    if let Some(space) = &nvm.space {
+        id.oacs = oacs::NAMESPACE_MANAGEMENT;
+        (id.tnvmcap, id.unvmcap) = (space.total, space.unallocated);
+    }
     if nvm.ana.is_some() {
         id.cmic |= cmic::ANA;
         id.oaes |= oaes::ANA_CHANGE;
@@ -186,12 +207,16 @@ fn of_namespace(
 
 /// The active namespaces with an NSID greater than `after`.
 fn active_list(nvm: &NvmContent, after: u32) -> Result<Vec<u8>, Status> {
+    nsid_list(nvm.namespaces.iter().map(|ns| ns.nsid), after)
+}
+
+/// Those of `nsids` that are greater than `after`, as far as there is room.
+pub(super) fn nsid_list(nsids: impl Iterator<Item = u32>, after: u32) -> Result<Vec<u8>, Status> {
     //= NVMe Base 2.1, Active Namespace ID list: FFFFFFFEh and FFFFFFFFh are not valid
     if after >= 0xFFFF_FFFE {
         return Err(Status::INVALID_NAMESPACE);
     }
-    let nsids = nvm.namespaces.iter().map(|ns| ns.nsid).filter(|&nsid| nsid > after);
-    Ok(encode_nsid_list(nsids.take(NSID_LIST_MAX)))
+    Ok(encode_nsid_list(nsids.filter(|&nsid| nsid > after).take(NSID_LIST_MAX)))
 }
 
 fn descriptors(nvm: &NvmContent, nsid: u32) -> Result<Vec<u8>, Status> {
@@ -213,14 +238,14 @@ fn zero_based(bytes: u32, ns: &NamespaceView) -> u16 {
     u16::try_from(blocks - 1).unwrap_or(u16::MAX)
 }
 
-fn identify_namespace(ns: &NamespaceView) -> IdentifyNamespace {
+pub(super) fn identify_namespace(ns: &NamespaceView) -> IdentifyNamespace {
     let granularity = zero_based(ns.granularity, ns);
     let mut id = IdentifyNamespace {
         nsze: ns.blocks,
         ncap: ns.blocks,
         nuse: ns.blocks,
         nsfeat: nsfeat::OPTPERF,
-        nmic: nmic::SHARED,
+        nmic: if ns.shared { nmic::SHARED } else { 0 },
         rescap: reservations(ns),
         npwg: granularity,
         npwa: granularity,
@@ -246,7 +271,7 @@ fn identify_namespace(ns: &NamespaceView) -> IdentifyNamespace {
 fn independent(ns: &NamespaceView) -> IndependentNamespace {
     IndependentNamespace {
         nsfeat: if ns.volatile_cache { 0 } else { nsfeat::NO_WRITE_CACHE },
-        nmic: nmic::SHARED,
+        nmic: if ns.shared { nmic::SHARED } else { 0 },
         rescap: reservations(ns),
         anagrpid: ns.ana_group,
         nsattr: if ns.read_only { nsattr::WRITE_PROTECTED } else { 0 },

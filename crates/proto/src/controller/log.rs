@@ -205,9 +205,9 @@ impl Controller {
             lid::RESERVATION_NOTICE => Ok(self.events.reservation_log()),
             //= NVMe Base 2.1, Commands Supported and Effects log page: CSI selects the I/O command set where CC.CSS is 110b
             lid::COMMAND_EFFECTS if self.cc.css() == Cc::CSS_ALL => {
-                Ok(command_effects(request.csi == CSI_NVM))
+                Ok(command_effects(request.csi == CSI_NVM, nvm.space.is_some()))
             }
-            lid::COMMAND_EFFECTS => Ok(command_effects(self.cc.css() == Cc::CSS_NVM)),
+            lid::COMMAND_EFFECTS => Ok(command_effects(self.cc.css() == Cc::CSS_NVM, nvm.space.is_some())),
             lid::FEATURE_EFFECTS => Ok(feature_effects()),
             // No command of the management interface is supported.
             lid::MI_COMMAND_EFFECTS => Ok(vec![0; CommandEffects::LEN]),
@@ -265,9 +265,16 @@ fn supported_pages(nvm: &NvmContent) -> Vec<u8> {
 /// another one: of such a one none is supported, and the log says so. It is not
 /// refused, since hosts ask for it as soon as CAP.CSS has bit 6 (nvme-cli for
 /// the Zoned Namespace command set).
-fn command_effects(nvm: bool) -> Vec<u8> {
+fn command_effects(nvm: bool, space: bool) -> Vec<u8> {
     let mut log = CommandEffects::new();
     ADMIN_COMMANDS.into_iter().for_each(|opcode| log.set_admin(opcode, effect::SUPPORTED));
+    if space {
+        // Hosts look at their namespaces again after a command of such an effect.
+        let effects = effect::SUPPORTED | effect::CONTENT | effect::NAMESPACE_INVENTORY;
+        let commands = [admin::NAMESPACE_MANAGEMENT, admin::NAMESPACE_ATTACHMENT];
+        commands.into_iter().for_each(|opcode| log.set_admin(opcode, effects));
+        log.set_admin(admin::NAMESPACE_CHANGE, effects | effect::NAMESPACE_CAPABILITY);
+    }
     if !nvm {
         return log.into_bytes();
     }

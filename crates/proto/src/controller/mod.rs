@@ -37,6 +37,7 @@ pub mod io;
 mod keep_alive;
 mod log;
 mod property;
+mod space;
 mod subsystem;
 #[cfg(test)]
 mod testing;
@@ -50,6 +51,9 @@ pub use event::AER_LIMIT;
 pub use instance::{Instance, OtherReset, RESET_LIMIT};
 pub use keep_alive::{Expired, Traffic};
 pub use log::{ERROR_ENTRIES, ErrorRecord};
+pub use space::{
+    AllocatedView, NewNamespace, SpaceCommand, SpaceView, parse_controllers, parse_create, parse_label,
+};
 pub use subsystem::{
     Content, DiscoveryContent, DiscoveryRecord, HealthCounters, HostAccess, NamespaceView, NvmContent, PAGE,
     QUEUES_MAX, SubsystemView,
@@ -219,6 +223,9 @@ impl Controller {
             admin::ASYNC_EVENT_REQUEST => self.event_request(sqe),
             admin::ABORT => self.abort(sqe),
             admin::CROSS_CONTROLLER_RESET if self.instance.is_some() => self.cross_controller_reset(sqe),
+            admin::NAMESPACE_MANAGEMENT | admin::NAMESPACE_ATTACHMENT | admin::NAMESPACE_CHANGE => {
+                space::manage(sqe, env.subsystem)
+            }
             admin::KEEP_ALIVE => {
                 self.keep_alive.restart(env.now);
                 Action::ok()

@@ -1,7 +1,9 @@
 //! What a controller knows of its subsystem: plain data, made by the driver.
 
+use super::space::SpaceView;
 use longhaul_wire::log::{AnaState, DiscoveryEntry};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// The page size in which MDTS and other limits count, in bytes: CAP.MPSMIN
@@ -78,6 +80,9 @@ pub struct NvmContent {
     /// Whether asymmetric namespace access is reported; the number of its
     /// changes so far.
     pub ana: Option<u64>,
+    /// The space that the namespaces are made in, where the host of the controller may manage it.
+    /// Other hosts are shown a subsystem without namespace management.
+    pub space: Option<Arc<SpaceView>>,
 }
 
 impl NvmContent {
@@ -153,6 +158,8 @@ pub struct NamespaceView {
     pub discard: bool,
     /// Deallocated blocks read as zeroes.
     pub discard_zeroes: bool,
+    /// Controllers of several hosts may have it at a time.
+    pub shared: bool,
     /// Its reservations can persist through a loss of power.
     pub persistent_reservations: bool,
     /// ANA group, 1 at least where ANA is reported.

@@ -36,6 +36,7 @@ pub(super) fn subsystem() -> SubsystemView {
                 namespace(4, u64::MAX >> 12, 12),
             ],
             ana: Some(7),
+            space: None,
         }),
     }
 }
@@ -53,6 +54,7 @@ pub(super) fn namespace(nsid: u32, blocks: u64, block_shift: u8) -> NamespaceVie
         volatile_cache: true,
         discard: true,
         discard_zeroes: true,
+        shared: true,
         persistent_reservations: nsid == 1,
         ana_group: 1,
         ana_state: AnaState::Optimized,

@@ -18,7 +18,7 @@ fn refused(rig: &Rig, what: &str, sqe: &Sqe, data: &[u8], status: Status, result
     let mut client = Client::open(rig.addr, 0);
     let done = client.call(sqe, data);
     assert!(done.status.is(status), "{what}: {} instead of {status}", done.status);
-    assert_eq!(done.result, result.into(), "{what}: the completion names the wrong field");
+    assert_eq!(done.result, u64::from(result), "{what}: the completion names the wrong field");
     client.expect_end(what);
     rig.check();
 }

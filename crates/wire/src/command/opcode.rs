@@ -39,6 +39,9 @@ pub mod admin {
     pub const SECURITY_RECEIVE: u8 = 0x82;
     pub const SANITIZE: u8 = 0x84;
     pub const GET_LBA_STATUS: u8 = 0x86;
+    /// Vendor specific, of Longhaul's targets: changes the label or the size of a namespace
+    /// ([`ChangeAction`](crate::management::ChangeAction)).
+    pub const NAMESPACE_CHANGE: u8 = 0xC1;
 }
 
 /// I/O command opcodes of the NVM Command Set and those that all command sets
@@ -134,8 +137,11 @@ fn admin_name(opcode: u8) -> &'static str {
         admin::SET_FEATURES => "Set Features",
         admin::GET_FEATURES => "Get Features",
         admin::ASYNC_EVENT_REQUEST => "Asynchronous Event Request",
+        admin::NAMESPACE_MANAGEMENT => "Namespace Management",
+        admin::NAMESPACE_ATTACHMENT => "Namespace Attachment",
         admin::KEEP_ALIVE => "Keep Alive",
         admin::CROSS_CONTROLLER_RESET => "Cross-Controller Reset",
+        admin::NAMESPACE_CHANGE => "Namespace Change (vendor specific)",
         _ => "unknown admin command",
     }
 }

@@ -54,7 +54,7 @@ layout! {
         135 => ciu: u8,
         /// Controller Instance Random Number.
         136 => cirn: u64,
-        /// Optional admin commands.
+        /// Optional admin commands ([`oacs`] bits).
         256 => oacs: u16,
         /// Abort Command Limit, counted from 0.
         258 => acl: u8,
@@ -192,6 +192,13 @@ pub mod oaes {
     pub const FIRMWARE_ACTIVATION: u32 = 1 << 9;
     pub const ANA_CHANGE: u32 = 1 << 11;
     pub const DISCOVERY_LOG_CHANGE: u32 = 1 << 31;
+}
+
+/// Bits of OACS.
+#[allow(missing_docs)]
+pub mod oacs {
+    /// Namespace Management and Namespace Attachment.
+    pub const NAMESPACE_MANAGEMENT: u16 = 1 << 3;
 }
 
 /// Bits of CTRATT.

@@ -6,8 +6,8 @@ mod descriptors;
 mod namespace;
 
 pub use controller::{
-    IdentifyController, NvmController, PowerState, anacap, cmic, cntrltype, ctratt, lpa, oaes, ofcs, oncs,
-    sgls, vwc,
+    IdentifyController, NvmController, PowerState, anacap, cmic, cntrltype, ctratt, lpa, oacs, oaes, ofcs,
+    oncs, sgls, vwc,
 };
 pub use descriptors::{Identifier, decode_descriptors, encode_descriptors};
 pub use namespace::{
@@ -34,6 +34,12 @@ pub mod cns {
     pub const CS_CONTROLLER: u8 = 0x06;
     pub const CS_ACTIVE_NAMESPACES: u8 = 0x07;
     pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
+    pub const ALLOCATED_NAMESPACES: u8 = 0x10;
+    pub const ALLOCATED_NAMESPACE: u8 = 0x11;
+    pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
+    pub const CONTROLLERS: u8 = 0x13;
+    pub const CS_ALLOCATED_NAMESPACES: u8 = 0x1A;
+    pub const CS_ALLOCATED_NAMESPACE: u8 = 0x1B;
     pub const COMMAND_SETS: u8 = 0x1C;
 }
 

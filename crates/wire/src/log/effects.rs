@@ -6,6 +6,10 @@ pub mod effect {
     pub const SUPPORTED: u32 = 1 << 0;
     /// Logical block content may change (feature: user data may change).
     pub const CONTENT: u32 = 1 << 1;
+    /// NCC: capabilities of a namespace may change.
+    pub const NAMESPACE_CAPABILITY: u32 = 1 << 2;
+    /// NIC: the number of namespaces, or what is attached, may change.
+    pub const NAMESPACE_INVENTORY: u32 = 1 << 3;
     /// Scope: one namespace.
     pub const SCOPE_NAMESPACE: u32 = 1 << 20;
     /// Scope: one controller.

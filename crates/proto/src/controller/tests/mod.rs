@@ -8,3 +8,4 @@ mod instance;
 mod io;
 mod log;
 mod property;
+mod space;
