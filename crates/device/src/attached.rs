@@ -17,7 +17,7 @@ use crate::runtime;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -73,6 +73,11 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     Ok(parent.canonicalize().map_err(|e| wrong(&e))?.join(name))
 }
 
+/// Where a record is written before it gets its name.
+fn new_of(record: &Path) -> PathBuf {
+    record.with_extension("new")
+}
+
 fn open(path: &Path) -> Result<File> {
     runtime::make()?;
     let mut options = OpenOptions::new();
@@ -88,10 +93,18 @@ fn lock_exclusively(path: &Path) -> Result<Option<File>> {
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(None);
         }
-        let ours = file.metadata().map_err(|e| Error::failed(format!("{}: {e}", path.display())))?;
-        if std::fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino())) {
+        if has_name(&file, path) {
             return Ok(Some(file));
         }
+    }
+}
+
+/// Whether the file is the one at this path, and neither removed nor replaced.
+fn has_name(file: &File, path: &Path) -> bool {
+    let inode = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(file), Ok(named)) => inode(file) == inode(named),
+        _ => false,
     }
 }
 
@@ -112,10 +125,20 @@ impl HeldRecord {
             "path": record.path, "devices": record.devices, "via": record.via, "size": record.size,
             "read_only": record.read_only, "pid": record.pid, "trouble": record.trouble,
         });
-        let written = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
-        written
-            .and_then(|_| self.file.write_all(format!("{text}\n").as_bytes()))
-            .map_err(|e| Error::failed(format!("{}: {e}", self.record.display())))
+        // A reader finds the old record or the new one, whole, under the name: each in a file of its
+        // own, locked before it gets the name.
+        let new = new_of(&self.record);
+        let replaced = || -> std::io::Result<File> {
+            let mut options = OpenOptions::new();
+            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            file.write_all(format!("{text}\n").as_bytes())?;
+            std::fs::rename(&new, &self.record)?;
+            Ok(file)
+        };
+        self.file =
+            replaced().map_err(|e| Error::failed(format!("cannot write {}: {e}", self.record.display())))?;
+        Ok(())
     }
 }
 
@@ -156,12 +179,16 @@ impl Attachment {
     }
 
     fn read(path: &Path) -> Option<(Attachment, bool)> {
-        let mut file = File::open(path).ok()?;
-        // The serving process holds the lock exclusively.
-        let lives = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
-        let mut text = String::new();
-        file.read_to_string(&mut text).ok()?;
-        Some((Attachment::parse(&text)?, lives))
+        loop {
+            let mut file = File::open(path).ok()?;
+            // The serving process holds the lock exclusively.
+            let lives = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
+            let mut text = String::new();
+            file.read_to_string(&mut text).ok()?;
+            if lives || has_name(&file, path) {
+                return Some((Attachment::parse(&text)?, lives));
+            }
+        }
     }
 
     /// All attachments of this user, and whether a process still serves each.
@@ -187,7 +214,8 @@ impl Attachment {
 
     /// Removes the files that a killed process left.
     pub fn forget(path: &Path) {
-        for file in [record_of(path), socket_of(path), log_of(path)] {
+        let record = record_of(path);
+        for file in [new_of(&record), record, socket_of(path), log_of(path)] {
             let _ = std::fs::remove_file(file);
         }
     }
@@ -238,6 +266,33 @@ mod tests {
                 thread.join().expect("no holder removed the file of another one");
             }
         });
+    }
+
+    #[test]
+    fn a_record_that_is_rewritten_is_there_at_all_times() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("attach-x.json");
+        let file = lock_exclusively(&path).expect("opened").expect("locked");
+        let mut held = HeldRecord { record: path.clone(), file };
+        let text = r#"{"path":"/x","devices":["mem:1GiB"],"via":"fuse","size":5,"read_only":true,"pid":7}"#;
+        let mut record = Attachment::parse(text).expect("a record");
+        held.write(&record).expect("written");
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for round in 0..2000 {
+                    record.trouble = (round % 2 == 0).then(|| format!("{round}: a fault with some text"));
+                    held.write(&record).expect("written");
+                }
+                held
+            });
+            while !writer.is_finished() {
+                let (found, lives) = Attachment::read(&path).expect("a whole record");
+                assert!(lives && found.pid == 7, "{found:?}");
+            }
+            assert!(!new_of(&path).exists());
+            drop(writer.join().expect("written"));
+        });
+        assert_eq!(Attachment::read(&path), None, "removed with its holder");
     }
 
     #[test]
