@@ -311,8 +311,14 @@ impl Rig {
             assert!(self.closed.is_none(), "{event:?} behind the last event");
             match event {
                 HostEvent::Ready(params) => {
-                    assert!(self.config.header_digest || !params.header_digest, "only digests that were requested");
-                    assert!(self.config.data_digest || !params.data_digest, "only digests that were requested");
+                    assert!(
+                        self.config.header_digest || !params.header_digest,
+                        "only digests that were requested"
+                    );
+                    assert!(
+                        self.config.data_digest || !params.data_digest,
+                        "only digests that were requested"
+                    );
                     // ICReq, which has no digests, went before.
                     self.transmit();
                     self.controller.ready(params);
