@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -137,7 +138,7 @@ class Bench:
                 t.end()
             self._targets.clear()
             for f in self.dir.iterdir():
-                f.unlink()
+                shutil.rmtree(f) if f.is_dir() else f.unlink()
             if self._guest:
                 new = self._guest.trouble()[len(self.trouble) :]
                 self.trouble += new
