@@ -12,6 +12,8 @@ NAMES = {
 
 # How long decoding may take, in seconds.
 DECODE_TIMEOUT = 600
+# How often tshark is started for one capture.
+ATTEMPTS = 3
 
 
 def available():
@@ -31,11 +33,16 @@ class Capture:
                 self.lengths[NAMES.get(int(t, 0), t)].append(int(n, 0))
 
     def _tshark(self, *args):
-        done = subprocess.run(
-            ["tshark", "-n", "-r", self.path, "-d", f"tcp.port=={self.port},nvme-tcp",
-             "-o", "tcp.desegment_tcp_streams:TRUE", *args],
-            capture_output=True, text=True, timeout=DECODE_TIMEOUT, check=True,
-        )  # fmt: skip
+        command = [
+            "tshark", "-n", "-r", self.path, "-d", f"tcp.port=={self.port},nvme-tcp",
+            "-o", "tcp.desegment_tcp_streams:TRUE", *args,
+        ]  # fmt: skip
+        # A crash of tshark says nothing of the traffic.
+        for _ in range(ATTEMPTS):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=DECODE_TIMEOUT)
+            if done.returncode >= 0:
+                break
+        done.check_returncode()
         return done.stdout
 
     def _fields(self, condition, *fields):
