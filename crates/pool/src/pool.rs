@@ -24,7 +24,7 @@ pub struct Host {
     pub catalog: Arc<dyn Catalog>,
     /// Makes namespaces.
     pub spaces: Arc<dyn Spaces>,
-    /// What other hosts are told of this one.
+    /// What other hosts can read about this one.
     pub name: String,
     /// How long after the last sign of this host others take over what it was doing.
     pub ttl: Duration,
@@ -146,7 +146,7 @@ impl Pool {
     /// The pool of that name.
     ///
     /// # Errors
-    /// There is none.
+    /// The catalog has no such pool.
     pub fn open(host: &Host, name: &str) -> Result<Pool> {
         let Some(entry) = host.catalog.get(&keys::pool(name))? else {
             let place = format!("catalog {}", host.catalog.name());
@@ -290,7 +290,7 @@ impl Pool {
     /// One volume.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// The pool has no volume of that name.
     pub fn volume(&self, name: &str) -> Result<VolumeRecord> {
         Ok(self.find(name)?.0)
     }

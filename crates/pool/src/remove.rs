@@ -38,7 +38,7 @@ impl Pool {
     /// Removes a volume and its data.
     ///
     /// # Errors
-    /// There is none of that name, or it is being made.
+    /// No volume has that name, or it is still being made.
     pub fn remove_volume(&self, name: &str) -> Result<Removed> {
         for _ in 0..TRIES {
             let (volume, at) = self.find(name)?;

@@ -147,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// A namespace; none if there is none of this identifier.
+    /// A namespace; `None` if the space has none with this identifier.
     pub(super) async fn namespace(&self, nsid: u32) -> ManagementResult<Option<AllocatedNamespace>> {
         let sqe = Sqe::identify(cns::ALLOCATED_NAMESPACE, nsid, 0);
         let bytes = self.identify("Identify Namespace (allocated)", sqe).await?;

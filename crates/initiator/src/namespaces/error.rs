@@ -48,7 +48,7 @@ pub enum ManagementError {
         /// Namespace identifier.
         nsid: u32,
     },
-    /// The subsystem has no space, or this host is none of its administrators.
+    /// The subsystem has no space, or this host is not one of its administrators.
     #[error(
         "{addr} does not let {hostnqn} manage namespaces: start 'longhaul target' there with --space and \
          --admin {hostnqn}"

@@ -41,7 +41,7 @@ pub(crate) struct NamespaceListed {
     pub(crate) volume: String,
     /// Its place in the layout of the volume; empty if it has none.
     pub(crate) layout: String,
-    /// The job that it was made for; empty if there is none.
+    /// The job that it was made for; empty without a job.
     pub(crate) job: String,
     /// Time in seconds since 1970 after which it may be removed; null without one.
     pub(crate) expiry: Option<u64>,
