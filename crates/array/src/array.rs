@@ -16,9 +16,14 @@ use longhaul_block::{BlockDevice, IoResult};
 use longhaul_engine::{now, spawn};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
+
+/// What an operation on arrays returns. It is boxed so that the code behind it is compiled once, in
+/// this crate, and not again in each program that awaits it.
+pub type ArrayFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 thread_local! {
     /// The running arrays of this thread, by session.
@@ -34,25 +39,25 @@ pub(crate) fn here(session: Uuid) -> Option<Rc<Core>> {
 ///
 /// # Errors
 /// The devices cannot form such an array; nothing was written then, unless a device failed.
-pub async fn create(
-    devices: &[Arc<dyn BlockDevice>],
-    spares: &[Arc<dyn BlockDevice>],
-    shape: &Shape,
-) -> Result<Uuid, ArrayError> {
-    create_as(devices, spares, shape, Uuid::new_v4).await
+pub fn create<'a>(
+    devices: &'a [Arc<dyn BlockDevice>],
+    spares: &'a [Arc<dyn BlockDevice>],
+    shape: &'a Shape,
+) -> ArrayFuture<'a, Result<Uuid, ArrayError>> {
+    create_as(devices, spares, shape, Uuid::new_v4)
 }
 
 /// Like [`create()`], with identifiers from the caller: for simulations, which must be reproducible.
 ///
 /// # Errors
 /// As for [`create()`].
-pub async fn create_as(
-    devices: &[Arc<dyn BlockDevice>],
-    spares: &[Arc<dyn BlockDevice>],
-    shape: &Shape,
-    new_uuid: impl FnMut() -> Uuid,
-) -> Result<Uuid, ArrayError> {
-    create_witnessed(devices, spares, None, shape, new_uuid).await
+pub fn create_as<'a>(
+    devices: &'a [Arc<dyn BlockDevice>],
+    spares: &'a [Arc<dyn BlockDevice>],
+    shape: &'a Shape,
+    new_uuid: impl FnMut() -> Uuid + 'a,
+) -> ArrayFuture<'a, Result<Uuid, ArrayError>> {
+    create_witnessed(devices, spares, None, shape, new_uuid)
 }
 
 /// Like [`create_as`], with a witness: a device of at least [`WITNESS_SIZE`](crate::WITNESS_SIZE)
@@ -61,14 +66,14 @@ pub async fn create_as(
 ///
 /// # Errors
 /// As for [`create()`].
-pub async fn create_witnessed(
-    devices: &[Arc<dyn BlockDevice>],
-    spares: &[Arc<dyn BlockDevice>],
-    witness: Option<&Arc<dyn BlockDevice>>,
-    shape: &Shape,
-    new_uuid: impl FnMut() -> Uuid,
-) -> Result<Uuid, ArrayError> {
-    create::create(devices, spares, witness, shape, new_uuid).await
+pub fn create_witnessed<'a>(
+    devices: &'a [Arc<dyn BlockDevice>],
+    spares: &'a [Arc<dyn BlockDevice>],
+    witness: Option<&'a Arc<dyn BlockDevice>>,
+    shape: &'a Shape,
+    new_uuid: impl FnMut() -> Uuid + 'a,
+) -> ArrayFuture<'a, Result<Uuid, ArrayError>> {
+    create::create(devices, spares, witness, shape, Box::new(new_uuid))
 }
 
 /// Assembles an array from its members, in any order, and runs it on the calling engine thread
@@ -80,11 +85,11 @@ pub async fn create_witnessed(
 /// # Errors
 /// The devices are not members of one array, or not enough of them; the [`ArrayError`] names the
 /// device and the reason. Nothing was written then.
-pub async fn assemble(
+pub fn assemble(
     devices: &[Arc<dyn BlockDevice>],
     options: Options,
-) -> Result<Arc<ArrayDevice>, ArrayError> {
-    assemble_as(devices, options, Uuid::new_v4()).await
+) -> ArrayFuture<'_, Result<Arc<ArrayDevice>, ArrayError>> {
+    assemble_as(devices, options, Uuid::new_v4())
 }
 
 /// Like [`assemble()`], with a session UUID from the caller: for simulations, which must be
@@ -92,12 +97,12 @@ pub async fn assemble(
 ///
 /// # Errors
 /// As for [`assemble()`].
-pub async fn assemble_as(
+pub fn assemble_as(
     devices: &[Arc<dyn BlockDevice>],
     options: Options,
     session: Uuid,
-) -> Result<Arc<ArrayDevice>, ArrayError> {
-    assemble_with(devices, options, session, None).await
+) -> ArrayFuture<'_, Result<Arc<ArrayDevice>, ArrayError>> {
+    assemble_with(devices, options, session, None)
 }
 
 /// Like [`assemble_as`], with the record that this host keeps of the array. The witness, if the
@@ -105,7 +110,16 @@ pub async fn assemble_as(
 ///
 /// # Errors
 /// As for [`assemble()`].
-pub async fn assemble_with(
+pub fn assemble_with(
+    devices: &[Arc<dyn BlockDevice>],
+    options: Options,
+    session: Uuid,
+    memory: Option<Arc<dyn Memory>>,
+) -> ArrayFuture<'_, Result<Arc<ArrayDevice>, ArrayError>> {
+    Box::pin(start(devices, options, session, memory))
+}
+
+async fn start(
     devices: &[Arc<dyn BlockDevice>],
     options: Options,
     session: Uuid,

@@ -5,7 +5,7 @@
 //!   receive the result;
 //! - an operation begins when it is called, and continues if its future is dropped.
 
-use crate::array::{here, stop};
+use crate::array::{ArrayFuture, here, stop};
 use crate::core::Core;
 use crate::format::geometry::BLOCK;
 use crate::member::Member;
@@ -88,12 +88,14 @@ impl ArrayDevice {
     ///
     /// # Errors
     /// A member that the array needs has failed; the array can be assembled again.
-    pub async fn stop(&self) -> IoResult<()> {
-        self.ask(|core, answer| {
-            let core = Rc::clone(core);
-            spawn(async move { drop(answer.send(stop(&core).await)) }).detach();
+    pub fn stop(&self) -> ArrayFuture<'_, IoResult<()>> {
+        Box::pin(async {
+            self.ask(|core, answer| {
+                let core = Rc::clone(core);
+                spawn(async move { drop(answer.send(stop(&core).await)) }).detach();
+            })
+            .await?
         })
-        .await?
     }
 
     /// Runs a closure on the array's thread and waits for its answer.

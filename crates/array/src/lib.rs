@@ -25,7 +25,7 @@ mod stripe;
 mod testing;
 mod without;
 
-pub use array::{assemble, assemble_as, assemble_with, create, create_as, create_witnessed};
+pub use array::{ArrayFuture, assemble, assemble_as, assemble_with, create, create_as, create_witnessed};
 pub use assembly::create::Shape;
 pub use assembly::measure::measure;
 pub use assembly::survey::{Label, look, survey};

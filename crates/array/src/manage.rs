@@ -1,5 +1,6 @@
 //! Administrative operations on a running array.
 
+use crate::array::ArrayFuture;
 use crate::assembly::candidate::{check_device, examine};
 use crate::assembly::current::Ancestry;
 use crate::core::Core;
@@ -148,16 +149,23 @@ impl Core {
 }
 
 /// Runs an operation on the array's thread; it continues if its future is dropped.
-async fn on_its_thread<T: Send + 'static, F: Future<Output = T> + 'static>(
-    array: &ArrayDevice,
+fn on_its_thread<'a, T, E, F>(
+    array: &'a ArrayDevice,
     run: impl FnOnce(Rc<Core>) -> F + Send + 'static,
-) -> IoResult<T> {
-    array
-        .ask(move |core, answer| {
-            let future = run(Rc::clone(core));
-            spawn(async move { drop(answer.send(future.await)) }).detach();
-        })
-        .await
+) -> ArrayFuture<'a, Result<T, E>>
+where
+    T: Send + 'static,
+    E: From<IoError> + Send + 'static,
+    F: Future<Output = Result<T, E>> + 'static,
+{
+    Box::pin(async move {
+        array
+            .ask(move |core, answer| {
+                let future = run(Rc::clone(core));
+                spawn(async move { drop(answer.send(future.await)) }).detach();
+            })
+            .await?
+    })
 }
 
 impl ArrayDevice {
@@ -167,14 +175,14 @@ impl ArrayDevice {
     /// The device is too small, cannot be written, or belongs to an array or has other content; the
     /// array needs the member, or has halted. The member is still in use then, and nothing was
     /// changed on the others.
-    pub async fn replace(
+    pub fn replace(
         &self,
         index: usize,
         device: Arc<dyn BlockDevice>,
         force: bool,
-    ) -> Result<(), ArrayError> {
+    ) -> ArrayFuture<'_, Result<(), ArrayError>> {
         let uuid = Uuid::new_v4();
-        on_its_thread(self, move |core| async move { core.replace(index, device, force, uuid).await }).await?
+        on_its_thread(self, move |core| async move { core.replace(index, device, force, uuid).await })
     }
 
     /// Attaches a device of this array that was unreachable at assembly, or was opened again after
@@ -183,8 +191,8 @@ impl ArrayDevice {
     ///
     /// # Errors
     /// The device is not of this array, or cannot be read.
-    pub async fn offer(&self, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
-        on_its_thread(self, move |core| async move { core.offer(device).await }).await?
+    pub fn offer(&self, device: Arc<dyn BlockDevice>) -> ArrayFuture<'_, Result<bool, ArrayError>> {
+        on_its_thread(self, move |core| async move { core.offer(device).await })
     }
 
     /// UUIDs of the members that are offline and whose devices are missing or have been given up:
@@ -192,8 +200,8 @@ impl ArrayDevice {
     ///
     /// # Errors
     /// The array's thread has ended.
-    pub async fn unattached_members(&self) -> IoResult<Vec<Uuid>> {
-        on_its_thread(self, |core| async move { core.members_without_device().await }).await
+    pub fn unattached_members(&self) -> ArrayFuture<'_, IoResult<Vec<Uuid>>> {
+        on_its_thread(self, |core| async move { Ok(core.members_without_device().await) })
     }
 
     /// Adds a spare, which replaces a member when one is lost. A spare of this array that was
@@ -203,35 +211,37 @@ impl ArrayDevice {
     /// # Errors
     /// The device is too small, cannot be written, or belongs to an array or has other content; the
     /// array has halted.
-    pub async fn add_spare(&self, device: Arc<dyn BlockDevice>, force: bool) -> Result<(), ArrayError> {
+    pub fn add_spare(
+        &self,
+        device: Arc<dyn BlockDevice>,
+        force: bool,
+    ) -> ArrayFuture<'_, Result<(), ArrayError>> {
         let uuid = Uuid::new_v4();
-        on_its_thread(self, move |core| async move { core.add_spare(device, force, uuid).await }).await?
+        on_its_thread(self, move |core| async move { core.add_spare(device, force, uuid).await })
     }
 
     /// Reads and verifies everything, and repairs what is wrong. Ends early if the array stops.
     ///
     /// # Errors
     /// The array has no redundancy, or more is lost than its redundancy allows.
-    pub async fn scrub(&self) -> IoResult<ScrubReport> {
+    pub fn scrub(&self) -> ArrayFuture<'_, IoResult<ScrubReport>> {
         on_its_thread(self, |core| async move {
             // The scrub writes repairs until it notices that the array is stopping.
             let _running = TaskGuard::new(&core);
             core.scrub().await
         })
-        .await?
     }
 
     /// Sets the limit in bytes per second at which a scrub reads each member.
     ///
     /// # Errors
     /// The array's thread has ended.
-    pub async fn set_scrub_rate(&self, rate: Option<u64>) -> IoResult<()> {
-        self.ask(move |core, answer| {
+    pub fn set_scrub_rate(&self, rate: Option<u64>) -> ArrayFuture<'_, IoResult<()>> {
+        Box::pin(self.ask(move |core, answer| {
             core.upkeep.scrub_rate.set(rate);
             // The caller may have dropped its future.
             let _ = answer.send(());
-        })
-        .await
+        }))
     }
 
     /// Sets the limit in bytes per second at which a rebuild reads each member, and a scrub, unless
@@ -239,13 +249,12 @@ impl ArrayDevice {
     ///
     /// # Errors
     /// The array's thread has ended.
-    pub async fn set_rebuild_rate(&self, rate: Option<u64>) -> IoResult<()> {
-        self.ask(move |core, answer| {
+    pub fn set_rebuild_rate(&self, rate: Option<u64>) -> ArrayFuture<'_, IoResult<()>> {
+        Box::pin(self.ask(move |core, answer| {
             core.upkeep.rebuild_rate.set(rate);
             // The caller may have dropped its future.
             let _ = answer.send(());
-        })
-        .await
+        }))
     }
 
     /// Returns when member `index` is complete. If it goes offline meanwhile, waits for as long as
@@ -254,15 +263,15 @@ impl ArrayDevice {
     /// # Errors
     /// There is no such member, or it has failed, or stays offline; the array has halted, or its
     /// thread has ended.
-    pub async fn wait_rebuilt(&self, index: usize) -> IoResult<()> {
-        on_its_thread(self, move |core| async move { core.wait_rebuilt(index).await }).await?
+    pub fn wait_rebuilt(&self, index: usize) -> ArrayFuture<'_, IoResult<()>> {
+        on_its_thread(self, move |core| async move { core.wait_rebuilt(index).await })
     }
 
     /// Returns when all members are active.
     ///
     /// # Errors
     /// The array has halted, or its thread has ended.
-    pub async fn wait_healthy(&self) -> IoResult<()> {
+    pub fn wait_healthy(&self) -> ArrayFuture<'_, IoResult<()>> {
         on_its_thread(self, |core| async move {
             let healthy = || core.members.all_active();
             loop {
@@ -275,6 +284,5 @@ impl ArrayDevice {
             }
             if healthy() { Ok(()) } else { core.check_running().and(Err(IoError::Aborted)) }
         })
-        .await?
     }
 }

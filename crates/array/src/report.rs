@@ -1,5 +1,6 @@
 //! Status of a running array.
 
+use crate::array::ArrayFuture;
 use crate::core::Core;
 use crate::device::ArrayDevice;
 use crate::format::layout::Layout;
@@ -211,7 +212,7 @@ impl ArrayDevice {
     ///
     /// # Errors
     /// The array's thread has ended.
-    pub async fn status(&self) -> IoResult<Status> {
-        self.ask(|core, answer| drop(answer.send(core.status()))).await
+    pub fn status(&self) -> ArrayFuture<'_, IoResult<Status>> {
+        Box::pin(self.ask(|core, answer| drop(answer.send(core.status()))))
     }
 }

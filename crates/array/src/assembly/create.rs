@@ -4,6 +4,7 @@
 //! - no device is written before all of them have been examined and accepted;
 //! - superblocks are written last: a device with a superblock is complete.
 
+use crate::array::ArrayFuture;
 use crate::assembly::candidate::{Candidate, check_device, examine_all};
 use crate::error::ArrayError;
 use crate::format::geometry::{BLOCK, Geometry, SUPER_AT};
@@ -33,12 +34,22 @@ pub struct Shape {
 }
 
 /// Creates an array of `devices`, with `spares`. All of it reads as zeroes.
-pub(crate) async fn create(
+pub(crate) fn create<'a>(
+    devices: &'a [Arc<dyn BlockDevice>],
+    spares: &'a [Arc<dyn BlockDevice>],
+    witness: Option<&'a Arc<dyn BlockDevice>>,
+    shape: &'a Shape,
+    new_uuid: Box<dyn FnMut() -> Uuid + 'a>,
+) -> ArrayFuture<'a, Result<Uuid, ArrayError>> {
+    Box::pin(write_array(devices, spares, witness, shape, new_uuid))
+}
+
+async fn write_array(
     devices: &[Arc<dyn BlockDevice>],
     spares: &[Arc<dyn BlockDevice>],
     witness: Option<&Arc<dyn BlockDevice>>,
     shape: &Shape,
-    mut new_uuid: impl FnMut() -> Uuid,
+    mut new_uuid: Box<dyn FnMut() -> Uuid + '_>,
 ) -> Result<Uuid, ArrayError> {
     if !is_name(&shape.name) {
         return Err(ArrayError::Name(shape.name.clone()));

@@ -1,5 +1,6 @@
 //! Measures the paths to devices before an array is created of them.
 
+use crate::array::ArrayFuture;
 use futures_util::StreamExt;
 use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::FuturesUnordered;
@@ -25,7 +26,11 @@ const SMALL: usize = 4096;
 ///
 /// # Errors
 /// A device cannot be read.
-pub async fn measure(devices: &[Arc<dyn BlockDevice>]) -> IoResult<Option<u64>> {
+pub fn measure(devices: &[Arc<dyn BlockDevice>]) -> ArrayFuture<'_, IoResult<Option<u64>>> {
+    Box::pin(bytes_in_flight(devices))
+}
+
+async fn bytes_in_flight(devices: &[Arc<dyn BlockDevice>]) -> IoResult<Option<u64>> {
     let opened = try_join_all(devices.iter().map(|device| device.open())).await?;
     if opened.is_empty() || opened.iter().any(|io| io.advice().is_none()) {
         return Ok(None);

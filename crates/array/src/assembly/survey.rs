@@ -1,5 +1,6 @@
 //! Reads superblocks of devices without running an array.
 
+use crate::array::ArrayFuture;
 use crate::assembly::assemble::{arrange, check_enough};
 use crate::assembly::candidate::{Candidate, examine_all};
 use crate::error::ArrayError;
@@ -39,7 +40,11 @@ pub struct Label {
 /// Opens devices concurrently and reads their superblocks. Nothing is written. A device without a
 /// superblock has no label; one whose superblock cannot be read yields
 /// [`ArrayError::NotUnderstood`].
-pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label>, ArrayError>> {
+pub fn survey(devices: &[Arc<dyn BlockDevice>]) -> ArrayFuture<'_, Vec<Result<Option<Label>, ArrayError>>> {
+    Box::pin(read_labels(devices))
+}
+
+async fn read_labels(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label>, ArrayError>> {
     let candidates = examine_all(devices).await;
     let newest = |array: Uuid| -> Option<Superblock> {
         let found = candidates.iter().flatten().filter_map(|candidate| candidate.superblock.clone());
@@ -75,7 +80,15 @@ pub async fn survey(devices: &[Arc<dyn BlockDevice>]) -> Vec<Result<Option<Label
 /// # Errors
 /// The devices are not enough for the array, or do not belong together; the [`ArrayError`] names
 /// the device and the reason.
-pub async fn look(
+pub fn look<'a>(
+    devices: &'a [Arc<dyn BlockDevice>],
+    array: Uuid,
+    known: Option<&'a Known>,
+) -> ArrayFuture<'a, Result<Status, ArrayError>> {
+    Box::pin(initial_status(devices, array, known))
+}
+
+async fn initial_status(
     devices: &[Arc<dyn BlockDevice>],
     array: Uuid,
     known: Option<&Known>,
