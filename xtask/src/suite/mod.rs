@@ -5,7 +5,7 @@
 //! - a program that compares times or rates runs alone ([`known`]);
 //! - the output of a program is printed whole, behind the line that cargo prints before it, so that
 //!   scripts which read the output of `cargo test` read this, too;
-//! - every program runs, also after a failure; the end names those that failed.
+//! - every program runs, also after a failure or a time limit; the end names those that failed.
 
 mod known;
 mod program;
@@ -117,8 +117,9 @@ fn side_by_side(programs: Vec<Program>, jobs: usize) -> Result<Vec<String>> {
                 .unwrap_or_default();
             text.extend(ran.output);
             std::io::stdout().lock().write_all(&text).context("cannot write to standard output")?;
-            if !ran.status.success() {
-                lock(&failed).push(format!("`{}`: {}", program.repeat, ran.status));
+            if !ran.status.is_some_and(|status| status.success()) {
+                let end = ran.status.map_or("ended after its time limit".to_owned(), |end| end.to_string());
+                lock(&failed).push(format!("`{}`: {end}", program.repeat));
             }
         }
     };

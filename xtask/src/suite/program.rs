@@ -5,7 +5,14 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Time that a program may take, ten times that of the longest one on two processors: one that hangs
+/// must not keep the others from being counted.
+const LIMIT: Duration = Duration::from_secs(900);
+/// Interval at which a running program is looked at.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// The name of the doc tests, which are built and run by cargo.
 const DOC_TESTS: &str = "doc-tests";
@@ -28,7 +35,8 @@ pub(crate) struct Program {
 
 /// The end of a run, and both output streams in the order in which they were written.
 pub(crate) struct Ran {
-    pub(crate) status: ExitStatus,
+    /// None if the program was ended because of its time limit.
+    pub(crate) status: Option<ExitStatus>,
     pub(crate) output: Vec<u8>,
 }
 
@@ -101,8 +109,12 @@ fn package(id: &str) -> Result<String> {
 }
 
 impl Program {
-    /// Runs it to its end.
+    /// Runs it to its end, or to the end of its time.
     pub(crate) fn run(&self) -> Result<Ran> {
+        self.run_for(LIMIT)
+    }
+
+    pub(crate) fn run_for(&self, limit: Duration) -> Result<Ran> {
         let open = || File::options().create(true).append(true).open(&self.output);
         // The output of the run before.
         let _ = fs::remove_file(&self.output);
@@ -114,7 +126,8 @@ impl Program {
         command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         // As cargo sets them, which has set those of this program.
         command.env("CARGO_MANIFEST_DIR", &self.dir).env("CARGO_PKG_NAME", &self.package);
-        let status = command.status().with_context(|| format!("cannot run {}", self.command[0]))?;
+        let mut child = command.spawn().with_context(|| format!("cannot run {}", self.command[0]))?;
+        let status = wait(&mut child, limit).with_context(|| format!("waiting for {}", self.command[0]))?;
         let output =
             fs::read(&self.output).with_context(|| format!("cannot read {}", self.output.display()))?;
         Ok(Ran { status, output })
@@ -135,10 +148,37 @@ impl Program {
     }
 }
 
+/// Waits for a process, and ends it when the time is over.
+fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if began.elapsed() >= limit {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        // The standard library has no wait with a time limit.
+        std::thread::sleep(LOOK);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_program_that_hangs_is_ended() {
+        let dir = tempfile::tempdir().expect("directory");
+        let ran = Program::shell(dir.path(), "hung", "echo begun; exec sleep 600")
+            .run_for(Duration::from_secs(2))
+            .unwrap();
+        assert!(ran.status.is_none());
+        assert_eq!(ran.output, b"begun\n");
+    }
 
     #[test]
     fn programs_are_found_among_cargos_messages() {
