@@ -425,13 +425,11 @@ fn a_study_of_copies_ends_in_what_a_file_costs() {
     let made = sets.iter().filter(|cell| !why(cell).contains("the scale leaves no file"));
     let whole = cells(&path, "whole: the bytes");
     for cell in made.chain(&cells(&path, "1 at once: time")).chain(&whole[..1]) {
-        // On a busy machine one may have been, and have retransmitted.
+        // On a busy machine a copy may take long enough, and not count for another reason.
         let long = cell["samples"][0].is_number();
         let code = cell["validity"]["reasons"][0]["code"].as_str();
-        assert!(
-            long || matches!(code, Some("too-short" | "retransmitting")) || why(cell).contains("line"),
-            "{cell}"
-        );
+        let busy = matches!(code, Some("retransmitting" | "clock-jumped" | "stolen"));
+        assert!(long || busy || code == Some("too-short") || why(cell).contains("line"), "{cell}");
     }
     assert!(fs::read_to_string(&page).expect("a page").contains("What a file costs (t0)"));
     let left: Vec<_> = fs::read_dir(&there).expect("read").flatten().map(|entry| entry.path()).collect();
