@@ -334,6 +334,9 @@ pub struct Question {
     pub found: String,
     /// Where that stands.
     pub found_source: String,
+    /// Whether its answer belongs to the summary of the study. A report has the others behind it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub in_summary: bool,
 }
 
 /// Two cells of one unit: the ratio is that of `of` to `to`.
@@ -354,7 +357,14 @@ impl Question {
         let mut cell = Cell::default();
         cell.cite(said);
         let Cell { found, found_source, .. } = cell;
-        Question { title: title.into(), pairs: Vec::new(), found, found_source }
+        Question { title: title.into(), found, found_source, ..Question::default() }
+    }
+
+    /// As one whose answer belongs to the summary.
+    #[must_use]
+    pub fn in_summary(mut self) -> Question {
+        self.in_summary = true;
+        self
     }
 
     /// With one pair more.

@@ -157,6 +157,7 @@ fn record() -> Record {
             pairs: vec![Pair { label: "raw".into(), of: "w".into(), to: "r".into() }],
             found: "slower".into(),
             found_source: "a study, Fig. 3".into(),
+            in_summary: false,
         }],
         validity: every_reason(),
         end: Some(End { exit: 5, message: "2 blocks had wrong content".into() }),

@@ -169,7 +169,12 @@ impl Experiment for Fabrics {
         };
         let new = |title: String, said: Option<&Statement>| Question::new(title, said);
         let mut all = vec![
-            pairs(new("Over the network, against this machine".into(), None), drives, (tcp, 0), (local, 0)),
+            pairs(
+                new("Over the network, against this machine".into(), None).in_summary(),
+                drives,
+                (tcp, 0),
+                (local, 0),
+            ),
             pairs(
                 new(format!("{most} drives of this machine, against {least}"), Some(&said::LINEAR)),
                 &[most],
@@ -177,7 +182,7 @@ impl Experiment for Fabrics {
                 (local, least),
             ),
             pairs(
-                new(format!("{most} drives over the network, against {least}"), None),
+                new(format!("{most} drives over the network, against {least}"), None).in_summary(),
                 &[most],
                 (tcp, most),
                 (tcp, least),

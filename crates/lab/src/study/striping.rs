@@ -156,7 +156,7 @@ impl Experiment for Striping {
         for transport in TRANSPORTS.iter().filter(|transport| transport.link.is_ok()) {
             for ports in Ports::ALL.into_iter().filter(|ports| has(transport, *ports, settings.quick)) {
                 let title = format!("Four servers, against one: {}{}", transport.name, ports.name());
-                let question = Question::new(title, transport.growth);
+                let question = Question::new(title, transport.growth).in_summary();
                 all.push(more((transport.name, ports), units(transport, settings.quick), SERVERS, question));
             }
         }

@@ -175,7 +175,7 @@ impl Experiment for Transfer {
     }
 
     fn questions(settings: &Settings) -> Vec<Question> {
-        let mut whole = Question::new("1,000 files, against one", [&said::T0]);
+        let mut whole = Question::new("1,000 files, against one", [&said::T0]).in_summary();
         let files = counts(settings);
         for rung in CopyStages::ALL {
             whole = whole.pair(rung.name(), name_of(rung, files[files.len() - 1]), name_of(rung, files[0]));

@@ -29,6 +29,8 @@ pub struct Finding {
     pub ratios: Vec<Ratio>,
     /// The figure that shows it, from 0.
     pub figure: Option<usize>,
+    /// Whether it belongs to the summary.
+    pub in_summary: bool,
 }
 
 /// A ratio between two results.
@@ -53,9 +55,14 @@ impl Ratio {
         self.value.map_or_else(|value| value, |interval| interval.value)
     }
 
+    /// Whether the ratio is so near to 1 that a difference would not be worth a word.
+    fn is_alike(&self) -> bool {
+        (self.value() - 1.0).abs() <= ALIKE
+    }
+
     /// Whether the interval shows a difference that is worth a word.
     fn differs(&self) -> bool {
-        (self.value() - 1.0).abs() > ALIKE && self.value.is_ok_and(|interval| !interval.contains(1.0))
+        !self.is_alike() && self.value.is_ok_and(|interval| !interval.contains(1.0))
     }
 }
 
@@ -140,6 +147,7 @@ fn answer(question: &Question, document: &Document) -> Finding {
         published: cited(&question.found, &question.found_source),
         ratios,
         figure: None,
+        in_summary: question.in_summary,
     }
 }
 
@@ -159,13 +167,16 @@ fn range(ratios: &[Ratio], better: Better) -> String {
     };
     let values = || ratios.iter().map(Ratio::value);
     let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-    let differ = ratios.iter().filter(|ratio| ratio.differs()).count();
+    let span = match ratios {
+        [] => return "nothing to compare".into(),
+        [one] => one.words(),
+        _ => format!("{} to {}", times(least), times(most)),
+    };
+    // Two runs have so wide an interval that even a tenth of the time may be chance.
     match ratios {
-        [] => "nothing to compare".into(),
-        [one] if !one.differs() => format!("no difference shown: {}", one.words()),
-        [one] => format!("{} {of}", one.words()),
-        _ if differ == 0 => format!("no difference shown: {} to {}", times(least), times(most)),
-        _ => format!("{} to {} {of}", times(least), times(most)),
+        _ if ratios.iter().any(Ratio::differs) => format!("{span} {of}"),
+        _ if ratios.iter().all(Ratio::is_alike) => format!("no difference shown: {span}"),
+        _ => format!("{span} {of}, of too few runs to be certain"),
     }
 }
 
@@ -202,7 +213,7 @@ fn beside_published(one: &Gathered) -> Vec<Finding> {
         sources.dedup();
         let title = format!("{}, {}", one.figure.title, series.name);
         let published = sources.join("; ");
-        found.push(Finding { title, words, published, ratios, figure: None });
+        found.push(Finding { title, words, published, ratios, ..Finding::default() });
     }
     found
 }
@@ -300,6 +311,7 @@ mod tests {
             pairs: pairs.iter().map(pair).collect(),
             found: "slower".into(),
             found_source: "a study, Fig. 2".into(),
+            in_summary: false,
         }
     }
 
@@ -317,6 +329,21 @@ mod tests {
         let some = of(&[("w", "r"), ("v", "r"), ("no such", "r")]);
         assert_eq!(some.words, "0.50 (0.49–0.51) times as much (2 of 3 comparisons do not count)");
         assert_eq!(of(&[("v", "r")]).words, "none of the 1 comparisons counts");
+    }
+
+    #[test]
+    fn what_two_runs_cannot_show_is_called_uncertain() {
+        let cells =
+            vec![cell("one", &[100.0, 101.0]), cell("ahead", &[40.0, 25.0]), cell("same", &[99.0, 101.0])];
+        let of =
+            |pairs: &[(&str, &str)]| found(&[document("a", cells.clone(), vec![question(pairs)])]).remove(0);
+        let words = of(&[("ahead", "one")]).words;
+        assert!(
+            words.starts_with("0.3") && words.ends_with("times as much, of too few runs to be certain"),
+            "{words}"
+        );
+        assert!(of(&[("same", "one")]).words.starts_with("no difference shown: "));
+        assert!(of(&[("same", "one"), ("ahead", "one")]).words.ends_with("certain"));
     }
 
     #[test]

@@ -133,21 +133,37 @@ fn measured(documents: &[Document]) -> Vec<String> {
     lines.into_iter().map(|(line, all)| format!("Measured: {}{line}.", all.join(", "))).collect()
 }
 
-/// The findings, before anything else.
+/// The findings, before anything else: those of the summary, and the others to be opened.
 fn told(findings: &[Finding]) -> Markup {
+    let (first, others) = match findings.iter().any(|finding| finding.in_summary) {
+        true => findings.iter().partition(|finding| finding.in_summary),
+        false => (findings.iter().collect::<Vec<_>>(), Vec::new()),
+    };
     html! {
         @if !findings.is_empty() {
             section class="findings" {
                 h2 { "What was found" }
-                ul {
-                    @for finding in findings {
-                        li {
-                            (words(finding))
-                            @if let Some(at) = finding.figure {
-                                " "
-                                a href={ "#figure-" (at + 1) } { "Figure " (at + 1) }
-                            }
-                        }
+                (list(&first))
+                @if !others.is_empty() {
+                    details {
+                        summary { (others.len()) " further comparisons" }
+                        (list(&others))
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn list(findings: &[&Finding]) -> Markup {
+    html! {
+        ul {
+            @for finding in findings {
+                li {
+                    (words(finding))
+                    @if let Some(at) = finding.figure {
+                        " "
+                        a href={ "#figure-" (at + 1) } { "Figure " (at + 1) }
                     }
                 }
             }

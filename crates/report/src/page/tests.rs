@@ -1,6 +1,6 @@
 use super::*;
 use longhaul_results::record::{
-    Cell, Code, LeftOut, Place, Published, Reason, Record, Run, TcpSample, Validity,
+    Cell, Code, LeftOut, Place, Published, Question, Reason, Record, Run, TcpSample, Validity,
 };
 use std::path::PathBuf;
 
@@ -220,4 +220,18 @@ fn time_goes_on_in_a_study() {
     assert_eq!(figure.series[0].name, "raw, 1", "that of a run that counts");
     assert!(timelines(&[study.clone()]).is_empty(), "they are of several numbers");
     assert!(report("x", &[study], Path::new("r.html")).html.contains("Reading: over time"));
+}
+
+#[test]
+fn the_summary_stands_first_and_the_other_comparisons_behind_it() {
+    let mut study = sample();
+    let question = |title: &str| Question::new(title, None).pair("files", "raw 10", "raw 1");
+    study.record.questions = vec![question("A side question"), question("The question").in_summary()];
+    let html = report("A study", &[study.clone()], Path::new("report.html")).html;
+    let at = |needle: &str| html.find(needle).unwrap_or_else(|| panic!("no '{needle}'"));
+    assert!(at("What was found") < at("The question") && at("The question") < at("<details>"));
+    assert!(at("<details>") < at("A side question"), "opened by the reader");
+    study.record.questions[1].in_summary = false;
+    let html = report("A study", &[study], Path::new("report.html")).html;
+    assert!(!html.contains("<details>"), "without a summary all comparisons are shown");
 }

@@ -257,7 +257,8 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
         longest = longest.pair(how.name(), file(how, CopyStages::Whole), bound_of(how, LONGEST));
         sum = sum.pair(how.name(), file(how, CopyStages::Whole), bound_of(how, SUM));
     }
-    let mut hidden = Question::new("Planted costs: a file, against one after another", [&said::CONCURRENCY]);
+    let mut hidden =
+        Question::new("Planted costs: a file, against one after another", [&said::CONCURRENCY]).in_summary();
     for how in [CopyMode::OneOfEach, CopyMode::Many, CopyMode::AsHelps] {
         hidden = hidden.pair(
             how.name(),
@@ -266,7 +267,8 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
         );
     }
     let mut ahead =
-        Question::new("Planted costs: read ahead, against not", [&said::PREFETCH, &said::PREFETCH_LESS]);
+        Question::new("Planted costs: read ahead, against not", [&said::PREFETCH, &said::PREFETCH_LESS])
+            .in_summary();
     let mut more =
         Question::new("Planted costs: more at once, against one", [&said::CONCURRENCY, &said::CPU]);
     for &files in swept(settings) {

@@ -77,6 +77,14 @@ fn over(
     all
 }
 
+/// Titles of the questions whose answers belong to the summary: what distance changes.
+const SUMMARY: [&str; 4] = [
+    "One file 15 ms away, against 0.15 ms",
+    "One file written, against read, 15 ms away",
+    "1,000 files written, against 10, 15 ms away",
+    "Several files read from six striped devices, against one, 15 ms away",
+];
+
 pub(super) fn questions(settings: &Settings) -> Vec<Question> {
     let quick = settings.quick;
     let (raw, ext4, xfs, striped) = (0, 1, 2, 3);
@@ -184,6 +192,9 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
         let one = over(Some(FAR), &every, &[ONE], &both, THROUGHPUT).into_iter();
         let pairs = one.map(|n| (n, WorkloadCell { rtt: Some(NEAR), ..n }));
         all.extend(ask("One file 15 ms away, against 0.15 ms", Some(&said::FAR_ONE), quick, pairs));
+    }
+    for question in &mut all {
+        question.in_summary = SUMMARY.contains(&question.title.as_str());
     }
     all
 }
