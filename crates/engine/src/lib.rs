@@ -19,6 +19,7 @@ mod msg;
 pub mod net;
 pub mod procfs;
 pub mod simulated;
+pub mod state_file;
 pub mod sync;
 mod thread;
 mod time;

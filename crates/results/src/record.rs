@@ -16,10 +16,10 @@ use crate::host::Host;
 use crate::published::Statement;
 use crate::schema::{Output, Pairs};
 use crate::stats::Summary;
+use longhaul_engine::state_file;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 /// Version of the layout: another number means that the same name has another
@@ -498,19 +498,7 @@ impl Record {
 pub fn save(path: &Path, document: &Output) -> io::Result<()> {
     let mut text = serde_json::to_vec_pretty(document)?;
     text.push(b'\n');
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.new", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let written = File::create(&beside).and_then(|mut file| {
-        file.write_all(&text)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    });
-    if written.is_err() {
-        // An incomplete file is of no use; an error in removing it is ignored.
-        let _ = std::fs::remove_file(&beside);
-    }
-    written
+    state_file::replace(path, &text)
 }
 
 #[cfg(test)]

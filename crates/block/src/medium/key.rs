@@ -1,7 +1,8 @@
 //! What identifies a medium in the registry of a machine.
 
+use longhaul_engine::state_file;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -72,14 +73,8 @@ pub(super) fn read(entry: &Path) -> io::Result<Option<Uuid>> {
 
 /// Keeps a UUID in a registry's file, durably and as a whole.
 pub(super) fn write(entry: &Path, uuid: Uuid) -> io::Result<()> {
-    let directory = entry.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    fs::create_dir_all(directory)?;
-    let new = entry.with_extension(format!("new-{}", std::process::id()));
-    let mut file = fs::File::create(&new)?;
-    writeln!(file, "{uuid}")?;
-    file.sync_all()?;
-    fs::rename(&new, entry)?;
-    fs::File::open(directory)?.sync_all()
+    fs::create_dir_all(entry.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    state_file::replace(entry, format!("{uuid}\n").as_bytes())
 }
 
 #[cfg(test)]

@@ -1,18 +1,17 @@
 //! The generation and active members that this host last saw of an array: a file beside its record.
 //!
 //! Invariants:
-//! - the file is replaced atomically: written under another name, made durable, renamed;
+//! - the file is replaced as a whole ([`state_file`]);
 //! - an array runs also if the file cannot be read or written, since members and witness decide
 //!   and the file is an additional check. A failure to write is logged once.
 
 use super::record::ArrayRecord;
 use super::registry::Registry;
 use longhaul_array::{Known, Memory};
-use longhaul_engine::blocking;
+use longhaul_engine::{blocking, state_file};
 use serde_json::{Value, json};
-use std::fs::File;
 use std::future::Future;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -71,19 +70,13 @@ impl Memory for LastKnown {
 }
 
 fn write(path: &Path, known: &Known) -> std::io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    std::fs::create_dir_all(directory)?;
+    std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
     let active: Vec<String> = known.active.iter().map(ToString::to_string).collect();
     let text = json!({
         "generation": known.generation, "session": known.session.to_string(), "from": known.from,
         "active": active,
     });
-    let new = path.with_extension("known-new");
-    let mut file = File::create(&new)?;
-    writeln!(file, "{text:#}")?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    File::open(directory)?.sync_all()
+    state_file::replace(path, format!("{text:#}\n").as_bytes())
 }
 
 fn parse(text: &str) -> Option<Known> {

@@ -4,6 +4,7 @@ use super::registry::Registry;
 use crate::error::{Error, Result};
 use crate::user::User;
 use longhaul_array::Options;
+use longhaul_engine::state_file;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -161,11 +162,10 @@ impl ArrayRecord {
             "spare_grace": self.settings.spare_grace.map(|time| time.as_secs_f64()),
             "hedge": self.settings.hedge, "journal_all": self.settings.journal_all,
         });
-        let (path, new) = (self.path(), directory.join(format!("{}.new", self.uuid)));
+        let path = self.path();
         let write = || {
             std::fs::create_dir_all(directory).map_err(|e| wrong(directory, e))?;
-            std::fs::write(&new, format!("{text:#}\n")).map_err(|e| wrong(&new, e))?;
-            std::fs::rename(&new, &path).map_err(|e| wrong(&path, e))
+            state_file::replace(&path, format!("{text:#}\n").as_bytes()).map_err(|e| wrong(&path, e))
         };
         self.registry.with_rights(write).map_err(|e| wrong(directory, e))?
     }
