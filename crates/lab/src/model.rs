@@ -165,6 +165,17 @@ pub enum Bounds {
     AboveSum,
 }
 
+impl Bounds {
+    /// Its name in results and events.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bounds::Held => "held",
+            Bounds::BelowLongest => "below-longest",
+            Bounds::AboveSum => "above-sum",
+        }
+    }
+}
+
 /// What a file costs, by stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Split {

@@ -99,7 +99,18 @@ impl From<ArrayError> for Failure {
 
 impl From<longhaul_lab::Error> for Failure {
     fn from(e: longhaul_lab::Error) -> Failure {
-        let exit = if matches!(e, longhaul_lab::Error::Usage(_)) { Exit::Usage } else { Exit::Failed };
+        use longhaul_lab::Error as Lab;
+        let exit = match e {
+            Lab::Device(e) => return e.into(),
+            Lab::Connect(e) => return e.into(),
+            Lab::Copy(e) => return e.into(),
+            Lab::Mismatch(_) => Exit::Mismatch,
+            Lab::Usage(_) => Exit::Usage,
+            Lab::TimedOut(_) => Exit::TimedOut,
+            // The program runs itself: its exit codes are these.
+            Lab::Run { exit, .. } => Exit::of(exit.and_then(|code| u64::try_from(code).ok())),
+            Lab::Failed(_) => Exit::Failed,
+        };
         Failure::new(exit, e)
     }
 }

@@ -1,21 +1,21 @@
 //! `longhaul bench`.
 
 mod compare;
-pub(super) mod repeat;
+pub(super) mod spread;
 
 use crate::arguments::{InitiatorArgs, parse_bytes, parse_time};
 use crate::complete;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::{Output, save, say};
+use crate::screen::Line;
 use crate::words::{joins, patterns};
 use clap::ValueEnum;
 use clap::builder::BoolishValueParser;
-use futures_util::future::join_all;
 use longhaul_array::{Layout, Stripe, suited_unit};
 use longhaul_block::units::{format_rate, format_size};
-use longhaul_block::{BlockDevice, DeviceInfo, signature};
+use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_device::Device;
-use longhaul_engine::Thread;
+use longhaul_lab::device_load::{self, DeviceLoad, RunProgress};
 use longhaul_load::{BenchError, Job, JobResult, Live, OWN_THREADS_MAX, Phase, Results, Rw, Stop, Threads};
 use longhaul_results::record::End;
 use longhaul_results::schema::{self, Direction};
@@ -259,13 +259,17 @@ pub(crate) fn run(args: BenchArgs, output: Output) -> Outcome {
     let named =
         args.devices.iter().map(|name| args.initiator.open(name, queues)).collect::<Result<Vec<_>, _>>()?;
     if args.rw.writes() && !args.force {
-        check_content(&args, &named)?;
+        let found = device_load::known_content(&args.devices, &named, args.initiator.engine.config())?;
+        if let Some((name, content)) = found {
+            let why = format!("{name} has {content} on it, which the load would destroy: --force does it");
+            return Err(Failure::new(Exit::Refused, why));
+        }
     }
     let devices = args.join(named.iter().map(Device::block).collect())?;
     let stop = Stop::new();
     stop_on_interrupt(&stop, output)?;
     let config = args.initiator.engine.config();
-    let threads = match (granted(&named, threads), args.threads) {
+    let threads = match (device_load::granted(&named, threads), args.threads) {
         (Some((least, by)), _) => {
             output.note(format_args!(
                 "longhaul: {by} grants {least} I/O queues, and each thread needs one: {jobs} jobs share \
@@ -276,11 +280,14 @@ pub(crate) fn run(args: BenchArgs, output: Output) -> Outcome {
         (None, Some(threads)) => Threads::Shared(config, threads.into()),
         (None, None) => Threads::Own(config),
     };
-    let (runs, broken) = repeat::run(&args, &named, (&devices, &threads), &stop)?;
+    let load =
+        DeviceLoad { named: &named, devices: &devices, threads: &threads, job: &args.job(), runs: args.runs };
+    let (runs, broken) = load.run(&stop, &mut |number| run_progress(&args, number))?;
+    let broken = broken.map(Failure::from);
     let mut document = runs.document(args.group_reporting.unwrap_or(false));
-    document.paths = paths(&named);
+    document.paths = device_load::paths(&named);
     if let Some(record) = &mut document.longhaul {
-        record.conditions.0.extend(repeat::conditions(&named));
+        record.conditions.0.extend(device_load::conditions(&named));
     }
     let interrupted = if stop.is_set() { Err(interrupted()) } else { Ok(()) };
     let judged = runs.results().try_for_each(judge).and(broken.map_or(Ok(()), Err)).and(interrupted);
@@ -291,44 +298,21 @@ pub(crate) fn run(args: BenchArgs, output: Output) -> Outcome {
     } else if let Some(results) = runs.shown().and_then(|at| runs.results().nth(at)) {
         print(results, output);
         print_paths(&named, args.layout.is_some(), results, output);
-        repeat::print(&document, output);
+        spread::print(&document, output);
     }
     judged.map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }
 
-/// The fewest I/O queues that a remote device grants, if those are fewer than `threads`, and its name.
-fn granted(devices: &[Device], threads: usize) -> Option<(usize, String)> {
-    let remote = devices.iter().filter_map(|device| match device {
-        Device::Remote(device) => Some((usize::from(device.controller().queues).max(1), device.info().name)),
-        Device::Local(_) | Device::Array(_) => None,
-    });
-    remote.min_by_key(|(queues, _)| *queues).filter(|(queues, _)| *queues < threads)
-}
-
-/// Refuses devices with a known signature. Unknown data, as of an earlier load, is overwritten.
-fn check_content(args: &BenchArgs, named: &[Device]) -> Outcome {
-    let thread =
-        Thread::start("longhaul-content", args.initiator.engine.config()).map_err(Failure::failed)?;
-    let devices: Vec<Arc<dyn BlockDevice>> = named.iter().map(Device::block).collect();
-    let look = async move |device: Arc<dyn BlockDevice>| {
-        let io = device.open().await?;
-        signature::look(&*io, &device.info()).await
-    };
-    let looked = thread.handle().spawn(move || async move { join_all(devices.into_iter().map(look)).await });
-    let found = looked.wait().map_err(Failure::failed)?;
-    for (name, content) in args.devices.iter().zip(found) {
-        match content {
-            Ok(content) if content.is_known() => {
-                let why =
-                    format!("{name} has {content} on it, which the load would destroy: --force does it");
-                return Err(Failure::new(Exit::Refused, why));
-            }
-            Ok(_) => {}
-            // The load itself fails with the error of the device.
-            Err(e) => tracing::warn!("{name}: its content cannot be checked before it is overwritten: {e}"),
+/// Shows the progress of a run.
+fn run_progress(args: &BenchArgs, number: u16) -> RunProgress<'_> {
+    let (line, mut warned) = (Line::new(), false);
+    Box::new(move |now: &Live| {
+        if overtime(args, now) >= OVERTIME && !std::mem::replace(&mut warned, true) {
+            say(format_args!("longhaul: {}", waits(args)));
         }
-    }
-    Ok(())
+        let run = if args.runs > 1 { format!("run {number}/{} ", args.runs) } else { String::new() };
+        line.show(share(now), format!("{run}{}", live_line(now, args.rw)));
+    })
 }
 
 /// Time since the end of the window while I/O is still in flight.
@@ -460,22 +444,6 @@ fn print(results: &Results, output: Output) {
     if let Some(job) = all.jobs.first() {
         output.line(format_args!("cpu: {:.1} % user, {:.1} % system", job.usr_cpu, job.sys_cpu));
     }
-}
-
-/// Numbers of connections that the tuner chose on the paths, and why.
-fn paths(devices: &[Device]) -> Vec<schema::Path> {
-    let path = |device: &Device| {
-        let Device::Remote(device) = device else { return None };
-        let report = device.path()?;
-        Some(schema::Path {
-            device: device.info().name.clone(),
-            round_trip_us: report.plan.rtt.as_secs_f64() * 1e6,
-            connections: report.plan.connections,
-            disconnects: device.disconnects(),
-            sentence: report.sentence(),
-        })
-    };
-    devices.iter().filter_map(path).collect()
 }
 
 /// The same as text.

@@ -1,7 +1,6 @@
 //! `longhaul cp` and `longhaul sync`.
 
 pub(crate) mod far;
-mod record;
 mod show;
 
 use crate::arguments::{EngineArgs, parse_bytes, parse_rate, parse_time};
@@ -10,6 +9,7 @@ use crate::output::{Output, save};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use far::FarArgs;
+use longhaul_lab::copy_record::CopyRecording;
 use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Placement, RefusalKind};
 use longhaul_transfer::{
     Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Summary, copy,
@@ -403,7 +403,7 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result
     });
     let monitor = Arc::new(Monitor::new());
     let progress = show::Progress::start(Arc::clone(&monitor), output);
-    let recording = args.output.as_deref().map(|path| (path, record::Recording::start()));
+    let recording = args.output.as_deref().map(|path| (path, CopyRecording::start()));
     if recording.is_some() {
         super::diagnose::tell_unread_counters(output);
     }

@@ -187,7 +187,7 @@ fn ask(name: &str, args: &NetbenchArgs, output: Output) -> Outcome {
     if output.is_json() {
         output.document(&serde_json::to_string_pretty(&document).map_err(Failure::failed)?);
     } else {
-        super::bench::repeat::print(&document, output);
+        super::bench::spread::print(&document, output);
     }
     outcome.map_err(|failure| Failure { in_result: output.is_json(), ..failure })
 }

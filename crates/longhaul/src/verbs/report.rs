@@ -1,11 +1,11 @@
 //! `longhaul report`.
 
-mod picture;
-
 use crate::events::ReportSummary;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
+use longhaul_engine::state_file;
 use longhaul_report::page::{Report, report};
+use longhaul_report::picture::draw;
 use longhaul_results::{Document, ReadError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -41,13 +41,8 @@ pub(crate) struct ReportArgs {
 
 /// Replaces a file atomically.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.new", std::process::id()));
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|e| {
-        let _ = std::fs::remove_file(&beside);
-        Failure::failed(format!("cannot write {}: {e}", path.display()))
-    })
+    state_file::replace(path, text.as_bytes())
+        .map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))
 }
 
 /// Creates a page from results, with its files beside it.
@@ -85,9 +80,12 @@ pub(crate) fn run(args: &ReportArgs, output: Output) -> Outcome {
     let dir = if args.no_files { None } else { Some(files(&args.output, &made)?) };
     // The page is written even if the pictures fail.
     let pictures = match &dir {
-        Some(dir) if args.png => picture::draw(dir, &made),
+        Some(dir) if args.png => draw(dir, &made),
         _ => Ok(0),
-    };
+    }
+    .map_err(|why| {
+        Failure::new(Exit::Partly, format!("{why}; the page, its SVG figures and its CSV are written"))
+    });
     output.event(&ReportSummary {
         page: args.output.display().to_string(),
         files: dir.map(|dir| dir.display().to_string()),

@@ -42,20 +42,14 @@ pub(crate) struct FarArgs {
 }
 
 impl FarArgs {
-    /// Programs that may be copied to other machines: this one, and static ones beside it.
     fn offer(&self) -> Result<Offer, Failure> {
-        let programs = match &self.remote_install_from {
-            Some(path) => vec![path.clone()],
-            None => {
-                let own = std::env::current_exe().map_err(|e| {
-                    Failure::failed(format_args!("cannot find the file of this program, to copy it: {e}"))
-                })?;
-                let beside = ["x86_64", "aarch64"]
-                    .map(|arch| own.with_file_name(format!("longhaul-{arch}-unknown-linux-musl")));
-                std::iter::once(own).chain(beside.into_iter().filter(|path| path.exists())).collect()
-            }
-        };
-        Ok(Offer { version: env!("CARGO_PKG_VERSION").into(), programs })
+        let version = env!("CARGO_PKG_VERSION");
+        match &self.remote_install_from {
+            Some(path) => Ok(Offer { version: version.into(), programs: vec![path.clone()] }),
+            None => Offer::of_this_program(version).map_err(|e| {
+                Failure::failed(format_args!("cannot find the file of this program, to copy it: {e}"))
+            }),
+        }
     }
 
     pub(crate) fn ssh(&self) -> Result<Ssh, Failure> {

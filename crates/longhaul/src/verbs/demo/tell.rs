@@ -1,85 +1,28 @@
 //! The summary of the demo: rates compared with plain TCP, and what limits them.
 
-use super::trees::Trees;
-use super::window::{MeasuredRate, Window};
-use super::{DemoArgs, TARGETS};
 use crate::events::{DemoPhase, DemoSpread, DemoSummary, DemoTrees, micros};
 use crate::output::Output;
 use longhaul_block::units::{format_rate, format_size};
+use longhaul_lab::demo::{DemoOptions, Demonstration, Phase, PhaseSummary, SmallFileCopies, Spread, TARGETS};
 use longhaul_lab::published::transfer::{RTT, T0};
+use std::time::Duration;
 
 /// Ratio to plain TCP from which on the link limits both.
 const FULL: f64 = 0.97;
 /// Share of the processors in use from which on they limit.
 const BUSY: f64 = 0.85;
 
-/// Median, minimum and maximum.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Spread {
-    pub(super) median: f64,
-    pub(super) least: f64,
-    pub(super) most: f64,
+fn event(spread: Spread) -> DemoSpread {
+    DemoSpread { median: spread.median, least: spread.least, most: spread.most }
 }
 
-impl Spread {
-    pub(super) fn of(numbers: &[f64]) -> Option<Spread> {
-        let mut sorted = numbers.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let (least, most) = (*sorted.first()?, *sorted.last()?);
-        let half = sorted.len() / 2;
-        let median =
-            if sorted.len() % 2 == 1 { sorted[half] } else { (sorted[half - 1] + sorted[half]) / 2.0 };
-        Some(Spread { median, least, most })
-    }
-
-    fn event(self) -> DemoSpread {
-        DemoSpread { median: self.median, least: self.least, most: self.most }
-    }
-
-    /// The three values as text; a common unit is written once.
-    fn show(self, format: impl Fn(f64) -> String) -> String {
-        let [median, least, most] = [self.median, self.least, self.most].map(format);
-        let unit = median.rfind(' ').map_or("", |at| &median[at..]);
-        match (least.strip_suffix(unit), most.strip_suffix(unit)) {
-            (Some(least), Some(most)) => format!("{median} ({least} to {most})"),
-            _ => format!("{median} ({least} to {most})"),
-        }
-    }
-}
-
-/// Rates of one direction, in the order of the rounds.
-pub(super) struct Phase {
-    pub(super) name: &'static str,
-    pub(super) ours: Vec<MeasuredRate>,
-    pub(super) plain: Vec<MeasuredRate>,
-}
-
-/// Spreads and processor shares of a phase.
-struct PhaseSummary {
-    name: &'static str,
-    ours: Spread,
-    plain: Spread,
-    ratio: Spread,
-    own_cpu: f64,
-    others_cpu: f64,
-    plain_cpu: f64,
-}
-
-impl Phase {
-    fn compared(&self) -> Option<PhaseSummary> {
-        let spread = |of: &dyn Fn(&MeasuredRate) -> f64, all: &[MeasuredRate]| {
-            Spread::of(&all.iter().map(of).collect::<Vec<_>>())
-        };
-        let ratios: Vec<f64> = self.ours.iter().zip(&self.plain).map(|(a, b)| a.rate / b.rate).collect();
-        Some(PhaseSummary {
-            name: self.name,
-            ours: spread(&|c| c.rate, &self.ours)?,
-            plain: spread(&|c| c.rate, &self.plain)?,
-            ratio: Spread::of(&ratios)?,
-            own_cpu: spread(&|c| c.own_cpu, &self.ours)?.median,
-            others_cpu: spread(&|c| c.others_cpu, &self.ours)?.median,
-            plain_cpu: spread(&|c| c.own_cpu, &self.plain)?.median,
-        })
+/// The three values as text; a common unit is written once.
+fn show(spread: Spread, format: impl Fn(f64) -> String) -> String {
+    let [median, least, most] = [spread.median, spread.least, spread.most].map(format);
+    let unit = median.rfind(' ').map_or("", |at| &median[at..]);
+    match (least.strip_suffix(unit), most.strip_suffix(unit)) {
+        (Some(least), Some(most)) => format!("{median} ({least} to {most})"),
+        _ => format!("{median} ({least} to {most})"),
     }
 }
 
@@ -109,13 +52,8 @@ fn why(c: &PhaseSummary, rate: u64) -> String {
 }
 
 /// Prints the summary.
-pub(super) fn tell(
-    phases: &[Phase],
-    (files, bytes): (usize, u64),
-    trees: &Trees,
-    (args, window): (&DemoArgs, Window),
-    output: Output,
-) {
+pub(super) fn tell(demonstration: &Demonstration, options: &DemoOptions, output: Output) {
+    let Demonstration { files, bytes, window, phases, trees } = demonstration;
     let compared: Vec<PhaseSummary> = phases.iter().filter_map(Phase::compared).collect();
     let bits = |rate: f64| format_rate(rate * 8.0);
     let mut table = comfy_table::Table::new();
@@ -124,29 +62,29 @@ pub(super) fn tell(
     for c in &compared {
         table.add_row([
             c.name.to_owned(),
-            c.ours.show(bits),
-            c.plain.show(bits),
-            c.ratio.show(|ratio| format!("{ratio:.3}")),
+            show(c.ours, bits),
+            show(c.plain, bits),
+            show(c.ratio, |ratio| format!("{ratio:.3}")),
         ]);
     }
     let phase = |name: &str| {
         compared.iter().find(|c| c.name == name).map(|c| DemoPhase {
-            bytes_per_second: c.ours.event(),
-            plain_tcp_bytes_per_second: c.plain.event(),
-            ratio: c.ratio.event(),
+            bytes_per_second: event(c.ours),
+            plain_tcp_bytes_per_second: event(c.plain),
+            ratio: event(c.ratio),
             own_cpu: c.own_cpu,
             plain_tcp_cpu: c.plain_cpu,
             others_cpu: c.others_cpu,
-            why: why(c, args.rate),
+            why: why(c, options.rate),
         })
     };
     let scp = trees.scp.as_ref();
     output.event(&DemoSummary {
-        files,
-        bytes,
-        round_trip_us: micros(args.rtt),
-        rate: args.rate,
-        rounds: args.rounds,
+        files: *files,
+        bytes: *bytes,
+        round_trip_us: micros(options.rtt),
+        rate: options.rate,
+        rounds: options.rounds,
         seconds: window.steady.as_secs_f64(),
         verified: true,
         write: phase("write"),
@@ -154,15 +92,15 @@ pub(super) fn tell(
         trees: DemoTrees {
             files: trees.files,
             bytes: trees.bytes,
-            seconds: trees.ours.event(),
-            scp_seconds: scp.ok().map(|scp| scp.event()),
+            seconds: event(trees.ours),
+            scp_seconds: scp.ok().copied().map(event),
             scp_missing: scp.err().cloned(),
         },
     });
     output.line(table);
     output.line(format_args!(
         "median (least to most) of {} rounds of {:.1} s, once all was moved and {:.1} s over",
-        args.rounds,
+        options.rounds,
         window.steady.as_secs_f64(),
         window.start.as_secs_f64(),
     ));
@@ -171,26 +109,26 @@ pub(super) fn tell(
          plain TCP: one stream for each of the same links, no files, no checksums",
     ));
     for c in &compared {
-        output.line(why(c, args.rate));
+        output.line(why(c, options.rate));
     }
-    output.line(of_trees(trees, args));
+    output.line(of_trees(trees, options.rtt));
 }
 
 /// The comparison with scp on a tree of small files.
-fn of_trees(trees: &Trees, args: &DemoArgs) -> String {
+fn of_trees(trees: &SmallFileCopies, rtt: Duration) -> String {
     let seconds = |seconds: f64| format!("{seconds:.2} s");
     let what = format!(
         "{} files of {} together over one such link, encrypted\n  longhaul cp {}",
         trees.files,
         format_size(trees.bytes),
-        trees.ours.show(seconds)
+        show(trees.ours, seconds)
     );
     match &trees.scp {
         Ok(scp) => format!(
             "{what}\n  scp {}, {:.1} times as long: {:.1} round trips for each file",
-            scp.show(seconds),
+            show(*scp, seconds),
             scp.median / trees.ours.median,
-            scp.median / args.rtt.as_secs_f64().max(1e-9) / trees.files as f64,
+            scp.median / rtt.as_secs_f64().max(1e-9) / trees.files as f64,
         ),
         Err(why) => {
             format!(
@@ -208,26 +146,21 @@ fn of_trees(trees: &Trees, args: &DemoArgs) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser as _;
-
-    #[derive(clap::Parser)]
-    struct DemoCommand {
-        #[command(flatten)]
-        args: DemoArgs,
-    }
+    use longhaul_lab::demo::MeasuredRate;
 
     #[test]
     fn small_files_are_compared_with_scp_or_with_what_was_published() {
         let spread = |seconds| Spread::of(&[seconds]).expect("a number");
-        let mut trees = Trees { files: 200, bytes: 25 << 20, ours: spread(0.2), scp: Ok(spread(12.0)) };
-        let args = DemoCommand::try_parse_from(["demo"]).expect("no arguments").args;
-        let said = of_trees(&trees, &args);
+        let mut trees =
+            SmallFileCopies { files: 200, bytes: 25 << 20, ours: spread(0.2), scp: Ok(spread(12.0)) };
+        let rtt = Duration::from_millis(15);
+        let said = of_trees(&trees, rtt);
         assert!(
             said.contains("scp 12.00 s (12.00 to 12.00), 60.0 times as long: 4.0 round trips for each"),
             "{said}"
         );
         trees.scp = Err("sshd is not installed".into());
-        let said = of_trees(&trees, &args);
+        let said = of_trees(&trees, rtt);
         assert!(
             said.contains("sshd is not installed\n  published: 66.5 ms for each file over 45 ms"),
             "{said}"
@@ -236,14 +169,10 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_has_a_middle() {
-        let spread = |median, least, most| Some(Spread { median, least, most });
-        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), spread(2.0, 1.0, 3.0));
-        assert_eq!(Spread::of(&[4.0, 1.0]), spread(2.5, 1.0, 4.0));
-        assert_eq!(Spread::of(&[]), None);
-        let shown = Spread::of(&[4e9, 3.91e9, 9e8]).map(|spread| spread.show(format_rate));
+    fn a_spread_writes_a_common_unit_once() {
+        let shown = Spread::of(&[4e9, 3.91e9, 9e8]).map(|spread| show(spread, format_rate));
         assert_eq!(shown.as_deref(), Some("3.91 Gb/s (900 Mb/s to 4 Gb/s)"));
-        let shown = Spread::of(&[4e9, 3.92e9]).map(|spread| spread.show(format_rate));
+        let shown = Spread::of(&[4e9, 3.92e9]).map(|spread| show(spread, format_rate));
         assert_eq!(shown.as_deref(), Some("3.96 Gb/s (3.92 to 4)"));
     }
 

@@ -1,80 +1,15 @@
 //! Output of the findings, as text and as events.
 
-use super::ladder::Rung;
-use super::{LadderResults, RemedyTrial};
 use crate::events::{CopyFit, DiagnoseSummary, FoundCause, StageShares, TriedRemedy};
 use crate::output::Output;
 use longhaul_lab::cause::Finding;
+use longhaul_lab::diagnose::{Diagnosis, RemedyTrial, Rung};
 use longhaul_lab::model::{Bounds, Fit, Split, Stage};
 use longhaul_report::figure::Scale;
-use longhaul_results::record::{Code, Validity};
+use longhaul_results::record::Code;
 
-/// Assumed rate of a path in bits per second, where the copies show less: the default of `tune`.
-const RATE: f64 = 10e9;
-
-/// The command that applies the settings for this path, given its shortest round trip in seconds
-/// and its highest throughput in bits per second.
-pub(super) fn tune_command((round_trip, bits): (Option<f64>, f64)) -> String {
-    let gigabits = (2.0 * bits).max(RATE) / 1e9;
-    let ms = round_trip.map_or(100.0, |seconds| (seconds * 1e3).ceil().max(1.0));
-    format!("sudo longhaul tune apply --rate {:.0}Gbit --rtt {ms:.0}ms", gigabits.ceil())
-}
-
-/// The conditions of the record.
-pub(super) fn conditions(
-    results: &LadderResults,
-    findings: &[Finding],
-    tried: Option<&RemedyTrial>,
-) -> Vec<(String, String)> {
-    let factor = |gain: Option<f64>| gain.map(|gain| format!("{gain:.3}"));
-    let mut all: Vec<(&str, Option<String>)> = Vec::new();
-    if let Some(first) = findings.first() {
-        all.push(("cause", Some(first.cause.code().into())));
-        all.push(("finding", Some(first.to_string())));
-        let name = if first.is_bound() { "predicted gain, at least" } else { "predicted gain" };
-        all.push((name, factor(first.gain)));
-    }
-    all.push(("achieved gain", tried.and_then(|tried| factor(tried.achieved))));
-    let all = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    let all =
-        all.chain(results.fits.iter().map(|(rung, fit)| (format!("{}, all copies", rung.name()), line(fit))));
-    let all = all.chain(results.split.iter().map(|split| ("stages of a file".to_owned(), stages(split))));
-    let notes = results.notes.iter().enumerate();
-    all.chain(notes.map(|(at, note)| (format!("note {}", at + 1), note.clone()))).collect()
-}
-
-/// The parameters of a fit with their confidence intervals.
-fn line(fit: &Fit) -> String {
-    let Fit { t0, rate, .. } = fit;
-    format!(
-        "t0 {:.6} s (95 % between {:.6} and {:.6}), R {:.0} B/s (95 % between {:.0} and {:.0})",
-        t0.value, t0.low, t0.high, rate.value, rate.low, rate.high
-    )
-}
-
-/// Shares of the stages in the cost of a file, and whether the whole is within their bounds.
-fn stages(split: &Split) -> String {
-    let share = |(stage, share): (&Stage, f64)| format!("{} {:.1} %", stage.name(), share * 100.0);
-    let shares: Vec<String> = Stage::ALL.iter().zip(split.shares).map(share).collect();
-    let overlap = split.overlap * 100.0;
-    format!("{}; overlap {overlap:.1} %; longest ≤ whole ≤ sum: {}", shares.join(", "), bounds(split))
-}
-
-fn bounds(split: &Split) -> &'static str {
-    match split.bounds {
-        Bounds::Held => "held",
-        Bounds::BelowLongest => "below-longest",
-        Bounds::AboveSum => "above-sum",
-    }
-}
-
-pub(super) fn tell(
-    results: &LadderResults,
-    findings: &[Finding],
-    tried: Option<&RemedyTrial>,
-    validity: &Validity,
-    output: Output,
-) {
+pub(super) fn tell(diagnosis: &Diagnosis, output: Output) {
+    let Diagnosis { ladder, findings, tried, validity, .. } = diagnosis;
     let fit = |(rung, fit): &(Rung, Fit)| CopyFit {
         copy: rung.name().to_owned(),
         seconds_per_file: fit.t0.value,
@@ -95,7 +30,7 @@ pub(super) fn tell(
     let shares = |split: &Split| StageShares {
         shares: Stage::ALL.iter().zip(split.shares).map(|(s, share)| (s.name().to_owned(), share)).collect(),
         overlap: split.overlap,
-        bounds: bounds(split),
+        bounds: split.bounds.name(),
     };
     let attempt = |t: &RemedyTrial| TriedRemedy {
         predicted: t.predicted,
@@ -103,16 +38,16 @@ pub(super) fn tell(
         command: t.command.clone(),
     };
     output.event(&DiagnoseSummary {
-        fits: results.fits.iter().map(fit).collect(),
-        split: results.split.as_ref().map(shares),
-        seen: results.seen.as_ref().map(|seen| format!("{seen:?}")),
+        fits: ladder.fits.iter().map(fit).collect(),
+        split: ladder.split.as_ref().map(shares),
+        seen: ladder.seen.as_ref().map(|seen| format!("{seen:?}")),
         findings: findings.iter().map(finding).collect(),
-        tried: tried.map(attempt),
-        notes: results.notes.clone(),
+        tried: tried.as_ref().map(attempt),
+        notes: ladder.notes.clone(),
         validity: validity.clone(),
     });
     if !output.is_json() {
-        people(results, findings, tried, output);
+        people(diagnosis, output);
         let mut noted: Vec<Code> = Vec::new();
         for reason in &validity.reasons {
             if !noted.contains(&reason.code) {
@@ -123,8 +58,9 @@ pub(super) fn tell(
     }
 }
 
-fn people(results: &LadderResults, findings: &[Finding], tried: Option<&RemedyTrial>, output: Output) {
-    for (rung, fit) in &results.fits {
+fn people(diagnosis: &Diagnosis, output: Output) {
+    let Diagnosis { ladder, findings, tried, .. } = diagnosis;
+    for (rung, fit) in &ladder.fits {
         let each = Scale::of("s", fit.t0.value.abs());
         let rate = if fit.rate.value.is_finite() {
             Scale::of("B/s", fit.rate.value).with_unit(fit.rate.value)
@@ -139,7 +75,7 @@ fn people(results: &LadderResults, findings: &[Finding], tried: Option<&RemedyTr
             each.number(fit.t0.high),
         ));
     }
-    if let Some(split) = &results.split {
+    if let Some(split) = &ladder.split {
         output.line(match split.bounds {
             Bounds::Held => format!(
                 "a file of the whole takes between its longest stage ({}) and their sum: {:.0} % of what could overlap does",
@@ -153,7 +89,7 @@ fn people(results: &LadderResults, findings: &[Finding], tried: Option<&RemedyTr
             Bounds::AboveSum => "a file of the whole takes more than all stages one after the other: they disturb each other".into(),
         });
     }
-    for note in &results.notes {
+    for note in &ladder.notes {
         output.note(note);
     }
     if let Some(first) = findings.first() {

@@ -26,6 +26,23 @@ pub struct Offer {
     pub programs: Vec<PathBuf>,
 }
 
+impl Offer {
+    /// The running program, and static ones beside it.
+    ///
+    /// # Errors
+    /// The file of this program cannot be found.
+    pub fn of_this_program(version: &str) -> io::Result<Offer> {
+        let own = std::env::current_exe()?;
+        let beside = ["x86_64", "aarch64"]
+            .map(|arch| own.with_file_name(format!("longhaul-{arch}-unknown-linux-musl")))
+            .into_iter()
+            .filter(|path| path.exists())
+            .collect::<Vec<_>>();
+        let programs = std::iter::once(own).chain(beside).collect();
+        Ok(Offer { version: version.to_owned(), programs })
+    }
+}
+
 /// Prefix of the script's output.
 const MARK: &str = "longhaul-place: ";
 

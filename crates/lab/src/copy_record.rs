@@ -1,7 +1,7 @@
 //! The result file of a copy, in the format of `bench` and `study`.
 
+use crate::emulated::{self, Link};
 use longhaul_block::units::format_rate;
-use longhaul_lab::emulated::{self, Link};
 use longhaul_load::watch::{Expect, Watch, Watched, tcp_sample};
 use longhaul_results::record::{Better, Cell, Code, Record, Validity};
 use longhaul_results::schema::{self, Direction, Job};
@@ -10,7 +10,7 @@ use longhaul_transfer::{CopySpec, Endpoint, Monitor, Stage, Summary};
 use std::time::Duration;
 
 /// Measurements that begin with a copy, for its record in the result.
-pub(super) struct Recording {
+pub struct CopyRecording {
     watch: Watch,
     link: Option<Link>,
 }
@@ -24,13 +24,14 @@ enum DataPath {
     Over(Option<Duration>),
 }
 
-impl Recording {
-    pub(super) fn start() -> Recording {
-        Recording { link: Link::here(), watch: Watch::start() }
+impl CopyRecording {
+    /// Begins to measure.
+    pub fn start() -> CopyRecording {
+        CopyRecording { link: Link::here(), watch: Watch::start() }
     }
 
-    /// The result of a copy by `verb`.
-    pub(super) fn document(
+    /// The result of a copy by `verb`, `cp` or `sync`, which has ended.
+    pub fn document(
         &self,
         verb: &str,
         spec: &CopySpec,

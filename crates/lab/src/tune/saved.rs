@@ -1,11 +1,12 @@
 //! The file of old values of changed settings.
 
-use super::advice::Setting;
-use crate::exit::Failure;
+use super::advice::HostSetting;
+use crate::Error;
+use longhaul_engine::state_file;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Path of the file, relative to the root directory.
@@ -15,25 +16,32 @@ const VERSION: u64 = 1;
 
 /// The old value of a setting, and the path of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct EarlierValue {
-    pub(super) file: String,
-    pub(super) value: String,
+pub struct EarlierValue {
+    /// Path of its file, relative to the root directory.
+    pub file: String,
+    /// The old value.
+    pub value: String,
 }
 
 /// Old values by name of the setting. Applying twice keeps the first old value.
 #[derive(Clone, Debug)]
-pub(super) struct SavedSettings {
+pub struct SavedSettings {
     path: PathBuf,
-    pub(super) settings: BTreeMap<String, EarlierValue>,
+    /// Old values by name.
+    pub settings: BTreeMap<String, EarlierValue>,
     /// The content of the file when it was read.
     before: BTreeMap<String, EarlierValue>,
 }
 
 impl SavedSettings {
-    pub(super) fn load(root: &Path) -> Result<SavedSettings, Failure> {
+    /// Reads the file of the machine whose root directory is `root`.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not such a file: it is never taken for none.
+    pub fn load(root: &Path) -> Result<SavedSettings, Error> {
         let path = root.join(FILE);
         let wrong = |what: &dyn std::fmt::Display| {
-            Failure::failed(format!(
+            Error::failed(format!(
                 "{}: {what}; it records the earlier settings: repair it, or remove it to forget them",
                 path.display()
             ))
@@ -65,7 +73,7 @@ impl SavedSettings {
     }
 
     /// Adds the current values of `settings`, unless an older value is there.
-    pub(super) fn keep(&mut self, settings: &[Setting]) {
+    pub fn keep(&mut self, settings: &[HostSetting]) {
         for setting in settings {
             let old = || EarlierValue { file: setting.file.clone(), value: setting.is.clone() };
             self.settings.entry(setting.name.clone()).or_insert_with(old);
@@ -73,7 +81,7 @@ impl SavedSettings {
     }
 
     /// Removes the old values of settings that did not change, unless an earlier run added them.
-    pub(super) fn forget<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
+    pub fn forget<'a>(&mut self, names: impl Iterator<Item = &'a str>) {
         for name in names {
             if !self.before.contains_key(name) {
                 self.settings.remove(name);
@@ -82,33 +90,29 @@ impl SavedSettings {
     }
 
     /// Replaces the file atomically, or removes it if there are no old values.
-    pub(super) fn store(&self) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// Of the file system.
+    pub fn store(&self) -> Result<(), Error> {
         let failed = |e: std::io::Error| {
             let hint = match e.kind() {
                 ErrorKind::PermissionDenied => "; settings of a machine need root: use sudo",
                 _ => "",
             };
-            Failure::failed(format!("cannot write {}: {e}{hint}", self.path.display()))
+            Error::failed(format!("cannot write {}: {e}{hint}", self.path.display()))
         };
         if self.settings.is_empty() {
-            return match fs::remove_file(&self.path) {
-                Err(e) if e.kind() != ErrorKind::NotFound => Err(failed(e)),
-                _ => Ok(()),
-            };
+            return state_file::remove(&self.path).map_err(failed);
         }
         let old = |(name, old): (&String, &EarlierValue)| {
             (name.clone(), json!({ "file": old.file, "value": old.value }))
         };
         let settings: serde_json::Map<String, Value> = self.settings.iter().map(old).collect();
         let text = json!({ "version": VERSION, "settings": settings }).to_string();
-        let beside = self.path.with_extension("new");
+        // Durable before a setting is changed.
         let write = || {
             fs::create_dir_all(self.path.parent().unwrap_or(Path::new("/")))?;
-            let mut file = fs::File::create(&beside)?;
-            file.write_all(text.as_bytes())?;
-            // Durable before a setting is changed.
-            file.sync_all()?;
-            fs::rename(&beside, &self.path)
+            state_file::replace(&self.path, text.as_bytes())
         };
         write().map_err(failed)
     }

@@ -2,7 +2,7 @@
 
 use super::files::{DataSet, File, Piece};
 use super::window::{Flow, MeasuredRate, Window};
-use crate::exit::Failure;
+use crate::Error;
 use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
 use longhaul_engine::{BufMut, BufPool, Config, Handle, Thread, fs, spawn};
 use std::cell::{Cell, RefCell};
@@ -47,8 +47,8 @@ impl Copier {
         source: &DataSet,
         devices: &[Arc<dyn BlockDevice>],
         config: Config,
-    ) -> Result<Copier, Failure> {
-        let thread = Thread::start("demo", config).map_err(Failure::failed)?;
+    ) -> Result<Copier, Error> {
+        let thread = Thread::start("demo", config).map_err(Error::failed)?;
         Ok(Copier {
             handle: thread.handle(),
             _thread: thread,
@@ -61,7 +61,7 @@ impl Copier {
 
     /// Writes all files, again from the first one until `window` is over; flushes, and keeps
     /// their checksums.
-    pub(super) fn write(&self, window: Window, tell: &mut dyn FnMut(u64)) -> Result<MeasuredRate, Failure> {
+    pub(super) fn write(&self, window: Window, tell: &mut dyn FnMut(u64)) -> Result<MeasuredRate, Error> {
         let each = |pass: Rc<Pass>, piece| async move { pass.write(piece).await };
         let (counted, (sums, _)) = self.run(window, tell, Vec::new(), each)?;
         *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = sums;
@@ -74,7 +74,7 @@ impl Copier {
         &self,
         window: Window,
         tell: &mut dyn FnMut(u64),
-    ) -> Result<(MeasuredRate, Vec<String>), Failure> {
+    ) -> Result<(MeasuredRate, Vec<String>), Error> {
         let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let each = |pass: Rc<Pass>, piece| async move { pass.verify(piece).await };
         let (counted, (_, wrong)) = self.run(window, tell, sums, each)?;
@@ -87,10 +87,10 @@ impl Copier {
         tell: &mut dyn FnMut(u64),
         sums: Vec<u128>,
         each: F,
-    ) -> Result<(MeasuredRate, PassResult), Failure>
+    ) -> Result<(MeasuredRate, PassResult), Error>
     where
         F: Fn(Rc<Pass>, usize) -> Fut + Copy + Send + 'static,
-        Fut: Future<Output = Result<(), Failure>> + 'static,
+        Fut: Future<Output = Result<(), Error>> + 'static,
     {
         let (devices, pieces, files) =
             (self.devices.clone(), Arc::clone(&self.pieces), Arc::clone(&self.files));
@@ -125,7 +125,7 @@ impl Copier {
                         each(Rc::clone(&pass), index).await?;
                         pass.flow.add(pass.pieces[index].len as u64);
                     }
-                    Ok::<_, Failure>(())
+                    Ok::<_, Error>(())
                 })
             });
             let lanes: Vec<_> = lanes.collect();
@@ -135,11 +135,11 @@ impl Copier {
             for io in &pass.io {
                 io.flush().await?;
             }
-            Ok::<_, Failure>((pass.sums.take(), pass.wrong.take()))
+            Ok::<_, Error>((pass.sums.take(), pass.wrong.take()))
         });
         let counted = window.count(&flow, whole, &ended, tell);
-        let passed = work.wait().map_err(Failure::failed)??;
-        let early = || Failure::failed("the copy of the demo ended early");
+        let passed = work.wait().map_err(Error::failed)??;
+        let early = || Error::failed("the copy of the demo ended early");
         Ok((counted.ok_or_else(early)?, passed))
     }
 }
@@ -155,14 +155,14 @@ impl Pass {
         Some(next % self.pieces.len())
     }
 
-    fn file(&self, index: usize) -> Result<fs::File, Failure> {
+    fn file(&self, index: usize) -> Result<fs::File, Error> {
         let mut open = self.open.borrow_mut();
         match &*open {
             Some((i, file)) if *i == index => Ok(file.clone()),
             _ => {
                 let path = &self.files[index].path;
                 let file = std::fs::File::open(path)
-                    .map_err(|e| Failure::failed(format!("cannot open {}: {e}", path.display())))?;
+                    .map_err(|e| Error::failed(format!("cannot open {}: {e}", path.display())))?;
                 let file = fs::File::from(file);
                 *open = Some((index, file.clone()));
                 Ok(file)
@@ -170,7 +170,7 @@ impl Pass {
         }
     }
 
-    async fn write(&self, index: usize) -> Result<(), Failure> {
+    async fn write(&self, index: usize) -> Result<(), Error> {
         let piece = self.pieces[index];
         let file = self.file(piece.file)?;
         let path = &self.files[piece.file].path;
@@ -178,9 +178,9 @@ impl Pass {
         let tail = buf.split_off(piece.len);
         let (n, back) = file.read_at(buf, piece.at).await;
         buf = back;
-        let n = n.map_err(|e| Failure::failed(format!("cannot read {}: {e}", path.display())))?;
+        let n = n.map_err(|e| Error::failed(format!("cannot read {}: {e}", path.display())))?;
         if n < piece.len {
-            return Err(Failure::failed(format!("{} became shorter while it was copied", path.display())));
+            return Err(Error::failed(format!("{} became shorter while it was copied", path.display())));
         }
         self.sums.borrow_mut()[index] = xxh3_128(&buf);
         let buf = join(buf, tail);
@@ -188,7 +188,7 @@ impl Pass {
         Ok(())
     }
 
-    async fn verify(&self, index: usize) -> Result<(), Failure> {
+    async fn verify(&self, index: usize) -> Result<(), Error> {
         let piece = self.pieces[index];
         let buf = self.pool.alloc(piece.stored()).await;
         let buf = self.io[piece.device].read(piece.offset, buf).await?;

@@ -41,20 +41,22 @@ impl Flow {
 
 /// Durations of the ramp and of the window.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub(super) start: Duration,
-    pub(super) steady: Duration,
+pub struct Window {
+    /// The ramp, which does not count.
+    pub start: Duration,
+    /// The time that counts.
+    pub steady: Duration,
 }
 
 /// Rate and processor use in the window.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MeasuredRate {
+pub struct MeasuredRate {
     /// Bytes per second.
-    pub(super) rate: f64,
+    pub rate: f64,
     /// Share of this machine's processors that this process used.
-    pub(super) own_cpu: f64,
+    pub own_cpu: f64,
     /// The share of all other processes; zero where the kernel does not report it.
-    pub(super) others_cpu: f64,
+    pub others_cpu: f64,
 }
 
 impl Window {

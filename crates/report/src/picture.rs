@@ -1,8 +1,7 @@
 //! Figures as PNG, rendered by an installed browser: a complete SVG library would be a large
 //! dependency, and need fonts.
 
-use crate::exit::{Exit, Failure};
-use longhaul_report::page::Report;
+use crate::page::Report;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -31,23 +30,24 @@ impl Drop for Profile {
     }
 }
 
-/// Renders the figures in `dir`, and returns their number.
-pub(super) fn draw(dir: &Path, made: &Report) -> Result<usize, Failure> {
-    let partly = |message: String| {
-        Failure::new(Exit::Partly, format!("{message}; the page, its SVG figures and its CSV are written"))
-    };
+/// Renders the SVG figures of a page, which are in `dir`, to PNG files beside them, and returns their
+/// number. Each takes a second or so.
+///
+/// # Errors
+/// No browser is installed, or it fails; the text says which figure, and what to do.
+pub fn draw(dir: &Path, made: &Report) -> Result<usize, String> {
     let browser = find(std::env::var_os("PATH").unwrap_or_default().as_os_str()).ok_or_else(|| {
-        partly(format!(
+        format!(
             "--png needs Chromium or Chrome, and none of {} is in PATH: install one, or leave --png out",
             BROWSERS.join(", ")
-        ))
+        )
     })?;
     let profile = Profile(std::env::temp_dir().join(format!("longhaul-report-{}", std::process::id())));
     let mut drawn = 0;
     for (name, svg) in made.files.iter().filter(|(name, _)| name.ends_with(".svg")) {
         let file = dir.join(name);
         picture(&browser, &profile.0, &file, size(svg))
-            .map_err(|why| partly(format!("{} could not be drawn as PNG: {why}", file.display())))?;
+            .map_err(|why| format!("{} could not be drawn as PNG: {why}", file.display()))?;
         drawn += 1;
     }
     Ok(drawn)
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn figures_say_how_large_they_are() {
-        let figure = longhaul_report::figure::Figure { title: "A".into(), ..Default::default() };
+        let figure = crate::figure::Figure { title: "A".into(), ..Default::default() };
         let (width, height) = size(&figure.file());
-        assert_eq!(width, longhaul_report::figure::WIDE as u32);
+        assert_eq!(width, crate::figure::WIDE as u32);
         assert!(height > 200, "{height}");
     }
 

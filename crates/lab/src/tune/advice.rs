@@ -12,14 +12,14 @@ const BUFFER_MIN: u64 = 6 << 20;
 
 /// The path that the advice is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Path {
+pub struct TunedPath {
     /// Bits per second.
-    pub(super) rate: u64,
+    pub rate: u64,
     /// Round trip of the path to tune for.
-    pub(super) rtt: Duration,
+    pub rtt: Duration,
 }
 
-impl Path {
+impl TunedPath {
     /// Advised limit of a socket buffer in bytes: twice the bandwidth-delay product, since the
     /// kernel counts its overhead, and since data behind a lost segment waits for the
     /// retransmission.
@@ -33,43 +33,49 @@ impl Path {
 
 /// A setting: its current and its advised value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Setting {
+pub struct HostSetting {
     /// Its name as in sysctl(8), or that of the processors' governor.
-    pub(super) name: String,
+    pub name: String,
     /// Path of its file, relative to the root directory.
-    pub(super) file: String,
+    pub file: String,
     /// Current value, with one space between parts.
-    pub(super) is: String,
+    pub is: String,
     /// Advised value, in the same form.
-    pub(super) advised: String,
+    pub advised: String,
     /// Reason for the advised value.
-    pub(super) why: String,
+    pub why: String,
 }
 
-impl Setting {
-    pub(super) fn differs(&self) -> bool {
+impl HostSetting {
+    /// Whether the current value is not the advised one.
+    pub fn differs(&self) -> bool {
         self.is != self.advised
     }
 }
 
 /// The files of a machine below its root directory.
 #[derive(Clone, Debug)]
-pub(super) struct Machine {
+pub struct HostSettings {
     root: PathBuf,
 }
 
-impl Machine {
-    pub(super) fn at(root: &std::path::Path) -> Machine {
-        Machine { root: root.to_owned() }
+impl HostSettings {
+    /// Those of the machine whose root directory is `root`.
+    pub fn at(root: &std::path::Path) -> HostSettings {
+        HostSettings { root: root.to_owned() }
     }
 
     /// Reads the value of a setting, with one space between parts; `None` if it cannot be read.
-    pub(super) fn read(&self, file: &str) -> Option<String> {
+    pub fn read(&self, file: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.root.join(file)).ok()?;
         Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
     }
 
-    pub(super) fn write(&self, setting: &Setting, value: &str) -> io::Result<()> {
+    /// Sets a setting to `value`.
+    ///
+    /// # Errors
+    /// Of the system, or the kernel made another value of it, such as a rounded one.
+    pub fn write(&self, setting: &HostSetting, value: &str) -> io::Result<()> {
         let path = self.root.join(&setting.file);
         // The kernel takes a value in a single write, and the file has to exist.
         let mut file = std::fs::OpenOptions::new().write(true).truncate(true).open(path)?;
@@ -83,8 +89,8 @@ impl Machine {
     }
 
     /// A saved setting, with its old value as the advised one.
-    pub(super) fn named(&self, name: &str, file: &str, value: &str) -> Setting {
-        Setting {
+    pub fn named(&self, name: &str, file: &str, value: &str) -> HostSetting {
+        HostSetting {
             name: name.into(),
             file: file.into(),
             is: self.read(file).unwrap_or_default(),
@@ -105,14 +111,14 @@ impl Machine {
 }
 
 /// The settings that exist on this machine.
-pub(super) fn advise(machine: &Machine, path: Path) -> Vec<Setting> {
+pub fn advise(machine: &HostSettings, path: TunedPath) -> Vec<HostSetting> {
     let mut all = Vec::new();
     let mut add = |name: &str, advised: &dyn Fn(&str) -> Option<String>, why: &str| {
         let file = format!("proc/sys/{}", name.replace('.', "/"));
         // Network namespaces lack some settings.
         let Some(is) = machine.read(&file) else { return };
         let Some(advised) = advised(&is) else { return };
-        all.push(Setting { name: name.into(), file, is, advised, why: why.into() });
+        all.push(HostSetting { name: name.into(), file, is, advised, why: why.into() });
     };
     let buffer = path.buffer();
     for (name, what) in [("net.ipv4.tcp_rmem", "receive"), ("net.ipv4.tcp_wmem", "send")] {
@@ -152,7 +158,7 @@ pub(super) fn advise(machine: &Machine, path: Path) -> Vec<Setting> {
     for (is, file) in machine.governors() {
         let name = file.trim_start_matches("sys/devices/system/").replace('/', ".");
         let why = "a processor that saves power is slow when data comes".to_owned();
-        all.push(Setting { name, file, is, advised: "performance".into(), why });
+        all.push(HostSetting { name, file, is, advised: "performance".into(), why });
     }
     all
 }
@@ -168,8 +174,8 @@ fn grown(is: &str, most: u64) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn path(gbit: u64, ms: u64) -> Path {
-        Path { rate: gbit * 1_000_000_000, rtt: Duration::from_millis(ms) }
+    fn path(gbit: u64, ms: u64) -> TunedPath {
+        TunedPath { rate: gbit * 1_000_000_000, rtt: Duration::from_millis(ms) }
     }
 
     #[test]
@@ -177,7 +183,7 @@ mod tests {
         assert_eq!(path(10, 100).buffer(), 239 << 20, "250 MB in whole MiB");
         assert_eq!(path(1, 1).buffer(), BUFFER_MIN);
         assert_eq!(path(400, 300).buffer(), BUFFER_MAX);
-        assert_eq!(Path { rate: u64::MAX, rtt: Duration::MAX }.buffer(), BUFFER_MAX);
+        assert_eq!(TunedPath { rate: u64::MAX, rtt: Duration::MAX }.buffer(), BUFFER_MAX);
     }
 
     #[test]

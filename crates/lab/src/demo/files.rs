@@ -1,8 +1,7 @@
 //! The data set of the demo, and its division into pieces.
 
 use super::temporary::TemporaryDir;
-use crate::exit::Failure;
-use crate::output::Output;
+use crate::Error;
 use longhaul_transfer::dataset::{DatasetSpec, Scale, make};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,16 +47,16 @@ impl Piece {
 
 impl DataSet {
     /// The regular files below a directory.
-    pub(super) fn of(dir: &Path) -> Result<DataSet, Failure> {
+    pub(super) fn of(dir: &Path) -> Result<DataSet, Error> {
         let mut source = DataSet { dir: dir.to_owned(), files: Vec::new(), _temporary: None };
         source.scan(dir)?;
         source.files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(source)
     }
 
-    fn scan(&mut self, dir: &Path) -> Result<(), Failure> {
+    fn scan(&mut self, dir: &Path) -> Result<(), Error> {
         let fail =
-            |path: &Path, e: std::io::Error| Failure::failed(format!("cannot read {}: {e}", path.display()));
+            |path: &Path, e: std::io::Error| Error::failed(format!("cannot read {}: {e}", path.display()));
         for entry in fs::read_dir(dir).map_err(|e| fail(dir, e))? {
             let entry = entry.map_err(|e| fail(dir, e))?;
             let path = entry.path();
@@ -72,13 +71,12 @@ impl DataSet {
     }
 
     /// The data set called `set`, at this scale, in a new temporary directory with this name.
-    pub(super) fn make(name: &str, set: &str, scale: Scale, output: Output) -> Result<DataSet, Failure> {
+    pub(super) fn make(name: &str, set: &str, scale: Scale) -> Result<DataSet, Error> {
         let temporary = TemporaryDir::make(name)?;
         let dir = temporary.path().to_owned();
         let mut source = DataSet { dir: dir.clone(), files: Vec::new(), _temporary: Some(temporary) };
-        let spec = DatasetSpec::parse(set, scale).map_err(Failure::usage)?;
-        output.note("making a data set");
-        make(&dir, &spec.plan(), &|_| {}).map_err(Failure::failed)?;
+        let spec = DatasetSpec::parse(set, scale).map_err(Error::usage)?;
+        make(&dir, &spec.plan(), &|_| {}).map_err(Error::failed)?;
         source.scan(&dir)?;
         source.files.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(source)

@@ -1,11 +1,15 @@
 //! Probes of the slowest stage. Each takes time, and runs only if its result can change the
 //! findings.
 
-use super::ladder::{CopyResult, CopySettings, Ladder, Rung, lookup};
-use super::{BEST_OF, DiagnoseArgs, FEW, LadderResults, in_turn, quickest, slowest};
-use crate::exit::Failure;
-use longhaul_lab::cause::{Congestion, Pair, SLOW_FILE, Seen};
-use longhaul_lab::model::Fit;
+use super::cached::lookup;
+use super::climb::FEW;
+use super::ladder::Ladder;
+use super::rung::{CopyResult, CopySettings, Rung};
+use super::turns::{BEST_OF, in_turn, quickest, slowest};
+use super::{DiagnoseOptions, LadderResults};
+use crate::Error;
+use crate::cause::{Congestion, Pair, SLOW_FILE, Seen};
+use crate::model::Fit;
 use longhaul_results::host::Host;
 use longhaul_results::record::{Better, Cell};
 use std::io::{BufRead, BufReader};
@@ -30,14 +34,14 @@ const STARTS: Duration = Duration::from_secs(60);
 /// Runs the probes. `network` and `copy` are the fastest copies of those rungs. A probe that
 /// fails leaves a note, and the others run.
 pub(super) fn ask(
-    args: &DiagnoseArgs,
+    options: &DiagnoseOptions,
     ladder: &mut Ladder,
     now: &CopySettings,
     (network, copy): (Option<&CopyResult>, Option<&CopyResult>),
     seen: &mut Seen,
     results: &mut LadderResults,
-) -> Result<(), Failure> {
-    let files = args.files;
+) -> Result<(), Error> {
+    let files = options.files;
     let asked = lookups(files, ladder, now, seen);
     results.note("the time of a metadata request", asked, ladder)?;
     let time = |fit: &Option<Fit>| fit.map_or(0.0, |fit| fit.predict(seen.files, seen.bytes));
@@ -66,7 +70,7 @@ pub(super) fn ask(
 }
 
 /// Time of a `stat` at each end where a file costs much.
-fn lookups(files: u32, ladder: &mut Ladder, now: &CopySettings, seen: &mut Seen) -> Result<(), Failure> {
+fn lookups(files: u32, ladder: &mut Ladder, now: &CopySettings, seen: &mut Seen) -> Result<(), Error> {
     let slow = seen.stages.map(|stage| stage.is_some_and(|fit| fit.t0.value >= SLOW_FILE));
     if slow[0] {
         seen.hosts[0].lookup = lookup(&ladder.near(files));
@@ -85,7 +89,7 @@ fn controls(
     files: u32,
     now: &CopySettings,
     network: &CopyResult,
-) -> Result<Option<Congestion>, Failure> {
+) -> Result<Option<Congestion>, Error> {
     let Some(name) = network.congestion.clone() else { return Ok(None) };
     let others = Host::here().congestion_available.into_iter().filter(|other| *other != name);
     let other = |name| CopySettings { congestion: Some(name), ..now.clone() };
@@ -121,7 +125,7 @@ fn checksums(
     files: u32,
     now: &CopySettings,
     cells: &mut Vec<Cell>,
-) -> Result<Option<Pair>, Failure> {
+) -> Result<Option<Pair>, Error> {
     let rungs = if ladder.is_local() { &[Rung::Local][..] } else { &[Rung::Local, Rung::Network] };
     let mut costs = false;
     for rung in rungs {
@@ -152,7 +156,7 @@ fn encryption(
     now: &CopySettings,
     seen: &Seen,
     cells: &mut Vec<Cell>,
-) -> Result<Option<Pair>, Failure> {
+) -> Result<Option<Pair>, Error> {
     let (Some(network), Some(key)) = (network, ladder.key()) else { return Ok(None) };
     let mut took = [0.0; 2];
     for (took, key) in took.iter_mut().zip([Some(key.as_path()), None]) {
@@ -189,10 +193,10 @@ impl Drop for EmptyDir {
 }
 
 impl LocalAgent {
-    fn start(key: Option<&Path>) -> Result<LocalAgent, Failure> {
+    fn start(key: Option<&Path>) -> Result<LocalAgent, Error> {
         let root = EmptyDir(std::env::temp_dir().join(format!("longhaul-nowhere-{}", std::process::id())));
-        std::fs::create_dir(&root.0).map_err(Failure::failed)?;
-        let mut command = Command::new(longhaul_lab::self_exec::program()?);
+        std::fs::create_dir(&root.0).map_err(Error::failed)?;
+        let mut command = Command::new(crate::self_exec::program()?);
         command.args(["agent", "--listen", "127.0.0.1:0", "--json", "--read-only", "--root"]).arg(&root.0);
         match key {
             Some(key) => command.arg("--key-file").arg(key),
@@ -203,7 +207,7 @@ impl LocalAgent {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(Failure::failed)?;
+            .map_err(Error::failed)?;
         let out = child.stdout.take();
         let mut agent = LocalAgent { child, uri: String::new(), _root: root };
         let (tx, first) = channel();
@@ -219,7 +223,7 @@ impl LocalAgent {
         let line = first.recv_timeout(STARTS).unwrap_or_default();
         let ready: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
         let uri = ready["uri"].as_str().map(|uri| format!("{}/null:", uri.trim_end_matches('/')));
-        agent.uri = uri.ok_or_else(|| Failure::failed("no agent can be started on this machine"))?;
+        agent.uri = uri.ok_or_else(|| Error::failed("no agent can be started on this machine"))?;
         Ok(agent)
     }
 }

@@ -1,109 +1,22 @@
 //! The copies of the ladder: processes of this program, with the options that a user would
 //! pass.
 
-use super::DiagnoseArgs;
+use super::DiagnoseOptions;
+use super::cached::forget;
 use super::child::{self, ChildOutcome};
-use super::hosts::{self, HostCounters, HostUse, Segments, children, device_busy};
-use crate::exit::{Exit, Failure};
-use longhaul_lab::cause::Sockets;
-use longhaul_lab::self_exec::{self, at, program, reason, seconds, summary};
+use super::hosts::{self, HostCounters, Segments, children, device_busy};
+use super::rung::{CopyResult, CopySettings, Rung};
+use crate::Error;
+use crate::self_exec::{self, at, program, reason, seconds, summary};
 use longhaul_load::Stop;
 use longhaul_load::watch::{Expect, Watch, Watched};
-use longhaul_results::record::{Run, Validity};
+use longhaul_results::record::Validity;
 use longhaul_transfer::Endpoint;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// A copy of the ladder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rung {
-    /// Read: files to `null:`.
-    Read,
-    /// Network: a synthetic source to `null:` at the destination.
-    Network,
-    /// Write: a synthetic source to files.
-    Write,
-    /// The whole copy: files to files.
-    Whole,
-    /// A synthetic source to `null:` on this machine.
-    Local,
-}
-
-impl Rung {
-    /// The rungs that a line is fitted to.
-    pub(super) const FITTED: [Rung; 4] = [Rung::Read, Rung::Network, Rung::Write, Rung::Whole];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Rung::Read => "read",
-            Rung::Network => "network",
-            Rung::Write => "write",
-            Rung::Whole => "whole",
-            Rung::Local => "local",
-        }
-    }
-
-    /// The progress message.
-    pub(super) fn says(self) -> &'static str {
-        match self {
-            Rung::Read => "reading files, and nothing else",
-            Rung::Network => "sending a synthetic source, which the destination discards",
-            Rung::Write => "writing files from a synthetic source",
-            Rung::Whole => "copying files",
-            Rung::Local => "generating data and discarding it",
-        }
-    }
-}
-
-/// Options of a copy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CopySettings {
-    pub(super) readers: u16,
-    pub(super) writers: u16,
-    pub(super) streams: u16,
-    /// Name of the checksum on `cp`'s command line.
-    pub(super) checksum: &'static str,
-    /// TCP congestion control by its kernel name; `None` for the machine's default.
-    pub(super) congestion: Option<String>,
-    /// Rate limit in bits per second.
-    pub(super) rate: Option<u64>,
-}
-
-impl CopySettings {
-    /// The same options with this many readers and writers.
-    pub(super) fn threads(&self, threads: u16) -> CopySettings {
-        CopySettings { readers: threads, writers: threads, ..self.clone() }
-    }
-}
-
-/// Measurements of a copy.
-#[derive(Clone, Debug)]
-pub(super) struct CopyResult {
-    pub(super) seconds: f64,
-    /// Bytes that the copy has moved.
-    pub(super) bytes: u64,
-    /// Statistics of its sockets.
-    pub(super) sockets: Sockets,
-    /// Shortest round trip in seconds.
-    pub(super) round_trip: Option<f64>,
-    /// TCP congestion control of its sockets.
-    pub(super) congestion: Option<String>,
-    /// Use of this machine and of the destination's.
-    pub(super) hosts: [HostUse; 2],
-    /// The run in the copy's result, and its validity.
-    pub(super) run: Run,
-}
-
-impl CopyResult {
-    /// As the model of costs takes it.
-    pub(super) fn as_copy(&self, files: u32) -> longhaul_lab::model::Copy {
-        let (files, bytes) = (files.into(), self.bytes as f64);
-        longhaul_lab::model::Copy { files, bytes, seconds: self.seconds }
-    }
-}
 
 /// Timeout of a copy, as a multiple of the time per file of the longest copy so far.
 const LIMIT: u32 = 20;
@@ -122,8 +35,6 @@ const ROOM: u64 = 8;
 const GETS_THROUGH: Duration = Duration::from_secs(10);
 /// Its source: several hundred packets of full size.
 const FULL_PACKETS: &str = "zero:1MiB";
-/// Threads that evict files from the page cache, since opening a file may take long.
-const FORGETTING: usize = 16;
 /// Interval of checks whether it has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -139,7 +50,7 @@ pub(super) struct Ladder {
     local: bool,
     /// Copies over ssh are encrypted without an option.
     ssh: bool,
-    /// Options of the copies that say how ssh reaches the destination.
+    /// DiagnoseOptions of the copies that say how ssh reaches the destination.
     far_options: Vec<OsString>,
     bytes: u64,
     /// Time of the longest copy, and its number of files.
@@ -155,18 +66,18 @@ pub(super) struct Ladder {
 }
 
 impl Ladder {
-    pub(super) fn new(args: &DiagnoseArgs, stop: Stop) -> Result<Ladder, Failure> {
-        if !args.source.is_dir() {
-            let source = args.source.display();
-            return Err(Failure::usage(format!(
+    pub(super) fn new(options: &DiagnoseOptions, stop: Stop) -> Result<Ladder, Error> {
+        if !options.source.is_dir() {
+            let source = options.source.display();
+            return Err(Error::usage(format!(
                 "{source} is not a directory of this machine: run it where the source is"
             )));
         }
-        let endpoint = Endpoint::parse(&args.destination).map_err(Failure::usage)?;
+        let endpoint = Endpoint::parse(&options.destination).map_err(Error::usage)?;
         let name = format!("longhaul-diagnose-{}", std::process::id());
-        let near = args.source.join(&name);
-        fs::create_dir(&near).map_err(|e| Failure::failed(format!("cannot make {}: {e}", near.display())))?;
-        let text = args.destination.to_string_lossy().into_owned();
+        let near = options.source.join(&name);
+        fs::create_dir(&near).map_err(|e| Error::failed(format!("cannot make {}: {e}", near.display())))?;
+        let text = options.destination.to_string_lossy().into_owned();
         let local = matches!(endpoint, Endpoint::Local(_));
         let ladder = Ladder {
             program: program()?,
@@ -177,17 +88,17 @@ impl Ladder {
             nowhere: at(&endpoint, "null:").into(),
             local,
             ssh: matches!(endpoint, Endpoint::Ssh { .. }),
-            far_options: args.far.words(),
-            bytes: args.bytes.unwrap_or(super::BYTES),
+            far_options: options.far_options.clone(),
+            bytes: options.bytes.unwrap_or(super::BYTES),
             longest: None,
-            key_file: args.key_file.clone(),
+            key_file: options.key_file.clone(),
             stop,
             made: Vec::new(),
             copies: 0,
         };
         // The copy of the empty directory becomes the parent of all others.
         let empty = ladder.near.join("empty");
-        fs::create_dir(&empty).map_err(Failure::failed)?;
+        fs::create_dir(&empty).map_err(Error::failed)?;
         let mut command = ladder.command("cp", &[]);
         command.args(["--recursive", "--"]).arg(&empty).arg(&ladder.far);
         ladder.finish(&mut command, 0)?;
@@ -242,7 +153,7 @@ impl Ladder {
     }
 
     /// Runs a copy, and removes the files that it wrote, to free their space.
-    pub(super) fn copy(&mut self, rung: Rung, files: u32, how: &CopySettings) -> Result<CopyResult, Failure> {
+    pub(super) fn copy(&mut self, rung: Rung, files: u32, how: &CopySettings) -> Result<CopyResult, Error> {
         let took = self.copy_and_keep(rung, files, how)?;
         if matches!(rung, Rung::Write | Rung::Whole) {
             self.remove_copies();
@@ -267,7 +178,7 @@ impl Ladder {
         rung: Rung,
         files: u32,
         how: &CopySettings,
-    ) -> Result<CopyResult, Failure> {
+    ) -> Result<CopyResult, Error> {
         let from = match rung {
             Rung::Read | Rung::Whole => self.source(files)?.into_os_string(),
             Rung::Network | Rung::Write | Rung::Local => self.zeroes(files),
@@ -293,8 +204,8 @@ impl Ladder {
         uri: &str,
         key: Option<&Path>,
         how: &CopySettings,
-    ) -> Result<CopyResult, Failure> {
-        let files = super::FEW;
+    ) -> Result<CopyResult, Error> {
+        let files = super::climb::FEW;
         let key = std::mem::replace(&mut self.key_file, key.map(Path::to_owned));
         let zeroes = self.zeroes(files);
         let took = self.cp(&zeroes, OsStr::new(uri), files, how);
@@ -303,7 +214,7 @@ impl Ladder {
     }
 
     /// Seconds of a `stat` at the destination, from a comparison of the last copy with its source.
-    pub(super) fn far_lookup(&mut self, files: u32) -> Result<f64, Failure> {
+    pub(super) fn far_lookup(&mut self, files: u32) -> Result<f64, Error> {
         let (source, mut last) = (self.source(files)?, self.far.clone());
         last.push(format!("/{}", self.copies));
         let mut asked = self.command("sync", &["--dry-run", "--level", "size", "--json", "--"]);
@@ -313,7 +224,7 @@ impl Ladder {
     }
 
     /// Whether packets of full size arrive; the connection setup showed that small ones do.
-    pub(super) fn full_packets_pass(&self) -> Result<bool, Failure> {
+    pub(super) fn full_packets_pass(&self) -> Result<bool, Error> {
         let mut command = self.command("cp", &["--streams", "1", "--json", "--"]);
         command.arg(FULL_PACKETS).arg(&self.nowhere);
         let before = Segments::look();
@@ -322,10 +233,10 @@ impl Ladder {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(Failure::failed)?;
+            .map_err(Error::failed)?;
         let end = Instant::now() + GETS_THROUGH;
         while Instant::now() < end && !self.stop.is_set() {
-            if child.try_wait().map_err(Failure::failed)?.is_some() {
+            if child.try_wait().map_err(Error::failed)?.is_some() {
                 // Any other failure shows, with its reason, in the copies of the ladder.
                 return Ok(true);
             }
@@ -341,7 +252,7 @@ impl Ladder {
     }
 
     /// The directory of `files` files to read: generated on first use, evicted from the page cache.
-    fn source(&mut self, files: u32) -> Result<PathBuf, Failure> {
+    fn source(&mut self, files: u32) -> Result<PathBuf, Error> {
         let dir = self.near(files);
         if !self.made.contains(&files) {
             let (count, bytes) = (files.to_string(), self.bytes(files).to_string());
@@ -365,13 +276,7 @@ impl Ladder {
         command
     }
 
-    fn cp(
-        &mut self,
-        from: &OsStr,
-        to: &OsStr,
-        files: u32,
-        how: &CopySettings,
-    ) -> Result<CopyResult, Failure> {
+    fn cp(&mut self, from: &OsStr, to: &OsStr, files: u32, how: &CopySettings) -> Result<CopyResult, Error> {
         let [readers, writers, streams] = [how.readers, how.writers, how.streams].map(|n| n.to_string());
         let mut command = self.command("cp", &["--recursive", "--json", "--checksum", how.checksum]);
         command.args(["--readers", &readers, "--writers", &writers, "--streams", &streams]);
@@ -409,7 +314,7 @@ impl Ladder {
         Ok(CopyResult {
             seconds,
             bytes: self.bytes(files),
-            // Without counters losses are not seen: `tell_unread_counters` has said so.
+            // Without counters losses are not seen: [`super::unread_counters`] says so.
             sockets: segments.unwrap_or_default().sockets(&summary["sockets"]),
             round_trip,
             congestion: summary["congestion"].as_str().map(str::to_owned),
@@ -430,36 +335,36 @@ impl Ladder {
     }
 
     /// Reads the counters of the machine of the destination.
-    fn ask(&self, machine: &OsStr) -> Result<HostCounters, Failure> {
+    fn ask(&self, machine: &OsStr) -> Result<HostCounters, Error> {
         let into = self.near.join("there");
         let mut command = self.command("cp", &["--recursive", "--streams", "1", "--"]);
         command.arg(machine).arg(&into);
         self.finish(&mut command, 0)?;
-        let text = fs::read_to_string(into.join("machine")).map_err(Failure::failed)?;
+        let text = fs::read_to_string(into.join("machine")).map_err(Error::failed)?;
         // A copy does not replace the file of the one before.
-        fs::remove_dir_all(&into).map_err(Failure::failed)?;
+        fs::remove_dir_all(&into).map_err(Error::failed)?;
         Ok(HostCounters::parse(&text))
     }
 
     /// Runs a command that copies `files` files, and returns its standard output.
-    fn finish(&self, command: &mut Command, files: u32) -> Result<Vec<u8>, Failure> {
+    fn finish(&self, command: &mut Command, files: u32) -> Result<Vec<u8>, Error> {
         let limit = self.limit(files);
-        let (status, out, said) = match child::run(command, limit, &self.stop).map_err(Failure::failed)? {
+        let (status, out, said) = match child::run(command, limit, &self.stop).map_err(Error::failed)? {
             // A terminal sends its signal to the copy as well.
-            _ if self.stop.is_set() => return Err(Failure::failed("interrupted")),
+            _ if self.stop.is_set() => return Err(Error::failed("interrupted")),
             ChildOutcome::Ended(status, out, said) => (status, out, said),
-            ChildOutcome::Stopped => return Err(Failure::failed("interrupted")),
+            ChildOutcome::Stopped => return Err(Error::failed("interrupted")),
             ChildOutcome::Late => {
                 let (seconds, what) = (limit.as_secs(), child::words(command));
                 let why = format!("a copy took longer than {seconds} s and was ended: {what}");
-                return Err(Failure::new(Exit::TimedOut, why));
+                return Err(Error::TimedOut(why));
             }
         };
         if status.success() {
             return Ok(out);
         }
-        let code = status.code().and_then(|code| u64::try_from(code).ok());
-        Err(Failure::new(Exit::of(code), format_args!("a copy failed: {}", reason(&said))))
+        let message = format!("a copy failed: {}", reason(&said));
+        Err(Error::Run { exit: status.code(), message })
     }
 }
 
@@ -479,39 +384,6 @@ fn below(destination: &str, endpoint: &Endpoint, name: &str) -> String {
         Endpoint::Ssh { .. } if destination.ends_with(':') => format!("{destination}{name}"),
         _ => format!("{}/{name}", destination.trim_end_matches('/')),
     }
-}
-
-/// Flushes files, and evicts them from the page cache, so that a copy reads from the storage.
-/// Failures are ignored: the files stay cached.
-fn forget(dir: &Path) {
-    let files: Vec<PathBuf> = walk(dir).collect();
-    std::thread::scope(|scope| {
-        for share in files.chunks(files.len().div_ceil(FORGETTING).max(1)) {
-            scope.spawn(move || {
-                for file in share.iter().filter_map(|path| fs::File::open(path).ok()) {
-                    let _ = file.sync_data();
-                    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
-                }
-            });
-        }
-    });
-}
-
-/// The files below a directory.
-fn walk(dir: &Path) -> Box<dyn Iterator<Item = PathBuf>> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    Box::new(entries.flat_map(|entry| match entry.file_type() {
-        Ok(kind) if kind.is_dir() => walk(&entry.path()),
-        _ => Box::new(std::iter::once(entry.path())),
-    }))
-}
-
-/// Mean seconds of a `stat` of a file below `dir`.
-pub(super) fn lookup(dir: &Path) -> Option<f64> {
-    let files: Vec<PathBuf> = walk(dir).collect();
-    let began = Instant::now();
-    let known = files.iter().filter(|path| path.symlink_metadata().is_ok()).count();
-    (known > 0).then(|| began.elapsed().as_secs_f64() / known as f64)
 }
 
 impl Drop for Ladder {

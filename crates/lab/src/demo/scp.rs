@@ -69,7 +69,7 @@ impl Scp {
         let began = Instant::now();
         run(&mut command)?;
         let seconds = began.elapsed().as_secs_f64() - login;
-        super::trees::remove(&to).map_err(|failure| failure.message)?;
+        super::trees::remove(&to).map_err(|e| e.to_string())?;
         Ok(seconds.max(0.0))
     }
 

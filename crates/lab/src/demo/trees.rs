@@ -4,8 +4,8 @@
 use super::files::DataSet;
 use super::scp::Scp;
 use super::temporary::TemporaryDir;
-use super::{DemoArgs, LOOPBACK, Spread};
-use crate::exit::Failure;
+use super::{DemoOptions, LOOPBACK, Spread};
+use crate::Error;
 use longhaul_transfer::wire::{Durability, Options, Placement};
 use longhaul_transfer::{
     Agent, AgentConfig, Concurrency, CopySpec, Endpoint, Key, Monitor, PATIENCE, Settings, copy,
@@ -22,21 +22,28 @@ const MEMORY: usize = 256 << 20;
 /// Time of scp after which further rounds leave it out.
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// Results of both programs.
-pub(super) struct Trees {
-    pub(super) files: usize,
-    pub(super) bytes: u64,
+/// Copies of a tree of small files by both programs.
+#[derive(Clone, Debug)]
+pub struct SmallFileCopies {
+    /// Number of files.
+    pub files: usize,
+    /// Size of all files.
+    pub bytes: u64,
     /// Seconds of `longhaul cp`.
-    pub(super) ours: Spread,
+    pub ours: Spread,
     /// Seconds of `scp`, or why it could not be measured.
-    pub(super) scp: Result<Spread, String>,
+    pub scp: Result<Spread, String>,
 }
 
 /// Copies the files of `source` in rounds, by Longhaul and scp in turn.
-pub(super) fn measure(source: &DataSet, args: &DemoArgs, tell: &dyn Fn(&str)) -> Result<Trees, Failure> {
+pub(super) fn measure(
+    source: &DataSet,
+    options: &DemoOptions,
+    tell: &dyn Fn(&str),
+) -> Result<SmallFileCopies, Error> {
     let temporary = TemporaryDir::make("demo-copies")?;
     let to = temporary.path();
-    let key = Key::random().map_err(Failure::failed)?;
+    let key = Key::random().map_err(Error::failed)?;
     let agent = Agent::start(AgentConfig {
         listen: vec![LOOPBACK],
         root: Some(to.to_owned()),
@@ -49,20 +56,20 @@ pub(super) fn measure(source: &DataSet, args: &DemoArgs, tell: &dyn Fn(&str)) ->
         memory: MEMORY,
         patience: PATIENCE,
         congestion: None,
-        engine: args.engine.config(),
+        engine: options.engine.clone(),
     })
-    .map_err(Failure::failed)?;
-    let start = |target| Relay::start_with(&args.engine.config(), LOOPBACK, target, args.link());
-    let relay = start(agent.address()).map_err(Failure::failed)?;
-    let settings = Settings { key: Some(key), engine: args.engine.config(), ..Settings::default() };
+    .map_err(Error::failed)?;
+    let start = |target| Relay::start_with(&options.engine, LOOPBACK, target, options.link());
+    let relay = start(agent.address()).map_err(Error::failed)?;
+    let settings = Settings { key: Some(key), engine: options.engine.clone(), ..Settings::default() };
     let mut scp = Scp::start(to, &|target| start(target));
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for round in 1..=args.rounds {
-        tell(&format!("round {round} of {}: {} files by longhaul cp", args.rounds, source.files.len()));
+    for round in 1..=options.rounds {
+        tell(&format!("round {round} of {}: {} files by longhaul cp", options.rounds, source.files.len()));
         let uri = format!("lh://{}/ours", relay.local_addr());
         let spec = CopySpec {
             sources: vec![Endpoint::Local(source.dir.as_os_str().as_encoded_bytes().to_vec())],
-            destination: Endpoint::parse(OsStr::new(&uri)).map_err(Failure::failed)?,
+            destination: Endpoint::parse(OsStr::new(&uri)).map_err(Error::failed)?,
             place: Placement::Guess,
             recursive: true,
             filters: Vec::new(),
@@ -78,7 +85,7 @@ pub(super) fn measure(source: &DataSet, args: &DemoArgs, tell: &dyn Fn(&str)) ->
         remove(&to.join("ours"))?;
         let enough = theirs.iter().sum::<f64>() > PATIENT.as_secs_f64();
         if let (Ok(other), false) = (&scp, enough) {
-            tell(&format!("round {round} of {}: the same by scp", args.rounds));
+            tell(&format!("round {round} of {}: the same by scp", options.rounds));
             match other.copy(&source.dir, to) {
                 Ok(seconds) => theirs.push(seconds),
                 Err(why) => scp = Err(why),
@@ -86,15 +93,15 @@ pub(super) fn measure(source: &DataSet, args: &DemoArgs, tell: &dyn Fn(&str)) ->
         }
     }
     let spread = |seconds: &[f64]| Spread::of(seconds).ok_or("it took no time".to_owned());
-    Ok(Trees {
+    Ok(SmallFileCopies {
         files: source.files.len(),
         bytes: source.bytes(),
-        ours: spread(&ours).map_err(Failure::failed)?,
+        ours: spread(&ours).map_err(Error::failed)?,
         scp: scp.map(drop).and_then(|()| spread(&theirs)),
     })
 }
 
 /// Removes a copy, so that the next one does not find its files.
-pub(super) fn remove(copy: &Path) -> Result<(), Failure> {
-    fs::remove_dir_all(copy).map_err(|e| Failure::failed(format!("cannot remove {}: {e}", copy.display())))
+pub(super) fn remove(copy: &Path) -> Result<(), Error> {
+    fs::remove_dir_all(copy).map_err(|e| Error::failed(format!("cannot remove {}: {e}", copy.display())))
 }

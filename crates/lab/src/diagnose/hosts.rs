@@ -1,7 +1,7 @@
 //! Counters of the machines and their sockets during a copy.
 
+use crate::cause::{HostSeen, Sockets};
 use longhaul_engine::procfs::{Process, net_counter, seconds};
-use longhaul_lab::cause::{HostSeen, Sockets};
 use longhaul_transfer::host;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -191,11 +191,6 @@ impl Segments {
         Segments::below(Path::new("/")).ok()
     }
 
-    /// Which counters cannot be read, and why.
-    pub(super) fn unread() -> Option<String> {
-        Segments::below(Path::new("/")).err()
-    }
-
     fn below(root: &Path) -> Result<Segments, String> {
         let read =
             |path: &str| fs::read_to_string(root.join(path)).map_err(|e| format!("cannot read /{path}: {e}"));
@@ -236,6 +231,13 @@ impl Segments {
             ..Sockets::default()
         }
     }
+}
+
+/// Which counters of this machine cannot be read, and what is not seen without them; `None` if all
+/// can be read.
+pub fn unread_counters() -> Option<String> {
+    let why = Segments::below(Path::new("/")).err()?;
+    Some(format!("{why}: losses on the path will not be seen"))
 }
 
 /// Processor seconds of child processes that have ended.
