@@ -1,6 +1,7 @@
 //! Errors of attaching and detaching.
 
 use longhaul_block::IoError;
+use longhaul_device::{Error, ErrorKind};
 use std::io;
 use std::path::PathBuf;
 
@@ -62,6 +63,25 @@ impl AttachError {
     pub(crate) fn path(path: impl Into<PathBuf>, why: impl std::fmt::Display) -> AttachError {
         AttachError::Path { path: path.into(), why: why.to_string() }
     }
+}
+
+impl From<AttachError> for Error {
+    fn from(e: AttachError) -> Error {
+        match e {
+            AttachError::Device(e) => e.into(),
+            AttachError::Path { .. } => Error::new(ErrorKind::Invalid, e),
+            AttachError::Busy { .. } => Error::new(ErrorKind::Refused, e),
+            e => Error::new(ErrorKind::Failed, e),
+        }
+    }
+}
+
+pub(crate) fn failed(message: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Failed, message)
+}
+
+pub(crate) fn invalid(message: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Invalid, message)
 }
 
 fn users(by: &[String]) -> String {

@@ -39,34 +39,37 @@ const EXT4_COMMIT_FAR: u32 = 15;
 
 /// A kind of file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileSystemKind {
     /// XFS, as `mkfs.xfs` makes it.
     Xfs,
     /// The fourth extended file system.
     Ext4,
 }
 
-impl Kind {
+impl FileSystemKind {
     /// Its name, as the kernel's.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Xfs => "xfs",
-            Kind::Ext4 => "ext4",
+            FileSystemKind::Xfs => "xfs",
+            FileSystemKind::Ext4 => "ext4",
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FileSystemKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for FileSystemKind {
     type Err = String;
 
-    fn from_str(s: &str) -> Result<Kind, String> {
-        [Kind::Xfs, Kind::Ext4].into_iter().find(|kind| kind.name() == s).ok_or_else(|| "xfs or ext4".into())
+    fn from_str(s: &str) -> Result<FileSystemKind, String> {
+        [FileSystemKind::Xfs, FileSystemKind::Ext4]
+            .into_iter()
+            .find(|kind| kind.name() == s)
+            .ok_or_else(|| "xfs or ext4".into())
     }
 }
 
@@ -74,7 +77,7 @@ impl FromStr for Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// A file system of this size in bytes.
-    FileSystem(Kind, u64),
+    FileSystem(FileSystemKind, u64),
     /// A partition table.
     Partitions,
     /// An unknown format.
@@ -116,7 +119,7 @@ impl Content {
         // XFS: big endian; block size at 4, blocks at 8.
         if first.starts_with(b"XFSB") {
             let size = be(4, 4).unwrap_or(0).saturating_mul(be(8, 8).unwrap_or(0));
-            return Content::FileSystem(Kind::Xfs, size);
+            return Content::FileSystem(FileSystemKind::Xfs, size);
         }
         // ext4: little endian, at 1024; blocks at 4 and at 336 (the high
         // half), the logarithm of the block size in KiB at 24, a magic
@@ -124,7 +127,7 @@ impl Content {
         if le(1024 + 56, 2) == Some(0xEF53) {
             let blocks = le(1024 + 4, 4).unwrap_or(0) | le(1024 + 336, 4).unwrap_or(0) << 32;
             let shift = le(1024 + 24, 4).unwrap_or(0).min(6);
-            return Content::FileSystem(Kind::Ext4, blocks.saturating_mul(1024 << shift));
+            return Content::FileSystem(FileSystemKind::Ext4, blocks.saturating_mul(1024 << shift));
         }
         if le(510, 2) == Some(0xAA55) || first.get(512..520) == Some(b"EFI PART") {
             return Content::Partitions;
@@ -163,11 +166,11 @@ impl Shape {
     ///
     /// # Errors
     /// The device is too small.
-    pub fn mkfs(&self, kind: Kind, label: Option<&str>) -> Result<Vec<String>, String> {
+    pub fn mkfs(&self, kind: FileSystemKind, label: Option<&str>) -> Result<Vec<String>, String> {
         let mut args: Vec<String> = Vec::new();
         let mut add = |more: &[&str]| args.extend(more.iter().map(|&arg| arg.to_owned()));
         match kind {
-            Kind::Xfs => {
+            FileSystemKind::Xfs => {
                 if self.size < XFS_LEAST {
                     return Err(format!("XFS needs {} MiB; ext4 needs less", XFS_LEAST / MIB));
                 }
@@ -182,7 +185,7 @@ impl Shape {
                 // would write that much.
                 add(&["-l", &format!("size={},su=32k", log.max(XFS_LOG_LEAST))]);
             }
-            Kind::Ext4 => {
+            FileSystemKind::Ext4 => {
                 add(&["-q", "-F", "-b", "4096"]);
                 let mut extended = String::from("nodiscard");
                 if let Some((unit, data)) = self.stripe {
@@ -203,14 +206,14 @@ impl Shape {
     }
 
     /// Mount options, as the kernel takes them.
-    pub fn mount_options(&self, kind: Kind, read_only: bool) -> String {
+    pub fn mount_options(&self, kind: FileSystemKind, read_only: bool) -> String {
         match kind {
             // The same file system may be mounted by another attachment.
-            Kind::Xfs if read_only => "nouuid".into(),
-            Kind::Ext4 if read_only => String::new(),
-            Kind::Xfs => format!("logbsize={XFS_LOGBSIZE}"),
-            Kind::Ext4 if self.is_far() => format!("commit={EXT4_COMMIT_FAR}"),
-            Kind::Ext4 => String::new(),
+            FileSystemKind::Xfs if read_only => "nouuid".into(),
+            FileSystemKind::Ext4 if read_only => String::new(),
+            FileSystemKind::Xfs => format!("logbsize={XFS_LOGBSIZE}"),
+            FileSystemKind::Ext4 if self.is_far() => format!("commit={EXT4_COMMIT_FAR}"),
+            FileSystemKind::Ext4 => String::new(),
         }
     }
 }
@@ -240,11 +243,11 @@ mod tests {
     #[test]
     fn the_shape_of_an_array_is_passed_on() {
         let shape = Shape { stripe: Some((256 << 10, 4)), ..shape(10 << 30, 0) };
-        let xfs = shape.mkfs(Kind::Xfs, Some("far")).expect("large enough").join(" ");
+        let xfs = shape.mkfs(FileSystemKind::Xfs, Some("far")).expect("large enough").join(" ");
         assert_eq!(xfs, "-q -f -K -s size=4096 -d su=262144,sw=4 -l size=67108864,su=32k -L far");
-        let ext4 = shape.mkfs(Kind::Ext4, None).expect("large enough").join(" ");
+        let ext4 = shape.mkfs(FileSystemKind::Ext4, None).expect("large enough").join(" ");
         assert_eq!(ext4, "-q -F -b 4096 -E nodiscard,stride=64,stripe-width=256 -J size=64");
-        assert!(super::Shape { size: 100 * MIB, ..shape }.mkfs(Kind::Xfs, None).is_err());
+        assert!(super::Shape { size: 100 * MIB, ..shape }.mkfs(FileSystemKind::Xfs, None).is_err());
     }
 
     #[test]
@@ -259,7 +262,7 @@ mod tests {
             file.as_file().set_len(size).expect("sized");
             for stripe in [(64 << 10, 2), (256 << 10, 4), (1 << 20, 6), (4 << 20, 6), (1 << 20, 62)] {
                 let shape = Shape { stripe: Some(stripe), ..shape(size, distance) };
-                let args = shape.mkfs(Kind::Xfs, None).expect("large enough");
+                let args = shape.mkfs(FileSystemKind::Xfs, None).expect("large enough");
                 let mut command = std::process::Command::new("mkfs.xfs");
                 let Ok(ran) = command.arg("-N").args(&args).arg(file.path()).output() else {
                     longhaul_skip::skip!("needs mkfs.xfs");
@@ -273,11 +276,11 @@ mod tests {
 
     #[test]
     fn options_to_mount_follow_the_distance() {
-        assert_eq!(shape(1 << 30, 15).mount_options(Kind::Ext4, false), "commit=15");
-        assert_eq!(shape(1 << 30, 0).mount_options(Kind::Ext4, false), "");
-        assert_eq!(shape(1 << 30, 0).mount_options(Kind::Xfs, false), "logbsize=256k");
-        assert_eq!(shape(1 << 30, 15).mount_options(Kind::Xfs, true), "nouuid");
-        assert_eq!(shape(1 << 30, 15).mount_options(Kind::Ext4, true), "");
+        assert_eq!(shape(1 << 30, 15).mount_options(FileSystemKind::Ext4, false), "commit=15");
+        assert_eq!(shape(1 << 30, 0).mount_options(FileSystemKind::Ext4, false), "");
+        assert_eq!(shape(1 << 30, 0).mount_options(FileSystemKind::Xfs, false), "logbsize=256k");
+        assert_eq!(shape(1 << 30, 15).mount_options(FileSystemKind::Xfs, true), "nouuid");
+        assert_eq!(shape(1 << 30, 15).mount_options(FileSystemKind::Ext4, true), "");
     }
 
     #[test]
@@ -291,7 +294,7 @@ mod tests {
         assert_eq!(of(&[0; 4096]), Content::Nothing);
         assert_eq!(of(&[]), Content::Nothing);
         assert_eq!(of(&[1; 4096]), Content::Unknown);
-        assert_eq!(of(b"XFSB"), Content::FileSystem(Kind::Xfs, 0));
+        assert_eq!(of(b"XFSB"), Content::FileSystem(FileSystemKind::Xfs, 0));
         let mut table = [0; 4096];
         table[510..512].copy_from_slice(&[0x55, 0xAA]);
         assert_eq!(of(&table), Content::Partitions);

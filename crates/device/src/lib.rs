@@ -37,6 +37,7 @@ pub mod attached;
 mod device;
 mod error;
 mod opener;
+mod rights;
 pub mod runtime;
 pub mod state;
 mod user;
@@ -44,6 +45,7 @@ mod user;
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use opener::Opener;
+pub use rights::needs_root;
 pub use user::User;
 
 /// Opens the device `name` with default options. The calling engine serves its other tasks

@@ -10,6 +10,7 @@
 //! Ownership of memory under I/O: every operation owns its buffers until the
 //! kernel is done with them, also when its future is dropped.
 
+pub mod address;
 pub mod buf;
 mod config;
 mod driver;

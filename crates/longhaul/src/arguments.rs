@@ -4,7 +4,9 @@ use crate::exit::Failure;
 use crate::words::engines;
 use longhaul_block::units::parse_duration;
 use longhaul_device::{Device, Opener};
+use longhaul_engine::address::{self, ListenAddress};
 use longhaul_initiator::{Options, PathOptions, RemoteDevice};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,6 +101,17 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 
 pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
     longhaul_block::units::parse_rate(text).map_err(|e| e.to_string())
+}
+
+/// Resolves where to listen.
+pub(crate) fn resolve(listen: &ListenAddress) -> Result<SocketAddr, Failure> {
+    listen.resolve().map_err(Failure::failed)
+}
+
+/// Checks that this process may use the congestion control of `--congestion`.
+pub(crate) fn check_congestion(name: Option<&str>) -> Result<(), Failure> {
+    address::check_congestion(name)
+        .map_err(|why| Failure::usage(format_args!("--congestion {}: {why}", name.unwrap_or_default())))
 }
 
 impl InitiatorArgs {

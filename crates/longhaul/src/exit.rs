@@ -3,7 +3,6 @@
 use crate::output::Output;
 use longhaul_array::ArrayError;
 use longhaul_block::IoError;
-use longhaul_device::ErrorKind;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -71,11 +70,6 @@ impl Failure {
 
     pub(crate) fn failed(message: impl fmt::Display) -> Failure {
         Failure::new(Exit::Failed, message)
-    }
-
-    /// The failure as the reply of a control socket has it.
-    pub(crate) fn to_reply(&self) -> longhaul_device::Error {
-        longhaul_device::Error::new(ErrorKind::of(Some(self.exit as u64)), &self.message)
     }
 }
 

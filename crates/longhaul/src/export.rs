@@ -4,6 +4,7 @@ use crate::exit::Failure;
 use longhaul_block::BackendSpec;
 use longhaul_device::{Device, Opener, arrays};
 use longhaul_initiator::SCHEME;
+use longhaul_target::{TargetState, check_name};
 use std::path::Path;
 use std::str::FromStr;
 use uuid::Uuid;
@@ -32,22 +33,6 @@ pub(crate) struct Export {
     /// NQNs of the hosts that may connect to the subsystem; empty: the allow-list of the
     /// target applies.
     pub(crate) allow_hosts: Vec<String>,
-}
-
-/// Checks the name of a subsystem.
-pub(crate) fn check_name(name: &str) -> Result<(), String> {
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if name.is_empty() || !name.chars().all(good) {
-        return Err(format!("'{name}' is not a name: use letters, digits, '-', '_' and '.'"));
-    }
-    Ok(())
-}
-
-/// The NQN that is made of a name. It contains the identity of this installation, so that it is
-/// globally unique.
-pub(crate) fn nqn_of(name: &str) -> String {
-    let installation = crate::state::installation().simple();
-    format!("nqn.2026-11.io.longhaul:{installation}:{name}")
 }
 
 impl FromStr for Export {
@@ -102,8 +87,8 @@ impl Export {
     }
 
     /// The subsystem's NQN.
-    pub(crate) fn nqn(&self) -> String {
-        self.nqn.clone().unwrap_or_else(|| nqn_of(&self.name))
+    pub(crate) fn nqn(&self, state: &TargetState) -> String {
+        self.nqn.clone().unwrap_or_else(|| state.nqn_of(&self.name))
     }
 
     /// Path of the medium, if it is a local file or block device.

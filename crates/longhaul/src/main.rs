@@ -3,7 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-mod addresses;
 mod arguments;
 mod cli;
 mod complete;
@@ -14,12 +13,7 @@ mod export;
 mod helper;
 mod live;
 mod output;
-mod reservations;
 mod screen;
-mod served;
-mod space;
-mod state;
-mod user;
 mod verbs;
 mod words;
 

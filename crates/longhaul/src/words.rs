@@ -1,9 +1,10 @@
 //! Parsers of arguments with a fixed set of values, which shell completions offer.
 
-use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::error::Error;
 use clap::{Arg, Command};
 use longhaul_array::Layout;
+use longhaul_attach::Via;
 use longhaul_load::Rw;
 use longhaul_transfer::dataset;
 use std::ffi::OsStr;
@@ -61,4 +62,17 @@ pub(crate) fn data_sets() -> OneOf<String> {
 /// Names of I/O engines.
 pub(crate) fn engines() -> OneOf<longhaul_engine::Kind> {
     OneOf::new(["auto", "uring", "epoll"])
+}
+
+/// Front ends of `--via`.
+pub(crate) fn front_ends() -> impl TypedValueParser<Value = Via> {
+    let about = |via| match via {
+        Via::Auto => "The first that this machine has and permits: ublk, fuse, nbd, nvme",
+        Via::Fuse => "A file served by FUSE; needs no root",
+        Via::Nvme => "A block device of the kernel's NVMe/TCP host, over loopback",
+        Via::Nbd => "A block device of the kernel's NBD client",
+        Via::Ublk => "A block device of the kernel's ublk driver",
+    };
+    let values = Via::ALL.map(|via| PossibleValue::new(via.name()).help(about(via)));
+    PossibleValuesParser::new(values).try_map(|text| text.parse::<Via>())
 }

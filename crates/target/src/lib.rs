@@ -26,6 +26,7 @@ mod refusals;
 mod reserved;
 mod share;
 mod space;
+mod state;
 mod store;
 mod subsystem;
 mod target;
@@ -35,8 +36,9 @@ pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Record as ReservationRecord, Registration};
 pub use space::{
     DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space, SpaceCapacity, SpaceError,
-    SpaceNamespace,
+    SpaceNamespace, SpaceSpec, check_name,
 };
+pub use state::{MediumSpec, ReservationFile, ServedMedium, TargetState};
 pub use store::ReservationStore;
 pub use subsystem::{NSID_MAX, Namespace};
 pub use target::{Error, Target, is_loopback};

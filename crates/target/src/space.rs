@@ -5,9 +5,11 @@ mod files;
 mod lazy;
 mod manage;
 mod record;
+mod spec;
 
 pub use dir::DirSpace;
 pub(crate) use manage::{Managed, SpaceChange};
+pub use spec::{SpaceSpec, check_name};
 
 use crate::store::ReservationStore;
 use longhaul_block::BlockDevice;

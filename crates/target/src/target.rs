@@ -21,6 +21,7 @@ use longhaul_wire::nqn::{DISCOVERY_NQN, Nqn};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -50,6 +51,17 @@ pub enum Error {
     /// A subsystem or namespace cannot be added.
     #[error("{0}")]
     Export(String),
+    /// A medium, or a file of the state directory, cannot be used.
+    #[error("cannot use {}: {why}", .path.display())]
+    State {
+        /// The file or device.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Another medium is in the place of the one that an export served last.
+    #[error("{0}")]
+    OtherMedium(String),
 }
 
 fn hint(e: &io::Error) -> &'static str {

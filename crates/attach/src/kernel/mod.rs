@@ -32,7 +32,7 @@ const UDEV: Duration = Duration::from_secs(10);
 
 /// How the kernel reaches this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum KernelDriver {
     /// Its NVMe/TCP host, over loopback.
     Nvme,
     /// Its NBD client, over a pair of sockets.
@@ -66,14 +66,18 @@ impl KernelDevice {
     ///
     /// # Errors
     /// The path is taken; the kernel does not support this way, or not for this user.
-    pub fn new(requests: Arc<dyn Requests>, path: &Path, way: Way) -> Result<KernelDevice, AttachError> {
+    pub fn new(
+        requests: Arc<dyn Requests>,
+        path: &Path,
+        way: KernelDriver,
+    ) -> Result<KernelDevice, AttachError> {
         let path = place(path)?;
         check(&path)?;
         let cursor = requests.handle();
         let served: Box<dyn KernelSide> = match way {
-            Way::Nvme => Box::new(nvme::Host::start(&requests)?),
-            Way::Nbd => Box::new(nbd::Client::start(&requests)?),
-            Way::Ublk => Box::new(ublk::Server::start(&requests)?),
+            KernelDriver::Nvme => Box::new(nvme::Host::start(&requests)?),
+            KernelDriver::Nbd => Box::new(nbd::Client::start(&requests)?),
+            KernelDriver::Ublk => Box::new(ublk::Server::start(&requests)?),
         };
         let device = served.device().to_owned();
         let mut made = KernelDevice { path, linked: false, served: Some(served), requests, cursor };

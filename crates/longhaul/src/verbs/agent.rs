@@ -1,12 +1,11 @@
 //! `longhaul agent`.
 
-use crate::addresses::{self, Listen, check_congestion, reachable};
-use crate::arguments::{EngineArgs, parse_bytes};
+use crate::arguments::{EngineArgs, check_congestion, parse_bytes, resolve};
 use crate::events::{AgentReady, ServiceSummary};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
-use crate::user;
 use longhaul_device::User;
+use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_target::is_loopback;
 use longhaul_transfer::{Agent, AgentConfig, Key, PATIENCE, carry};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -38,8 +37,8 @@ Example:
       --key-file ~/.config/longhaul/agent.key")]
 pub(crate) struct AgentArgs {
     /// Address and port to listen on
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7400", value_parser = addresses::listen::<PORT>)]
-    listen: Listen,
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7400", value_parser = address::listen::<PORT>)]
+    listen: ListenAddress,
     /// Directory to serve
     #[arg(long, value_name = "DIR", required_unless_present = "one_time")]
     root: Option<PathBuf>,
@@ -89,7 +88,7 @@ pub(crate) struct AgentArgs {
 /// Candidate addresses to listen on: the agent takes the first free one.
 fn listen(args: &AgentArgs) -> Result<Vec<SocketAddr>, Failure> {
     if !args.one_time {
-        return Ok(vec![args.listen.resolve()?]);
+        return Ok(vec![resolve(&args.listen)?]);
     }
     // Firewalls that let ssh in on an address are likely to let data connections in, too.
     let here = std::env::var("SSH_CONNECTION").ok();
@@ -112,7 +111,7 @@ fn check_access(args: &AgentArgs, is_root: bool) -> Result<(), Failure> {
     if args.one_time || args.key_file.is_some() {
         return Ok(());
     }
-    let listen = args.listen.resolve()?;
+    let listen = resolve(&args.listen)?;
     if args.allow_owner {
         return Err(Failure::usage(
             "--allow-owner lets clients create set-user-ID programs of other users: give a --key-file",
@@ -136,11 +135,17 @@ fn check_access(args: &AgentArgs, is_root: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The user with this name, `UID` or `UID:GID`.
+fn named(name: &str) -> Result<User, Failure> {
+    let found = User::named(name).map_err(|e| Failure::failed(format_args!("/etc/passwd: {e}")))?;
+    found.ok_or_else(|| Failure::usage(format_args!("--user {name}: there is no user of that name")))
+}
+
 /// The user to switch to.
 fn user_of(args: &AgentArgs, own: User) -> Result<User, Failure> {
     match &args.user {
-        Some(name) => user::named(name),
-        None if own.is_root() && !args.one_time && !args.allow_owner => Ok(user::unprivileged()),
+        Some(name) => named(name),
+        None if own.is_root() && !args.one_time && !args.allow_owner => Ok(User::unprivileged()),
         None => Ok(own),
     }
 }
@@ -174,8 +179,8 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
         engine: args.engine.config(),
     })
     .map_err(Failure::failed)?;
-    let named = |e| Failure::failed(format_args!("cannot become the user {}: {e}", user.name));
-    user::switch_to(&user).map_err(named)?;
+    let refused = |e| Failure::failed(format_args!("cannot become the user {}: {e}", user.name));
+    user.switch_to().map_err(refused)?;
     let agent = bound.start().map_err(|e| {
         let hint = if args.user.is_none() { "; --user NAME runs this as another user" } else { "" };
         Failure::failed(format_args!("as the user {}: {e}{hint}", user.name))

@@ -5,9 +5,8 @@ pub(crate) use background::is_this as is_background;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod nbd;
+mod observe;
 mod open;
-mod serve;
-mod via;
 
 use crate::complete;
 use crate::events::{
@@ -15,18 +14,17 @@ use crate::events::{
 };
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
+use crate::words::front_ends;
 use comfy_table::Table;
 use longhaul_attach::fuse::{self, FuseFile, FuseOptions};
-use longhaul_attach::kernel::{self, KernelDevice};
-use longhaul_attach::{keep_out_of_reclaim, users};
+use longhaul_attach::kernel::KernelDevice;
+use longhaul_attach::{
+    FrontEnd, Service, ServiceEvent, Via, first_available, keep_out_of_reclaim, listen, users,
+};
 use longhaul_block::units::format_size;
-use longhaul_device::ErrorKind;
-use longhaul_device::attached::{Attachment, absolute, log_of, request_detach};
+use longhaul_device::attached::{Attachment, absolute, log_of};
 use open::DeviceArgs;
-use serve::{Event, FrontEnd, Service};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-use via::Via;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -49,7 +47,7 @@ pub(crate) struct AttachArgs {
     #[arg(long, value_name = "PATH", required_unless_present = "list")]
     at: Option<PathBuf>,
     /// Front end of the kernel
-    #[arg(long, value_name = "WAY", default_value = "auto")]
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = front_ends())]
     via: Via,
     /// Attach a member of an array by itself, writable
     #[arg(long)]
@@ -100,7 +98,7 @@ pub(crate) fn run(args: AttachArgs, output: Output) -> Outcome {
 
 fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
     // From here on a signal is an event, also while the device is being opened.
-    let (event_sender, events) = serve::events()?;
+    let (event_sender, events) = observe::events()?;
     let candidates = args.via.candidates(args.allow_other);
     // The kernel may write back to this device, or to a loop device on it, to free memory: the
     // threads that serve the device inherit the setting, and must not wait for such writes.
@@ -127,15 +125,15 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
         trouble: None,
     };
     let mut held = record.hold()?;
-    let server = serve::listen(path, &event_sender)?;
-    let ((front_end, device), passed_over) = via::first_available(candidates, |via| {
+    let server = listen(path, &event_sender)?;
+    let ((front_end, device), passed_over) = first_available(candidates, |via| {
         record.via = via.name().into();
         held.write(&record)?;
         let (front_end, device): (Box<dyn FrontEnd>, _) = match via.kernel() {
             None => {
                 let options = FuseOptions { name: args.devices.join("+"), allow_other: args.allow_other };
                 let sender = event_sender.clone();
-                let ended = move || drop(sender.send(Event::Ended));
+                let ended = move || drop(sender.send(ServiceEvent::Ended));
                 (Box::new(FuseFile::new(requests.clone(), path, &options, ended)?), path.to_owned())
             }
             Some(driver) => {
@@ -173,18 +171,18 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
         released,
         record,
         held: &mut held,
-        output,
+        observer: &output,
     };
     let mut detach_request = None;
     let result = service.run(&events, &mut detach_request);
-    background::finish(&log_of(path), &result);
+    background::finish(&log_of(path), result.is_ok());
     // Released before the reply, so that `longhaul detach` can be followed by an attach at once.
     drop((server, held, opened));
     if let Some(request) = detach_request {
-        serve::answer(request, &result);
+        request.answer(result.clone());
     }
     output.event(&ServiceSummary { clean: result.is_ok() });
-    result
+    Ok(result?)
 }
 
 /// Prints the `ready` event, or its text.
@@ -270,84 +268,8 @@ pub(crate) fn detach(args: &Detach, output: Output) -> Outcome {
     detach_at(&absolute(&args.path)?, args.lazy, output)
 }
 
-/// Timeout for the reply of a process whose device was unreachable when it last wrote its record.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Whether requests under way and unflushed writes wait for the device to be reachable again.
-fn is_waited_for(trouble: &str) -> bool {
-    trouble.starts_with("unreachable")
-}
-
-/// The error of a detach while I/O waits for an unreachable device.
-fn unreachable_device(path: &Path, trouble: &str) -> Failure {
-    let path = path.display();
-    let message = format!(
-        "cannot take {path} away now: its device is {trouble}. Try again when it is back, or add --lazy: then \
-         it goes out of sight at once, and what was written and is not on the device is lost if that does \
-         not come back"
-    );
-    Failure::new(Exit::Unreachable, message)
-}
-
 fn detach_at(path: &Path, lazily: bool, output: Output) -> Outcome {
-    // A process that waits for its device does not reply. Its record may be out of date, so the
-    // request is sent all the same, with a timeout.
-    let trouble = Attachment::find(path).and_then(|(record, _)| record.trouble);
-    let unreachable = trouble.filter(|why| !lazily && is_waited_for(why));
-    match request_detach(path, lazily, unreachable.as_ref().map(|_| REPLY_TIMEOUT)) {
-        Some(Err(e)) if e.kind() == ErrorKind::TimedOut => {
-            return Err(unreachable.map_or_else(|| e.into(), |why| unreachable_device(path, &why)));
-        }
-        Some(result) => result?,
-        None => clear(path, lazily)?,
-    }
+    longhaul_attach::detach(path, lazily)?;
     output.event(&DetachSummary { path: path.display().to_string(), lazily });
-    Ok(())
-}
-
-/// Removes the mount, device, files and record that a killed process left.
-fn clear(path: &Path, lazily: bool) -> Outcome {
-    let known = Attachment::find(path);
-    if let Some((record, true)) = &known {
-        let why = format!("process {} serves it and does not listen; end it with SIGTERM", record.pid);
-        return Err(Failure::failed(format!("{}: {why}", path.display())));
-    }
-    // The type of attachment is taken from the record: if its device has failed, even a `stat` of a
-    // file system's root fails.
-    let via = known.as_ref().map_or("", |(record, _)| record.via.as_str());
-    let is_mount = mount::is_mount(via);
-    if is_mount && users::is_mounted(path) {
-        // Dirty pages of the file system are lost; its journal keeps it consistent.
-        fuse::unmount(path, lazily)?;
-    }
-    let was_there = match via.split('+').next() {
-        Some("nvme" | "nbd" | "ublk") if is_mount => kernel::clear(&mount::hidden(path))?,
-        Some("nvme" | "nbd" | "ublk") => kernel::clear(path)?,
-        // A process killed between attaching and mounting leaves the hidden file.
-        _ if is_mount => {
-            let hidden = mount::hidden(path);
-            let was_there = fuse::clear(&hidden, true)?;
-            let _ = std::fs::remove_file(hidden);
-            was_there
-        }
-        _ => fuse::clear(path, known.is_some())?,
-    };
-    if known.is_none() && !was_there {
-        return Err(Failure::failed(format!(
-            "{}: nothing is attached there; longhaul attach --list shows all attachments",
-            path.display()
-        )));
-    }
-    if known.is_some() && !is_mount && users::is_mounted(path) {
-        let why = "still mounted, by another process; umount it first";
-        return Err(Failure::failed(format!("{}: {why}", path.display())));
-    }
-    if known.is_some() {
-        // `attach` created the empty file that the mount had covered.
-        if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) {
-            let _ = std::fs::remove_file(path);
-        }
-        Attachment::forget(path);
-    }
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! `longhaul netbench`.
 
-use crate::addresses::{self, Listen, reachable};
-use crate::arguments::{EngineArgs, parse_bytes, parse_time};
+use crate::arguments::{self, EngineArgs, parse_bytes, parse_time};
 use crate::events::{NetbenchReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::screen::Line;
 use longhaul_block::units::format_rate;
+use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_lab::emulated::{self, Link};
 use longhaul_load::Stop;
 use longhaul_load::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
@@ -33,8 +33,8 @@ pub(crate) struct NetbenchArgs {
     #[arg(value_name = "HOST", required_unless_present = "listen", conflicts_with = "listen")]
     server: Option<String>,
     /// Run the server, on this address
-    #[arg(long, value_name = "ADDR:PORT", value_parser = addresses::listen::<PORT>)]
-    listen: Option<Listen>,
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address::listen::<PORT>)]
+    listen: Option<ListenAddress>,
     /// send (to the server), receive (from it) or both at the same time
     #[arg(long, value_name = "WAY", default_value = "send")]
     direction: Way,
@@ -105,7 +105,7 @@ fn resolve(name: &str) -> Result<SocketAddr, Failure> {
 
 pub(crate) fn run(args: &NetbenchArgs, output: Output) -> Outcome {
     match (&args.listen, &args.server) {
-        (Some(listen), _) => serve(listen.resolve()?, args, output),
+        (Some(listen), _) => serve(arguments::resolve(listen)?, args, output),
         (None, Some(server)) => {
             super::diagnose::tell_unread_counters(output);
             ask(server, args, output)

@@ -1,17 +1,17 @@
 //! `longhaul target`.
 
-use crate::addresses::{self, Listen, check_congestion, reachable};
-use crate::arguments::{EngineArgs, parse_bytes};
+use crate::arguments::{EngineArgs, check_congestion, parse_bytes, resolve};
 use crate::events::{ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping, TargetReady};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
 use crate::output::Output;
-use crate::reservations::ReservationFile;
-use crate::served::{self, ExportMedium};
-use crate::space::{SpaceSpec, reservation_stores};
-use longhaul_device::{Device, Opener};
+use longhaul_device::{Device, Opener, state};
+use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_initiator::{IO_PORT, Options};
-use longhaul_target::{Config, DirSpace, Error, HostAccess, Space, Target, is_loopback};
+use longhaul_target::{
+    Config, DirSpace, Error, HostAccess, MediumSpec, ServedMedium, Space, SpaceError, SpaceSpec, Target,
+    TargetState, is_loopback,
+};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,8 +50,8 @@ Example:
 pub(crate) struct TargetArgs {
     /// Address and port to listen on (:PORT for all IPv4 addresses; default port: 4420); may be
     /// repeated
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = addresses::listen::<IO_PORT>)]
-    listen: Vec<Listen>,
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = address::listen::<IO_PORT>)]
+    listen: Vec<ListenAddress>,
     /// Device to serve, and its name; may be repeated
     #[arg(long, value_name = "NAME=BACKEND", required_unless_present = "space")]
     export: Vec<Export>,
@@ -109,15 +109,15 @@ impl TargetArgs {
             usize::try_from(value)
                 .map_err(|_| Failure::usage(format!("{what} of {value} bytes is too large")))
         };
-        let listen = self.listen.iter().map(Listen::resolve).collect::<Result<Vec<_>, _>>()?;
+        let listen = self.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
         let discovery = match self.discovery.as_deref() {
             None => Some(SocketAddr::new(listen[0].ip(), DISCOVERY_PORT)),
             Some("none") => None,
             Some(text) => {
-                let listen = addresses::listen::<DISCOVERY_PORT>(text).map_err(|why| {
+                let listen = address::listen::<DISCOVERY_PORT>(text).map_err(|why| {
                     Failure::usage(format!("--discovery '{text}' is neither ADDR:PORT nor none: {why}"))
                 })?;
-                Some(listen.resolve()?)
+                Some(resolve(&listen)?)
             }
         };
         let defaults = Config::default();
@@ -157,7 +157,11 @@ fn allow(access: &mut BTreeMap<String, HostAccess>, nqn: &str, hosts: &[String])
 
 impl From<Error> for Failure {
     fn from(e: Error) -> Failure {
-        let exit = if matches!(e, Error::Config(_)) { Exit::Usage } else { Exit::Failed };
+        let exit = match e {
+            Error::Config(_) => Exit::Usage,
+            Error::OtherMedium(_) => Exit::Refused,
+            _ => Exit::Failed,
+        };
         Failure::new(exit, e)
     }
 }
@@ -173,10 +177,11 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
     let options =
         Options { engine: args.engine.config(), congestion: args.congestion.clone(), ..Options::default() };
     let opener = Opener::new(options).for_threads(threads);
-    let listen = args.listen.iter().map(Listen::resolve).collect::<Result<Vec<_>, _>>()?;
+    let listen = args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
     check_access(&args.space, &listen, args.insecure)?;
-    let exports = open(&args.export, &opener)?;
-    let spaces = open_spaces(&args)?;
+    let state = TargetState::at(state::directory());
+    let exports = open(&args.export, &opener, &state)?;
+    let spaces = open_spaces(&args, &state)?;
     let target = {
         let mut config = args.config()?;
         for (export, OpenExport { nqn, .. }) in args.export.iter().zip(&exports) {
@@ -188,7 +193,7 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
             let device = device.block();
             let info = device.info();
             let nsid = if *persistent {
-                target.export_persistent(nqn, name, device, *uuid, Arc::new(ReservationFile::of(*uuid)))?
+                target.export_persistent(nqn, name, device, *uuid, Arc::new(state.reservations_of(*uuid)))?
             } else {
                 target.export(nqn, name, device, *uuid)?
             };
@@ -221,7 +226,7 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
                 nqn,
             };
             let admins = args.admin.iter().cloned().collect();
-            target.add_space(&fields.nqn, &spec.name, space, admins, reservation_stores())?;
+            target.add_space(&fields.nqn, &spec.name, space, admins, state.reservation_stores())?;
             shown_spaces.push(fields);
         }
         ready(&target, &shown, &shown_spaces, output);
@@ -260,21 +265,31 @@ struct OpenExport {
     uuid: Uuid,
     device: Device,
     /// The medium, for a file or block device.
-    place: Option<ExportMedium>,
+    place: Option<ServedMedium>,
     /// Its content outlives the target, and so do reservations that hosts make persistent.
     persistent: bool,
 }
 
 /// Opens the devices of all exports and determines their UUIDs. All exports are checked before
 /// any medium is created or changed.
-fn open(exports: &[Export], opener: &Opener) -> Result<Vec<OpenExport>, Failure> {
+fn open(exports: &[Export], opener: &Opener, state: &TargetState) -> Result<Vec<OpenExport>, Failure> {
     let mut subsystems: BTreeMap<String, u32> = BTreeMap::new();
     let mut checked = Vec::new();
     for export in exports {
-        let nqn = export.nqn();
+        let nqn = export.nqn(state);
         // Namespaces of a subsystem are numbered in the order of its exports.
         let nsid = subsystems.entry(nqn.clone()).and_modify(|nsid| *nsid += 1).or_insert(1);
-        let place = served::check(export, &nqn, *nsid)?;
+        let medium = export.path().map(|path| MediumSpec {
+            name: &export.name,
+            nqn: &nqn,
+            nsid: *nsid,
+            path,
+            uuid: export.uuid,
+            create: export.create,
+            read_only: export.is_read_only(),
+        });
+        // Memory has no medium on this host, and superblocks identify an array.
+        let place = medium.map(|medium| state.check_medium(&medium)).transpose()?;
         checked.push((export, nqn, place));
     }
     let mut opened: Vec<OpenExport> = Vec::new();
@@ -302,18 +317,29 @@ fn open(exports: &[Export], opener: &Opener) -> Result<Vec<OpenExport>, Failure>
 }
 
 /// Opens the directories of all spaces: each with its NQN.
-fn open_spaces(args: &TargetArgs) -> Result<Vec<(&SpaceSpec, String, DirSpace)>, Failure> {
+fn open_spaces<'a>(
+    args: &'a TargetArgs,
+    state: &TargetState,
+) -> Result<Vec<(&'a SpaceSpec, String, DirSpace)>, Failure> {
     let mut opened: Vec<(&SpaceSpec, String, DirSpace)> = Vec::new();
     for spec in &args.space {
-        let nqn = spec.nqn();
-        let taken = args.export.iter().map(Export::nqn).chain(opened.iter().map(|(_, nqn, _)| nqn.clone()));
+        let nqn = spec.nqn(state);
+        let taken = args
+            .export
+            .iter()
+            .map(|export| export.nqn(state))
+            .chain(opened.iter().map(|(_, nqn, _)| nqn.clone()));
         if taken.into_iter().any(|taken| taken == nqn) {
             return Err(Failure::usage(format!(
                 "the name {} is used twice: give the space another",
                 spec.name
             )));
         }
-        opened.push((spec, nqn, spec.open()?));
+        let space = spec.open().map_err(|e| {
+            let exit = if matches!(e, SpaceError::Invalid(_)) { Exit::Refused } else { Exit::Failed };
+            Failure::new(exit, format_args!("space {}: {e}", spec.name))
+        })?;
+        opened.push((spec, nqn, space));
     }
     Ok(opened)
 }

@@ -3,7 +3,7 @@
 //! It is a self-exec with the same arguments and an environment variable. The starting process
 //! reads its events until `ready` or `error`, reports them, and exits.
 
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -34,8 +34,8 @@ pub(super) fn leave() {
 }
 
 /// Removes the log when the background process ends without an error.
-pub(super) fn finish(log: &Path, result: &Outcome) {
-    if is_this() && result.is_ok() {
+pub(super) fn finish(log: &Path, is_clean: bool) {
+    if is_this() && is_clean {
         let _ = std::fs::remove_file(log);
     }
 }

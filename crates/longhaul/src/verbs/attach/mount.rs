@@ -5,30 +5,25 @@
 //! file: an unmount by any tool ends the attachment. For a block device of the kernel, the serving
 //! process polls whether the file system is still mounted.
 
-use super::open::{DeviceArgs, OpenDevice};
-use super::serve::{self, Event, FrontEnd, Service};
-use super::via::{self, FrontEndError, Via};
-use super::{background, detach_at, log_passed_over};
+use super::open::DeviceArgs;
+use super::{background, detach_at, log_passed_over, observe};
 use crate::complete;
 use crate::events::{MountReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-use crate::user;
-use longhaul_attach::filesystem::{Content, Kind};
-use longhaul_attach::fuse::{self, FuseFile, FuseOptions, unmount_served};
-use longhaul_attach::kernel::{KernelDevice, Way};
-use longhaul_attach::{LoopDevice, Request, Shared, keep_out_of_reclaim, users};
+use crate::words::front_ends;
+use longhaul_attach::filesystem::{Content, FileSystemKind};
+use longhaul_attach::fuse::unmount_served;
+use longhaul_attach::{
+    Mounting, OpenDevice, Request, Service, ServiceEvent, Via, first_available, keep_out_of_reclaim, listen,
+    no_replay_option, users,
+};
 use longhaul_block::units::format_size;
-use longhaul_block::{DeviceInfo, IoResult};
 use longhaul_device::attached::{Attachment, absolute, log_of};
-use longhaul_device::runtime;
+use longhaul_device::needs_root;
 use std::cell::RefCell;
-use std::fs::OpenOptions;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
-use uuid::Uuid;
 
 /// The `via` of a mount in its record.
 fn recorded_via(via: Via) -> String {
@@ -36,17 +31,6 @@ fn recorded_via(via: Via) -> String {
         Via::Fuse => "fuse+loop".into(),
         kernel => format!("{}+mount", kernel.name()),
     }
-}
-
-/// Whether a record with this `via` is of a mounted file system.
-pub(super) fn is_mount(via: &str) -> bool {
-    via.contains('+')
-}
-
-/// Path of the file or link of the device below the mount at `dir`, in the runtime directory.
-pub(super) fn hidden(dir: &Path) -> PathBuf {
-    let id = Uuid::new_v5(&Uuid::NAMESPACE_URL, dir.as_os_str().as_encoded_bytes());
-    runtime::directory().join(format!("mount-{}", id.simple()))
 }
 
 #[derive(Debug, clap::Args)]
@@ -70,7 +54,7 @@ pub(crate) struct MountArgs {
     #[arg(short, long, value_name = "OPTIONS")]
     options: Option<String>,
     /// How the device is attached; fuse adds a loop device
-    #[arg(long, value_name = "WAY", default_value = "auto")]
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = front_ends())]
     via: Via,
     /// Serve the device in the foreground, until SIGTERM
     #[arg(long)]
@@ -98,7 +82,7 @@ pub(crate) struct Umount {
 }
 
 pub(crate) fn run(args: &MountArgs, output: Output) -> Outcome {
-    user::needs_root("longhaul mount", "to mount a file system")?;
+    needs_root("longhaul mount", "to mount a file system")?;
     let dir = directory(&args.dir)?;
     if !args.foreground && !background::is_this() {
         let ready = background::start(&log_of(&dir), output)?;
@@ -111,7 +95,7 @@ pub(crate) fn run(args: &MountArgs, output: Output) -> Outcome {
 pub(crate) fn umount(args: &Umount, output: Output) -> Outcome {
     let dir = absolute(&args.dir)?;
     if users::is_mounted(&dir) {
-        user::needs_root("longhaul umount", "to unmount a file system")?;
+        needs_root("longhaul umount", "to unmount a file system")?;
     }
     detach_at(&dir, args.lazy, output)
 }
@@ -138,7 +122,7 @@ fn directory(dir: &Path) -> Result<PathBuf, Failure> {
 
 fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
     // From here on a signal is an event, also while the device is being opened.
-    let (event_sender, events) = serve::events()?;
+    let (event_sender, events) = observe::events()?;
     // Before the threads that serve the device are started: they inherit the setting.
     keep_out_of_reclaim();
     let opened = args.device.open(&args.devices, dir)?;
@@ -156,7 +140,7 @@ fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
         trouble: None,
     };
     let mut held = record.hold()?;
-    let server = serve::listen(dir, &event_sender)?;
+    let server = listen(dir, &event_sender)?;
     // A flush reports writes lost since its handle was made, so the handle precedes the mount.
     let handle = opened.requests.handle();
     let durable = || opened.requests.wait(Request::Flush(Arc::clone(&handle))).map(drop);
@@ -169,12 +153,12 @@ fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
         shared: RefCell::default(),
         dir,
     };
-    let ((front_end, device), passed_over) = via::first_available(candidates, |via| {
+    let ((front_end, device), passed_over) = first_available(candidates, |via| {
         record.via = recorded_via(via);
         held.write(&record)?;
         let sender = event_sender.clone();
         match via.kernel() {
-            None => mounting.through_file(&opened, move || drop(sender.send(Event::Ended))),
+            None => mounting.through_file(&opened, move || drop(sender.send(ServiceEvent::Ended))),
             Some(driver) => mounting.through_kernel(&opened, driver),
         }
     })?;
@@ -204,22 +188,31 @@ fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
     let requests = &*opened.requests;
     let trouble = Box::new(|| opened.trouble());
     let held = &mut held;
-    let service =
-        Service { front_end, path: dir, requests, trouble, release, released, record, held, output };
+    let service = Service {
+        front_end,
+        path: dir,
+        requests,
+        trouble,
+        release,
+        released,
+        record,
+        held,
+        observer: &output,
+    };
     let mut detach_request = None;
     let result = service.run(&events, &mut detach_request);
-    background::finish(&log_of(dir), &result);
+    background::finish(&log_of(dir), result.is_ok());
     // Released before the reply, so that `longhaul umount` can be followed by a mount at once.
     drop((server, held, opened, shared));
     if let Some(request) = detach_request {
-        serve::answer(request, &result);
+        request.answer(result.clone());
     }
     output.event(&ServiceSummary { clean: result.is_ok() });
-    result
+    Ok(result?)
 }
 
 /// The kind of the file system on the device, and its mount options.
-fn options(args: &MountArgs, opened: &OpenDevice) -> Result<(Kind, String), Failure> {
+fn options(args: &MountArgs, opened: &OpenDevice) -> Result<(FileSystemKind, String), Failure> {
     let (name, size) = (args.devices.join(" "), opened.requests.info().size);
     let kind = match opened.content()? {
         Content::FileSystem(kind, needs) if needs > size => {
@@ -244,145 +237,6 @@ fn options(args: &MountArgs, opened: &OpenDevice) -> Result<(Kind, String), Fail
     options.extend(args.options.clone());
     options.retain(|option| !option.is_empty());
     Ok((kind, options.join(",")))
-}
-
-/// A file system about to be mounted.
-struct Mounting<'a> {
-    /// Flushes the device; fails if a write since the mount began was lost.
-    durable: &'a dyn Fn() -> IoResult<()>,
-    /// The devices, for messages.
-    name: String,
-    info: &'a DeviceInfo,
-    kind: Kind,
-    /// The mount options; `mount` adds the one that skips the journal.
-    options: RefCell<String>,
-    /// Restores the scheduling of the loop device when dropped.
-    shared: RefCell<Option<Shared>>,
-    dir: &'a Path,
-}
-
-/// The front end below a mounted file system, and its block device.
-type Mounted = (Box<dyn FrontEnd>, PathBuf);
-
-impl Mounting<'_> {
-    /// Mounts a loop device on a FUSE file, which is hidden once the loop device has it open.
-    fn through_file(
-        &self,
-        opened: &OpenDevice,
-        ended: impl FnOnce() + Send + 'static,
-    ) -> Result<Mounted, FrontEndError> {
-        let hidden = hidden(self.dir);
-        // A process killed during these steps leaves the hidden file.
-        fuse::clear(&hidden, true)?;
-        let fuse = FuseOptions { name: self.name.clone(), allow_other: false };
-        let mut file = FuseFile::new(opened.requests.clone(), &hidden, &fuse, ended)?;
-        let read_only = self.info.read_only;
-        let open = OpenOptions::new().read(true).write(!read_only).open(file.path());
-        let open = open.map_err(|e| Failure::failed(format!("{}: {e}", file.path().display())))?;
-        let device = LoopDevice::new(open.as_fd(), Path::new(&self.name), self.info.block_size, read_only)?;
-        drop(open);
-        let shared = device.share();
-        self.mount(device.path())?;
-        *self.shared.borrow_mut() = shared;
-        let path = device.path().to_owned();
-        drop(device);
-        // Only the loop device has the file open now.
-        file.hide()?;
-        Ok((Box::new(file), path))
-    }
-
-    /// Mounts a block device of the kernel.
-    fn through_kernel(&self, opened: &OpenDevice, driver: Way) -> Result<Mounted, FrontEndError> {
-        let device = KernelDevice::new(opened.requests.clone(), &hidden(self.dir), driver)?;
-        let path = device.device().map(Path::to_owned).unwrap_or_default();
-        self.mount(&path)?;
-        Ok((Box::new(device), path))
-    }
-
-    /// Mounts `device`. A read-only device whose journal needs a replay cannot be mounted normally:
-    /// it is mounted without the journal, with a warning.
-    fn mount(&self, device: &Path) -> Outcome {
-        let plain = self.options.borrow().clone();
-        let failed = match self.mount_with(device, &plain) {
-            Err(failed) if self.info.read_only => failed,
-            Err(failed) => return Err(self.with_cause(failed)),
-            Ok(()) => return self.check(),
-        };
-        let without = format!("{plain},{}", no_replay_option(self.kind));
-        // The error of the first attempt names the cause.
-        self.mount_with(device, &without).map_err(|_| failed)?;
-        tracing::warn!(
-            "{}: its journal has changes that were not applied yet, and the device is read-only: it shows \
-             the file system without them, which may be inconsistent; mount it once without --read-only \
-             to apply them",
-            self.dir.display()
-        );
-        *self.options.borrow_mut() = without;
-        Ok(())
-    }
-
-    /// Adds the error of the device, if there is one, to that of a failed mount: the kernel reports
-    /// only that its writes failed.
-    fn with_cause(&self, failed: Failure) -> Failure {
-        match (self.durable)() {
-            Ok(()) => failed,
-            Err(e) => Failure::new(failed.exit, format!("{}: {e}", failed.message)),
-        }
-    }
-
-    /// Checks a mount by making all its writes durable, and unmounts it if that fails. Journal
-    /// replay writes are acknowledged by write-behind, so a mount can succeed although they are
-    /// lost, and the kernel does not repeat them.
-    fn check(&self) -> Outcome {
-        // `sync` in a child process: this process serves the device, and would deadlock if it
-        // waited for the file system.
-        let mut sync = Command::new("sync");
-        let ran = sync.env("LC_ALL", "C").arg("-f").arg(self.dir).stdin(Stdio::null()).output();
-        // An error of the device is the cause of any error of `sync`.
-        let (exit, why) = match ((self.durable)(), ran) {
-            (Err(e), _) => (Failure::from(e.clone()).exit, format!("its last writes are lost: {e}")),
-            (Ok(()), Ok(ran)) if !ran.status.success() => {
-                (Exit::Failed, String::from_utf8_lossy(&ran.stderr).trim().to_owned())
-            }
-            (Ok(()), Err(e)) => {
-                tracing::debug!("sync -f: {e}");
-                return Ok(());
-            }
-            (Ok(()), Ok(_)) => return Ok(()),
-        };
-        let unmounted = unmount_served(self.dir, false).or_else(|_| unmount_served(self.dir, true));
-        let left = unmounted.err().map(|e| format!(" (and cannot be unmounted: {e})")).unwrap_or_default();
-        Err(Failure::new(
-            exit,
-            format!(
-                "{}: the {} file system of {} was mounted, and cannot be used: {why}. It is unmounted \
-                 again{left}; mount it again once the device works: the journal is replayed then",
-                self.dir.display(),
-                self.kind,
-                self.name
-            ),
-        ))
-    }
-
-    fn mount_with(&self, device: &Path, options: &str) -> Outcome {
-        let mut command = Command::new("mount");
-        command.args(["-t", self.kind.name(), "-o", options]).arg(device).arg(self.dir);
-        let ran = command.stdin(Stdio::null()).output();
-        let ran = ran.map_err(|e| Failure::failed(format!("cannot run mount: {e}")))?;
-        if ran.status.success() {
-            return Ok(());
-        }
-        let why = String::from_utf8_lossy(&ran.stderr);
-        Err(Failure::failed(why.trim()))
-    }
-}
-
-/// The mount option that skips the replay of the journal.
-fn no_replay_option(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Xfs => "norecovery",
-        Kind::Ext4 => "noload",
-    }
 }
 
 fn print_ready(ready: &MountReady, output: Output) {

@@ -1,13 +1,14 @@
 //! `longhaul nbd`.
 
-use super::open::{OpenDevice, UseArgs};
-use super::serve::{self, Event};
-use crate::addresses::{self, Listen, reachable};
+use super::observe;
+use super::open::UseArgs;
+use crate::arguments::resolve;
 use crate::events::{NbdReady, ServiceSummary, Stopping};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
+use longhaul_attach::OpenDevice;
 use longhaul_attach::nbd::{Address, Export, Nbd};
-use signal_hook::consts::SIGHUP;
+use longhaul_engine::address::{self, ListenAddress, reachable};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -30,8 +31,8 @@ pub(crate) struct NbdArgs {
     #[arg(long, value_name = "NAME=DEVICE", required = true)]
     export: Vec<NamedExport>,
     /// Address and port to listen on [default: 127.0.0.1:10809, unless --unix]
-    #[arg(long, value_name = "ADDR:PORT", value_parser = addresses::listen::<PORT>)]
-    listen: Vec<Listen>,
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address::listen::<PORT>)]
+    listen: Vec<ListenAddress>,
     /// Unix socket to listen on
     #[arg(long, value_name = "PATH")]
     unix: Option<PathBuf>,
@@ -62,7 +63,7 @@ impl FromStr for NamedExport {
 
 pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
     // From here on a signal is an event, also while the devices are being opened.
-    let (_event_sender, events) = serve::events()?;
+    let (_event_sender, events) = observe::events()?;
     let mut opened: Vec<OpenDevice> = Vec::new();
     let mut exports: Vec<Export> = Vec::new();
     for named in &args.export {
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
         opened.push(device);
     }
     let mut addresses: Vec<Address> =
-        args.listen.iter().map(|listen| listen.resolve().map(Address::Tcp)).collect::<Result<_, _>>()?;
+        args.listen.iter().map(|listen| resolve(listen).map(Address::Tcp)).collect::<Result<_, _>>()?;
     addresses.extend(args.unix.clone().map(Address::Unix));
     if addresses.is_empty() {
         addresses.push(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], PORT))));
@@ -90,16 +91,13 @@ pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
         }
     }
     print_ready(&nbd, args, output);
-    for event in &events {
-        if !matches!(event, Event::Signal(SIGHUP)) {
-            break;
-        }
-    }
+    // A detach request does not come without an attachment: it is a signal.
+    let _ = events.recv();
     output.event(&Stopping {});
     let cut = nbd.cut();
     // A second signal disconnects the clients instead of waiting for them.
     std::thread::spawn(move || {
-        if events.iter().any(|event| !matches!(event, Event::Signal(SIGHUP))) {
+        if events.recv().is_ok() {
             cut();
         }
     });

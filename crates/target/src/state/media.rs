@@ -5,9 +5,8 @@
 //! - nothing is created, grown or written before the check has passed;
 //! - the record of an export is replaced atomically, after its medium was opened.
 
-use crate::exit::{Exit, Failure};
-use crate::export::Export;
-use crate::state;
+use super::{TargetState, hardware, load, write, wrong};
+use crate::target::Error;
 use longhaul_block::BlockDevice;
 use longhaul_block::medium::Medium;
 use longhaul_block::units::format_size;
@@ -33,9 +32,29 @@ struct LastMedium {
     empty: bool,
 }
 
-/// An export of a file or block device, from before it is opened until the target ends.
+/// The medium that an export is about to serve, as its user gives it.
+#[derive(Clone, Copy, Debug)]
+pub struct MediumSpec<'a> {
+    /// Name of the export, for messages.
+    pub name: &'a str,
+    /// NQN of its subsystem.
+    pub nqn: &'a str,
+    /// Its namespace identifier there.
+    pub nsid: u32,
+    /// The file or block device.
+    pub path: &'a Path,
+    /// UUID of the namespace, where the user sets it.
+    pub uuid: Option<Uuid>,
+    /// Serve the medium as a new disk, even if another one was served there.
+    pub create: bool,
+    /// The export refuses all writes.
+    pub read_only: bool,
+}
+
+/// The file or block device of an export, from before it is opened until the target ends.
 #[derive(Debug)]
-pub(crate) struct ExportMedium {
+pub struct ServedMedium {
+    state: TargetState,
     nqn: String,
     nsid: u32,
     path: PathBuf,
@@ -44,43 +63,45 @@ pub(crate) struct ExportMedium {
     read_only: bool,
 }
 
-/// Checks that an export, to be namespace `nsid` of the subsystem `nqn`, has the medium that it
-/// served last. Nothing is changed. `None` for exports without a medium on this host: memory, and
-/// arrays, whose superblocks identify them.
-///
-/// # Errors
-/// Another medium is at the path; the message names the one served last, and what to do.
-pub(crate) fn check(export: &Export, nqn: &str, nsid: u32) -> Result<Option<ExportMedium>, Failure> {
-    let Some(path) = export.path() else { return Ok(None) };
-    let path = std::path::absolute(path).map_err(|e| state::wrong(path, e))?;
-    let medium = medium_at(&path)?;
-    let record = SubsystemRecord::load(nqn)?;
+/// See [`TargetState::check_medium`].
+pub(super) fn check(state: &TargetState, spec: &MediumSpec<'_>) -> Result<ServedMedium, Error> {
+    let path = std::path::absolute(spec.path).map_err(|e| wrong(spec.path, e))?;
+    let medium = medium_at(state, &path)?;
+    let record = SubsystemRecord::load(state, spec.nqn)?;
     let own = medium.as_ref().and_then(Medium::uuid);
-    let uuid = export.uuid.or(own);
-    if let Some(last) = record.last(nsid)
+    let uuid = spec.uuid.or(own);
+    if let Some(last) = record.last(spec.nsid)
         && Some(last.uuid) != uuid
-        && export.uuid.is_none()
+        && spec.uuid.is_none()
     {
         let known = uuid.is_some_and(|uuid| record.known.contains(&uuid));
-        if last.path == path && !last.empty && !known && !export.create {
-            return Err(refusal(export, &last, medium.as_ref()));
+        if last.path == path && !last.empty && !known && !spec.create {
+            return Err(refusal(spec.name, &last, medium.as_ref()));
         }
         tracing::warn!(
             "export {} served {} ({}) last, and serves another medium now: {}",
-            export.name,
+            spec.name,
             last.path.display(),
             last.uuid,
             path.display()
         );
     }
-    Ok(Some(ExportMedium { nqn: nqn.to_owned(), nsid, path, uuid, medium, read_only: export.is_read_only() }))
+    Ok(ServedMedium {
+        state: state.clone(),
+        nqn: spec.nqn.to_owned(),
+        nsid: spec.nsid,
+        path,
+        uuid,
+        medium,
+        read_only: spec.read_only,
+    })
 }
 
-fn medium_at(path: &Path) -> Result<Option<Medium>, Failure> {
-    Medium::at(path, &state::directory().join("media"), state::hardware()).map_err(|e| state::wrong(path, e))
+fn medium_at(state: &TargetState, path: &Path) -> Result<Option<Medium>, Error> {
+    Medium::at(path, &state.directory.join("media"), hardware()).map_err(|e| wrong(path, e))
 }
 
-fn refusal(export: &Export, last: &LastMedium, medium: Option<&Medium>) -> Failure {
+fn refusal(name: &str, last: &LastMedium, medium: Option<&Medium>) -> Error {
     let now = match medium {
         None => "there is nothing now".to_owned(),
         Some(medium) => {
@@ -96,17 +117,16 @@ fn refusal(export: &Export, last: &LastMedium, medium: Option<&Medium>) -> Failu
         }
     };
     let message = format!(
-        "export {} is not served: at {} it served medium {} of {} last ({}), and {now}. Is a file system \
+        "export {name} is not served: at {} it served medium {} of {} last ({}), and {now}. Is a file system \
          not mounted, or a disk missing? If it is the same content, moved or restored, give the export \
          uuid={}; to serve the new medium as another disk, give it the option create",
-        export.name,
         last.path.display(),
         last.uuid,
         format_size(last.size),
         ago(last.when),
         last.uuid,
     );
-    Failure::new(Exit::Refused, message)
+    Error::OtherMedium(message)
 }
 
 fn now() -> u64 {
@@ -124,20 +144,20 @@ fn ago(when: u64) -> String {
     format!("{count} {unit} ago")
 }
 
-impl ExportMedium {
+impl ServedMedium {
     /// Returns the identity of the medium that was opened as `device`, and records that this export
     /// serves it. A medium without an identity gets a new one, which is stored if possible.
     ///
     /// # Errors
     /// The medium was removed or replaced since the check, or the record cannot be read.
-    pub(crate) fn identify(&mut self, device: &dyn BlockDevice) -> Result<Uuid, Failure> {
+    pub fn identify(&mut self, device: &dyn BlockDevice) -> Result<Uuid, Error> {
         // Looked up again: opening may have created the file.
-        let mut medium = medium_at(&self.path)?
-            .ok_or_else(|| state::wrong(&self.path, "it was removed while it was opened"))?;
+        let mut medium = medium_at(&self.state, &self.path)?
+            .ok_or_else(|| wrong(&self.path, "it was removed while it was opened"))?;
         if let Some(checked) = &self.medium
             && !checked.is_same(&medium)
         {
-            return Err(state::wrong(&self.path, "it was replaced while it was opened: try again"));
+            return Err(wrong(&self.path, "it was replaced while it was opened: try again"));
         }
         let uuid = self.uuid.unwrap_or_else(Uuid::new_v4);
         let is_identified = self.read_only && medium.uuid().is_some();
@@ -153,29 +173,29 @@ impl ExportMedium {
     }
 
     /// Whether both exports have the same file or block device.
-    pub(crate) fn is_same(&self, other: &ExportMedium) -> bool {
+    pub fn is_same(&self, other: &ServedMedium) -> bool {
         self.medium.as_ref().zip(other.medium.as_ref()).is_some_and(|(one, two)| one.is_same(two))
     }
 
     /// Records, at the end of the target, when the medium was served last and whether it is empty.
-    pub(crate) fn end(&self, device: &dyn BlockDevice) {
+    pub fn end(&self, device: &dyn BlockDevice) {
         let Some((uuid, medium)) = self.uuid.zip(self.medium.as_ref()) else { return };
-        if let Err(failure) = self.save(uuid, device.info().size, medium.is_empty()) {
-            tracing::warn!("{}", failure.message);
+        if let Err(e) = self.save(uuid, device.info().size, medium.is_empty()) {
+            tracing::warn!("{e}");
         }
     }
 
-    fn save(&self, uuid: Uuid, size: u64, empty: bool) -> Result<(), Failure> {
-        let mut record = SubsystemRecord::load(&self.nqn)?;
+    fn save(&self, uuid: Uuid, size: u64, empty: bool) -> Result<(), Error> {
+        let mut record = SubsystemRecord::load(&self.state, &self.nqn)?;
         record.known.retain(|known| *known != uuid);
         record.known.insert(0, uuid);
         record.known.truncate(KNOWN_MAX);
         let last = LastMedium { uuid, path: self.path.clone(), size, when: now(), empty };
         record.namespaces.insert(self.nsid.to_string(), last.to_json());
-        let saved = state::save(&SubsystemRecord::path(&self.nqn), &record.to_json(&self.nqn));
-        if let Err(failure) = saved {
+        let path = SubsystemRecord::path(&self.state, &self.nqn);
+        if let Err(e) = write(&path, &record.to_json(&self.nqn)).map_err(|e| wrong(&path, e)) {
             // The record is an additional check: without it the target serves all the same.
-            tracing::warn!("{}: another medium at the same path will not be detected", failure.message);
+            tracing::warn!("{e}: another medium at the same path will not be detected");
         }
         Ok(())
     }
@@ -191,13 +211,13 @@ struct SubsystemRecord {
 }
 
 impl SubsystemRecord {
-    fn path(nqn: &str) -> PathBuf {
+    fn path(state: &TargetState, nqn: &str) -> PathBuf {
         let name = Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes()).simple();
-        state::directory().join("exports").join(format!("{name}.json"))
+        state.directory.join("exports").join(format!("{name}.json"))
     }
 
-    fn load(nqn: &str) -> Result<SubsystemRecord, Failure> {
-        let Some(mut value) = state::load(&SubsystemRecord::path(nqn))? else {
+    fn load(state: &TargetState, nqn: &str) -> Result<SubsystemRecord, Error> {
+        let Some(mut value) = load(&SubsystemRecord::path(state, nqn))? else {
             return Ok(SubsystemRecord::default());
         };
         let known = value["known"].as_array().into_iter().flatten();

@@ -5,16 +5,18 @@
 //! - a record that cannot be read, or that another namespace wrote, is an error and never taken
 //!   for none.
 
-use crate::state;
-use longhaul_target::{Registration, ReservationRecord, ReservationStore};
+use super::write;
+use crate::store::ReservationStore;
+use longhaul_engine::state_file;
+use longhaul_proto::reservation::{Record as ReservationRecord, Registration};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 /// The record of one namespace.
 #[derive(Debug)]
-pub(crate) struct ReservationFile {
+pub struct ReservationFile {
     namespace: Uuid,
     path: PathBuf,
 }
@@ -47,8 +49,8 @@ struct FileReservation {
 
 impl ReservationFile {
     /// The file of the namespace with this UUID.
-    pub(crate) fn of(namespace: Uuid) -> ReservationFile {
-        ReservationFile { namespace, path: state::directory().join(format!("reservations/{namespace}.json")) }
+    pub(super) fn of(directory: &Path, namespace: Uuid) -> ReservationFile {
+        ReservationFile { namespace, path: directory.join(format!("reservations/{namespace}.json")) }
     }
 
     fn wrong(&self, e: impl std::fmt::Display) -> io::Error {
@@ -92,7 +94,7 @@ impl ReservationStore for ReservationFile {
 
     fn save(&self, record: Option<&ReservationRecord>) -> io::Result<()> {
         let Some(ReservationRecord { version, generation, registrations, held }) = record else {
-            return state::remove(&self.path).map_err(|e| self.wrong(e));
+            return state_file::remove(&self.path).map_err(|e| self.wrong(e));
         };
         let registration = |one: &Registration| FileRegistration {
             host: Uuid::from_bytes(one.host),
@@ -106,7 +108,7 @@ impl ReservationStore for ReservationFile {
             reservation: held.map(|(kind, host)| FileReservation { kind, host: Uuid::from_bytes(host) }),
         };
         let text = serde_json::to_value(record).map_err(|e| self.wrong(e))?;
-        state::write(&self.path, &text).map_err(|e| self.wrong(e))
+        write(&self.path, &text).map_err(|e| self.wrong(e))
     }
 }
 

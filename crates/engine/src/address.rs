@@ -1,9 +1,7 @@
-//! Addresses to listen on, as given on the command line, and as other machines reach them.
+//! Addresses to listen on, as a user gives them, and as other machines reach them.
 
-use crate::exit::Failure;
-use rustix::io::Errno;
-use rustix::net::sockopt::set_tcp_congestion;
-use rustix::net::{AddressFamily, SocketType, socket};
+use socket2::{Domain, Socket, Type};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 /// A documentation address (RFC 5737), for the kernel to choose a source address for.
@@ -13,25 +11,25 @@ const FAR_V6: &str = "[2001:db8::1]:9";
 
 /// Where to listen, as given; names are not resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Listen {
+pub struct ListenAddress {
     /// An address or a name; empty for all IPv4 addresses.
     host: String,
     port: u16,
 }
 
 /// Parses where to listen: `ADDR:PORT`, `NAME:PORT`, `:PORT` for all IPv4 addresses, or one of
-/// the first two without `:PORT` for the default one. Names are not resolved here: verbs that do
-/// not listen parse the addresses in a configuration file, too.
+/// the first two without `:PORT` for the default one. Names are not resolved here: a
+/// program that does not listen parses the addresses of its configuration, too.
 ///
 /// # Errors
 /// The text has none of these forms, or the port is out of range.
-pub(crate) fn listen<const DEFAULT_PORT: u16>(text: &str) -> Result<Listen, String> {
+pub fn listen<const DEFAULT_PORT: u16>(text: &str) -> Result<ListenAddress, String> {
     if let Ok(address) = text.parse::<SocketAddr>() {
-        return Ok(Listen { host: address.ip().to_string(), port: address.port() });
+        return Ok(ListenAddress { host: address.ip().to_string(), port: address.port() });
     }
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(Listen { host: ip.to_string(), port: DEFAULT_PORT });
+        return Ok(ListenAddress { host: ip.to_string(), port: DEFAULT_PORT });
     }
     let form = || format!("the form is ADDR:PORT, NAME:PORT or :PORT, such as 0.0.0.0:{DEFAULT_PORT}");
     let (host, port) = match text.rsplit_once(':') {
@@ -45,21 +43,21 @@ pub(crate) fn listen<const DEFAULT_PORT: u16>(text: &str) -> Result<Listen, Stri
     if host.contains([':', '/', '[', ']']) {
         return Err(format!("'{host}' is neither an address nor a name; {}", form()));
     }
-    Ok(Listen { host: host.to_owned(), port })
+    Ok(ListenAddress { host: host.to_owned(), port })
 }
 
-impl Listen {
+impl ListenAddress {
     /// Resolves the address. Of a name it is the first one, IPv4 before IPv6.
     ///
     /// # Errors
     /// The name cannot be resolved.
-    pub(crate) fn resolve(&self) -> Result<SocketAddr, Failure> {
-        let Listen { host, port } = self;
+    pub fn resolve(&self) -> io::Result<SocketAddr> {
+        let ListenAddress { host, port } = self;
         if host.is_empty() {
             return Ok(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), *port));
         }
         let why = |why: &dyn std::fmt::Display| {
-            Failure::failed(format!(
+            io::Error::other(format!(
                 "cannot listen on {host}:{port}: {why}; check the name, or use an address"
             ))
         };
@@ -72,7 +70,7 @@ impl Listen {
 
 /// The address at which other machines reach a listener on `address`: for the wildcard address,
 /// the source address that the kernel chooses for the default route.
-pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
+pub fn reachable(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }
@@ -90,16 +88,16 @@ pub(crate) fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(found.unwrap_or(loopback), address.port())
 }
 
-/// Checks that this process may use a congestion control, so that a verb fails at its start and
-/// not at its first connection.
+/// Checks that this process may use a congestion control, so that a program fails at its start and
+/// not at its first connection. Without a name there is nothing to check.
 ///
 /// # Errors
 /// The kernel has no congestion control of that name, or only root may use it; the message lists
 /// those that can be used.
-pub(crate) fn check_congestion(name: Option<&str>) -> Result<(), Failure> {
+pub fn check_congestion(name: Option<&str>) -> Result<(), String> {
     let Some(name) = name else { return Ok(()) };
-    let socket = socket(AddressFamily::INET, SocketType::STREAM, None);
-    let tried = socket.and_then(|socket| set_tcp_congestion(socket, name));
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None);
+    let tried = socket.and_then(|socket| socket.set_tcp_congestion(name.as_bytes()));
     let listed = |file: &str| {
         let names = std::fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{file}_congestion_control"));
         names.map_or_else(
@@ -107,13 +105,15 @@ pub(crate) fn check_congestion(name: Option<&str>) -> Result<(), Failure> {
             |names| names.split_whitespace().collect::<Vec<_>>().join(", "),
         )
     };
-    let why = match tried {
-        Err(Errno::NOENT) => format!("the kernel has none of that name; it has {}", listed("available")),
-        Err(Errno::PERM) => format!("only root may use it; every user may use {}", listed("allowed")),
+    let why = match tried.map_err(|e| e.raw_os_error()) {
+        Err(Some(libc::ENOENT)) => {
+            format!("the kernel has none of that name; it has {}", listed("available"))
+        }
+        Err(Some(libc::EPERM)) => format!("only root may use it; every user may use {}", listed("allowed")),
         // Other errors are reported by the first connection.
         _ => return Ok(()),
     };
-    Err(Failure::usage(format!("--congestion {name}: {why}")))
+    Err(why)
 }
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
             ("127.0.0.1:0", "127.0.0.1:0"),
         ];
         for (text, address) in good {
-            let resolved = listen::<4420>(text).expect(text).resolve().map_err(|failure| failure.message);
+            let resolved = listen::<4420>(text).expect(text).resolve().map_err(|e| e.to_string());
             assert_eq!(resolved.map(|address| address.to_string()), Ok(address.to_owned()), "{text}");
         }
         for (text, word) in [
@@ -147,7 +147,7 @@ mod tests {
             assert!(why.contains(word) && why.contains("0.0.0.0:4420"), "{text}: {why}");
         }
         let missing = listen::<4420>("name.invalid:1").expect("a name").resolve().expect_err("no address");
-        assert!(missing.message.contains("name.invalid:1"), "{}", missing.message);
+        assert!(missing.to_string().contains("name.invalid:1"), "{missing}");
     }
 
     #[test]
@@ -166,7 +166,7 @@ mod tests {
     fn an_unknown_congestion_control_is_refused_with_a_list_of_known_ones() {
         let known = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").expect("a name");
         assert!(check_congestion(Some(known.trim())).is_ok() && check_congestion(None).is_ok());
-        let why = check_congestion(Some("foo")).expect_err("none of that name").message;
+        let why = check_congestion(Some("foo")).expect_err("none of that name");
         assert!(why.contains(known.trim()), "{why}");
     }
 }

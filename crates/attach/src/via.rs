@@ -1,11 +1,13 @@
-//! The front ends (`--via`), and which of them `auto` takes.
+//! The front ends by name, and which of them `auto` takes.
 
-use crate::exit::Failure;
-use longhaul_attach::{AttachError, kernel};
+use crate::error::AttachError;
+use crate::kernel::KernelDriver;
+use longhaul_device::{Error, ErrorKind};
+use std::str::FromStr;
 
 /// A front end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Via {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
     /// The first that this machine has and permits: ublk, fuse, nbd, nvme
     Auto,
     /// A file served by FUSE; needs no root
@@ -25,11 +27,11 @@ const AUTO_ORDER: [Via; 4] = [Via::Ublk, Via::Fuse, Via::Nbd, Via::Nvme];
 
 /// Why an attempt to attach through one front end failed.
 #[derive(Debug)]
-pub(super) enum FrontEndError {
+pub enum FrontEndError {
     /// This host lacks the front end: the next one is tried.
     Unavailable(AttachError),
     /// The other front ends would fail as well.
-    Failed(Failure),
+    Failed(Error),
 }
 
 impl From<AttachError> for FrontEndError {
@@ -44,20 +46,26 @@ impl From<AttachError> for FrontEndError {
     }
 }
 
-impl From<Failure> for FrontEndError {
-    fn from(failure: Failure) -> FrontEndError {
-        FrontEndError::Failed(failure)
+impl From<Error> for FrontEndError {
+    fn from(e: Error) -> FrontEndError {
+        FrontEndError::Failed(e)
     }
 }
 
-impl From<longhaul_device::Error> for FrontEndError {
-    fn from(e: longhaul_device::Error) -> FrontEndError {
-        FrontEndError::Failed(e.into())
+impl FromStr for Via {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Via, String> {
+        Via::ALL.into_iter().find(|via| via.name() == s).ok_or_else(|| format!("'{s}' is not a front end"))
     }
 }
 
 impl Via {
-    pub(super) fn name(self) -> &'static str {
+    /// All of them.
+    pub const ALL: [Via; 5] = [Via::Auto, Via::Fuse, Via::Nvme, Via::Nbd, Via::Ublk];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
         match self {
             Via::Auto => "auto",
             Via::Fuse => "fuse",
@@ -68,7 +76,7 @@ impl Via {
     }
 
     /// The front ends to try, in this order; with `only_file` only those that make a file.
-    pub(super) fn candidates(self, only_file: bool) -> &'static [Via] {
+    pub fn candidates(self, only_file: bool) -> &'static [Via] {
         match self {
             Via::Auto if only_file => &[Via::Fuse],
             Via::Auto => &AUTO_ORDER,
@@ -80,12 +88,12 @@ impl Via {
     }
 
     /// The driver of the kernel, for front ends that use one.
-    pub(super) fn kernel(self) -> Option<kernel::Way> {
+    pub fn kernel(self) -> Option<KernelDriver> {
         match self {
             Via::Auto | Via::Fuse => None,
-            Via::Nvme => Some(kernel::Way::Nvme),
-            Via::Nbd => Some(kernel::Way::Nbd),
-            Via::Ublk => Some(kernel::Way::Ublk),
+            Via::Nvme => Some(KernelDriver::Nvme),
+            Via::Nbd => Some(KernelDriver::Nbd),
+            Via::Ublk => Some(KernelDriver::Ublk),
         }
     }
 }
@@ -96,16 +104,16 @@ impl Via {
 /// # Errors
 /// The failure of an available front end. If none is available, the error of FUSE where it is a
 /// candidate: the others need kernel modules that few hosts have loaded.
-pub(super) fn first_available<T>(
+pub fn first_available<T>(
     candidates: &[Via],
     mut attach: impl FnMut(Via) -> Result<T, FrontEndError>,
-) -> Result<(T, Vec<String>), Failure> {
+) -> Result<(T, Vec<String>), Error> {
     let mut passed_over = Vec::new();
     let mut cause = None;
     for &via in candidates {
         match attach(via) {
             Ok(attached) => return Ok((attached, passed_over)),
-            Err(FrontEndError::Failed(failure)) => return Err(failure),
+            Err(FrontEndError::Failed(e)) => return Err(e),
             Err(FrontEndError::Unavailable(e)) => {
                 passed_over.push(format!("{}: {e}", via.name()));
                 if via == Via::Fuse || cause.is_none() {
@@ -117,13 +125,13 @@ pub(super) fn first_available<T>(
     for why in &passed_over {
         tracing::info!("not by {why}");
     }
-    Err(cause.map_or_else(|| Failure::failed("no front end was tried: --via names none"), Failure::from))
+    let untried = || Error::new(ErrorKind::Failed, "no front end was tried: --via names none");
+    Err(cause.map_or_else(untried, Error::from))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::Exit;
 
     fn unavailable(via: Via) -> FrontEndError {
         AttachError::NoKernel(format!("no {}", via.name())).into()
@@ -138,7 +146,7 @@ mod tests {
         assert!(passed_over[0].starts_with("ublk: "), "{passed_over:?}");
         assert!(passed_over[1].ends_with("no fuse"), "{passed_over:?}");
         let failure = first_available::<()>(auto, |via| Err(unavailable(via))).expect_err("none works");
-        assert!(failure.message.ends_with("no fuse"), "one cause: {}", failure.message);
+        assert!(failure.to_string().ends_with("no fuse"), "one cause: {failure}");
     }
 
     #[test]
@@ -149,7 +157,7 @@ mod tests {
             Err(unavailable(via))
         });
         assert_eq!(tried, [Via::Nvme]);
-        assert!(failure.expect_err("unavailable").message.contains("no nvme"));
+        assert!(failure.expect_err("unavailable").to_string().contains("no nvme"));
         assert_eq!(Via::Auto.candidates(true), [Via::Fuse]);
     }
 
@@ -158,8 +166,8 @@ mod tests {
         let mut tried = 0;
         let failure = first_available::<()>(Via::Auto.candidates(false), |_| {
             tried += 1;
-            Err(Failure::usage("the path is taken").into())
+            Err(Error::new(ErrorKind::Invalid, "the path is taken").into())
         });
-        assert_eq!((tried, failure.expect_err("taken").exit), (1, Exit::Usage));
+        assert_eq!((tried, failure.expect_err("taken").kind()), (1, ErrorKind::Invalid));
     }
 }

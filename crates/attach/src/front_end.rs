@@ -1,28 +1,40 @@
 //! The front ends, for the code that serves an attachment.
 
-use longhaul_attach::AttachError;
-use longhaul_attach::fuse::FuseFile;
-use longhaul_attach::kernel::KernelDevice;
+use crate::error::AttachError;
+use crate::fuse::FuseFile;
+use crate::kernel::KernelDevice;
 
 /// A device that is attached to this host, as a file or as a block device.
-pub(crate) trait FrontEnd {
-    /// Flushes and removes the device; refused while a process uses it. After an error,
-    /// [`Self::has_ended`] shows whether the device is still attached.
+pub trait FrontEnd {
+    /// Flushes and removes the device.
+    ///
+    /// # Errors
+    /// [`AttachError::Busy`] while a process uses it, or that of the device or the kernel.
+    /// [`Self::has_ended`] shows whether it is still attached.
     fn detach(&mut self) -> Result<(), AttachError>;
 
     /// Removes the path; processes that have the device open keep it.
+    ///
+    /// # Errors
+    /// Of the kernel.
     fn hide(&mut self) -> Result<(), AttachError>;
 
-    /// Makes all writes durable; fails if any write since the attach was lost.
+    /// Makes all writes durable.
+    ///
+    /// # Errors
+    /// A write since the attach was lost.
     fn flush(&self) -> Result<(), AttachError>;
 
     /// Makes all writes durable once the device has no path and no users.
+    ///
+    /// # Errors
+    /// A write since the attach was lost.
     fn finish(&mut self) -> Result<(), AttachError>;
 
     /// Whether the device has neither a path nor users any more.
     fn has_ended(&self) -> bool;
 
-    /// Whether [`super::Event::Ended`] is sent when the last user has closed the device.
+    /// Whether [`ServiceEvent::Ended`](crate::service::ServiceEvent::Ended) is sent when the last user has closed the device.
     fn ends_by_itself(&self) -> bool;
 }
 

@@ -1,19 +1,16 @@
-//! Spaces, as given on the command line.
+//! Spaces, as a user gives them.
 
-use crate::exit::{Exit, Failure};
-use crate::export;
-use crate::reservations::ReservationFile;
+use super::{DirSpace, SpaceError};
+use crate::state::TargetState;
 use longhaul_block::units::parse_size;
-use longhaul_target::{DirSpace, ReservationStores, SpaceError};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 
 /// `NAME=dir:PATH[,size=SIZE][,nqn=NQN]`: capacity in which administrators make namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SpaceSpec {
+pub struct SpaceSpec {
     /// Name of the subsystem.
-    pub(crate) name: String,
+    pub name: String,
     directory: PathBuf,
     /// Bytes that namespaces may take, if not all of the file system.
     size: Option<u64>,
@@ -27,7 +24,7 @@ impl FromStr for SpaceSpec {
     fn from_str(s: &str) -> Result<SpaceSpec, String> {
         let (name, rest) =
             s.split_once('=').ok_or("the form is NAME=dir:PATH, such as fast=dir:/srv/fast")?;
-        export::check_name(name)?;
+        check_name(name)?;
         let mut parts = rest.split(',');
         let directory = parts.next().and_then(|place| place.strip_prefix("dir:"));
         let directory = directory.filter(|path| !path.is_empty());
@@ -45,23 +42,30 @@ impl FromStr for SpaceSpec {
 }
 
 impl SpaceSpec {
-    /// The subsystem's NQN, made as that of an export is.
-    pub(crate) fn nqn(&self) -> String {
-        self.nqn.clone().unwrap_or_else(|| export::nqn_of(&self.name))
+    /// The subsystem's NQN: the given one, or made of its name.
+    pub fn nqn(&self, state: &TargetState) -> String {
+        self.nqn.clone().unwrap_or_else(|| state.nqn_of(&self.name))
     }
 
     /// Opens the space; makes its directory if it does not exist.
-    pub(crate) fn open(&self) -> Result<DirSpace, Failure> {
-        DirSpace::open(&self.directory, self.size).map_err(|e| {
-            let exit = if matches!(e, SpaceError::Invalid(_)) { Exit::Refused } else { Exit::Failed };
-            Failure::new(exit, format_args!("space {}: {e}", self.name))
-        })
+    ///
+    /// # Errors
+    /// As for [`DirSpace::open`].
+    pub fn open(&self) -> Result<DirSpace, SpaceError> {
+        DirSpace::open(&self.directory, self.size)
     }
 }
 
-/// Where the reservations of its namespaces persist: as those of exports.
-pub(crate) fn reservation_stores() -> ReservationStores {
-    Arc::new(|uuid| Arc::new(ReservationFile::of(uuid)))
+/// Checks the name of a subsystem, which NQNs are made of.
+///
+/// # Errors
+/// The text says which characters are allowed.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || !name.chars().all(good) {
+        return Err(format!("'{name}' is not a name: use letters, digits, '-', '_' and '.'"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -70,11 +74,13 @@ mod tests {
 
     #[test]
     fn a_space_is_a_name_and_a_directory() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let state = TargetState::at(dir.path().to_owned());
         let spec: SpaceSpec = "fast=dir:/srv/fast,size=10TiB".parse().expect("a space");
         assert_eq!((spec.name.as_str(), spec.size), ("fast", Some(10 << 40)));
-        assert!(spec.nqn().ends_with(":fast"), "{}", spec.nqn());
+        assert!(spec.nqn(&state).ends_with(":fast"), "{}", spec.nqn(&state));
         let named: SpaceSpec = "x=dir:/srv/x,nqn=nqn.2014-08.org.example:x".parse().expect("a space");
-        assert_eq!(named.nqn(), "nqn.2014-08.org.example:x");
+        assert_eq!(named.nqn(&state), "nqn.2014-08.org.example:x");
         for wrong in
             ["fast", "fast=/srv", "=dir:/srv", "a b=dir:/srv", "x=dir:", "x=dir:/srv,thin", "x=mem:1GiB"]
         {
