@@ -23,7 +23,7 @@ chores:
   test [--package NAME...] [--except PACKAGE/PROGRAM...] [--jobs N]
                           build all tests, and run the test programs side by side
   tidy                    hold what a machine can hold: layers, unwraps, citations, links, commands
-  conformance [--check]   write docs/conformance.md, or fail if it is not what would be written
+  conformance [--check]   write docs/conformance.md and docs/clauses.md, or fail if they are out of date
   events [--check]        write docs/events.md and docs/events/, or fail if they would differ
   mutate [--list] [--only NAME...] [--output FILE]
                           plant known bugs in a copy of the tree, and see that a test catches each

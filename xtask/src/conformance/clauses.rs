@@ -20,7 +20,7 @@ pub(crate) fn render(repo: &Repo) -> String {
 }
 
 fn of(citations: &[Citation]) -> String {
-    let mut out = String::from("## Clauses\n");
+    let mut out = String::new();
     for document in DOCUMENTS {
         let mut clauses: BTreeMap<(Vec<u32>, &str), Clause<'_>> = BTreeMap::new();
         for citation in citations.iter().filter(|c| c.document == document) {
@@ -33,7 +33,7 @@ fn of(citations: &[Citation]) -> String {
         let (checks, shown) = counts(&clauses);
         let _ = write!(
             out,
-            "\n### {document}\n\n{checks} clauses checked, {shown} of them with a test that names the clause.\n\n"
+            "\n## {document}\n\n{checks} clauses checked, {shown} of them with a test that names the clause.\n\n"
         );
         out.push_str("| clause | checked | in | shown by |\n|---|---|---|---|\n");
         for ((_, name), clause) in &clauses {

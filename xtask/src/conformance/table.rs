@@ -134,13 +134,13 @@ fn kernel_checks(repo: &Repo) -> Result<BTreeSet<String>> {
 
 /// The tables as Markdown.
 pub(crate) fn render(sections: &[Section]) -> String {
-    let mut out = String::from("## Commands\n");
+    let mut out = String::new();
     for section in sections {
-        let _ = write!(
-            out,
-            "\n### {}\n\n| code | what | answer | shown by |\n|---|---|---|---|\n",
-            section.title
-        );
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        let _ =
+            write!(out, "## {}\n\n| code | what | answer | shown by |\n|---|---|---|---|\n", section.title);
         for row in &section.rows {
             let codes: Vec<String> = row.codes.iter().map(|c| format!("{c:02X}h")).collect();
             let tests: Vec<String> = row.tests.iter().map(|t| reference(t)).collect();
