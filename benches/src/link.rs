@@ -2,7 +2,7 @@
 
 use crate::setup::{Place, Setup};
 use anyhow::{Context, Result, bail};
-use longhaul_wan::{Change, Conditions, Plan, Statistics, Wan};
+use longhaul_wan::{Change, Conditions, Statistics, Wan, WanPlan};
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -28,7 +28,11 @@ impl Link {
     pub(crate) fn start(conditions: Conditions, servers: Option<usize>) -> Result<Link> {
         let rtt = conditions.rtt();
         // The same losses in each run.
-        let plan = Plan { star: servers, seed: Some(1), ..Plan::new(Plan::unique_name("bench"), conditions) };
+        let plan = WanPlan {
+            star: servers,
+            seed: Some(1),
+            ..WanPlan::new(WanPlan::unique_name("bench"), conditions)
+        };
         Ok(Link { wan: Wan::start(plan)?, rtt, void: Cell::new(0) })
     }
 

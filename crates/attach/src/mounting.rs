@@ -39,7 +39,7 @@ pub struct Mounting<'a> {
 }
 
 /// The front end below a mounted file system, and its block device.
-pub type Mounted = (Box<dyn FrontEnd>, PathBuf);
+pub type MountedFrontEnd = (Box<dyn FrontEnd>, PathBuf);
 
 impl Mounting<'_> {
     /// Mounts a loop device on a FUSE file, which is hidden once the loop device has it open.
@@ -50,7 +50,7 @@ impl Mounting<'_> {
         &self,
         opened: &OpenDevice,
         ended: impl FnOnce() + Send + 'static,
-    ) -> std::result::Result<Mounted, FrontEndError> {
+    ) -> std::result::Result<MountedFrontEnd, FrontEndError> {
         let hidden = hidden_path(self.dir);
         // A process killed during these steps leaves the hidden file.
         fuse::clear(&hidden, true)?;
@@ -79,7 +79,7 @@ impl Mounting<'_> {
         &self,
         opened: &OpenDevice,
         driver: KernelDriver,
-    ) -> std::result::Result<Mounted, FrontEndError> {
+    ) -> std::result::Result<MountedFrontEnd, FrontEndError> {
         let device = KernelDevice::new(opened.requests.clone(), &hidden_path(self.dir), driver)?;
         let path = device.device().map(Path::to_owned).unwrap_or_default();
         self.mount(&path)?;

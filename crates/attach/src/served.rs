@@ -57,7 +57,7 @@ pub enum Request {
 
 /// Receives an answer: the bytes of a read, otherwise an empty buffer. It is called on the engine's
 /// thread, so it must not wait.
-pub type Done = Box<dyn FnOnce(IoResult<Buf>) + Send>;
+pub type RequestDone = Box<dyn FnOnce(IoResult<Buf>) + Send>;
 
 /// The interface between front ends (FUSE, NBD) and the I/O below them.
 pub trait Requests: Send + Sync {
@@ -65,7 +65,7 @@ pub trait Requests: Send + Sync {
     fn info(&self) -> DeviceInfo;
 
     /// Starts a request.
-    fn start(&self, request: Request, done: Done);
+    fn start(&self, request: Request, done: RequestDone);
 
     /// A handle whose flushes report writes that are lost from now on.
     fn handle(&self) -> Arc<ErrorCursor>;
@@ -98,7 +98,7 @@ pub struct Served {
 }
 
 /// Answers with an error when dropped, unless it has answered before.
-struct Answer(Option<Done>);
+struct Answer(Option<RequestDone>);
 
 impl Answer {
     fn give(mut self, result: IoResult<Buf>) {
@@ -148,7 +148,7 @@ impl Requests for Served {
         self.device.info()
     }
 
-    fn start(&self, request: Request, done: Done) {
+    fn start(&self, request: Request, done: RequestDone) {
         // If the thread has ended, dropping the answer reports it.
         let _ = self.inbox.unbounded_send((request, Answer(Some(done))));
     }

@@ -23,7 +23,7 @@ const PIECE: usize = 1 << 20;
 const WINDOW: usize = 16;
 
 /// Starts an operation on the engine thread.
-type Job = Box<dyn FnOnce(&dyn BlockIo) + Send>;
+type BlockingCall = Box<dyn FnOnce(&dyn BlockIo) + Send>;
 
 /// A device for code that blocks, with an engine thread of its own.
 ///
@@ -51,7 +51,7 @@ type Job = Box<dyn FnOnce(&dyn BlockIo) + Send>;
 pub struct Blocking {
     device: Arc<dyn BlockDevice>,
     /// Ends the thread's work when dropped, so it is declared before the thread.
-    jobs: mpsc::UnboundedSender<Job>,
+    jobs: mpsc::UnboundedSender<BlockingCall>,
     _thread: Thread,
 }
 
@@ -83,7 +83,7 @@ impl Blocking {
     /// Those of [`open`](Self::open).
     pub fn open_on(device: Arc<dyn BlockDevice>, config: Config) -> IoResult<Blocking> {
         let thread = Thread::start("longhaul-block", config)?;
-        let (jobs, inbox) = mpsc::unbounded::<Job>();
+        let (jobs, inbox) = mpsc::unbounded::<BlockingCall>();
         let (opened, result) = std_mpsc::channel();
         let shared = Arc::clone(&device);
         // The result comes by `opened`; the task itself continues.
@@ -188,7 +188,7 @@ impl Blocking {
         begin: impl FnOnce(&dyn BlockIo) -> IoFuture<T> + Send + 'static,
     ) -> Pending<T> {
         let (done, result) = std_mpsc::channel();
-        let job: Job = Box::new(move |io| match begin(io).try_ready() {
+        let job: BlockingCall = Box::new(move |io| match begin(io).try_ready() {
             Ok(result) => drop(done.send(result)),
             Err(under_way) => spawn(async move { drop(done.send(under_way.await)) }).detach(),
         });
@@ -204,7 +204,7 @@ impl std::fmt::Debug for Blocking {
     }
 }
 
-async fn serve(io: Rc<dyn BlockIo>, mut inbox: mpsc::UnboundedReceiver<Job>) {
+async fn serve(io: Rc<dyn BlockIo>, mut inbox: mpsc::UnboundedReceiver<BlockingCall>) {
     while let Some(job) = inbox.next().await {
         job(&*io);
     }

@@ -36,7 +36,7 @@ pub struct Medium {
     facts: Facts,
     /// Where a registry would keep it; `None` if nothing identifies the medium.
     entry: Option<PathBuf>,
-    found: Found,
+    found: RecordMatch,
 }
 
 /// Facts about a medium that differ in any copy of it.
@@ -52,7 +52,7 @@ struct Facts {
 
 /// The result of comparing a medium with its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum RecordMatch {
     Nothing,
     Own(Uuid),
     Foreign(Uuid),
@@ -92,7 +92,7 @@ impl Medium {
             file,
             is_block,
             facts,
-            found: Found::Nothing,
+            found: RecordMatch::Nothing,
         };
         medium.found = medium.look()?;
         Ok(Some(medium))
@@ -101,8 +101,8 @@ impl Medium {
     /// The UUID that was made for this medium, if one was.
     pub fn uuid(&self) -> Option<Uuid> {
         match self.found {
-            Found::Own(uuid) => Some(uuid),
-            Found::Nothing | Found::Foreign(_) => None,
+            RecordMatch::Own(uuid) => Some(uuid),
+            RecordMatch::Nothing | RecordMatch::Foreign(_) => None,
         }
     }
 
@@ -110,8 +110,8 @@ impl Medium {
     /// copy of that file, or that file was moved here.
     pub fn foreign(&self) -> Option<Uuid> {
         match self.found {
-            Found::Foreign(uuid) => Some(uuid),
-            Found::Nothing | Found::Own(_) => None,
+            RecordMatch::Foreign(uuid) => Some(uuid),
+            RecordMatch::Nothing | RecordMatch::Own(_) => None,
         }
     }
 
@@ -140,7 +140,7 @@ impl Medium {
     /// # Errors
     /// It can be kept neither with the file nor in the registry.
     pub fn keep(&mut self, uuid: Uuid) -> io::Result<()> {
-        if self.found == Found::Own(uuid) {
+        if self.found == RecordMatch::Own(uuid) {
             return Ok(());
         }
         let kept_with_file = !self.is_block && attribute::write(&self.file, &self.facts, uuid).is_ok();
@@ -150,18 +150,22 @@ impl Medium {
             };
             key::write(entry, uuid)?;
         }
-        self.found = Found::Own(uuid);
+        self.found = RecordMatch::Own(uuid);
         Ok(())
     }
 
-    fn look(&self) -> io::Result<Found> {
+    fn look(&self) -> io::Result<RecordMatch> {
         if !self.is_block
             && let Some((uuid, facts)) = attribute::read(&self.file)?
         {
-            return Ok(if facts.fits(&self.facts) { Found::Own(uuid) } else { Found::Foreign(uuid) });
+            return Ok(if facts.fits(&self.facts) {
+                RecordMatch::Own(uuid)
+            } else {
+                RecordMatch::Foreign(uuid)
+            });
         }
         let known = self.entry.as_deref().map(key::read).transpose()?.flatten();
-        Ok(known.map_or(Found::Nothing, Found::Own))
+        Ok(known.map_or(RecordMatch::Nothing, RecordMatch::Own))
     }
 }
 

@@ -103,7 +103,7 @@ struct Device<'a> {
 }
 
 /// Where a signature may begin.
-enum Place {
+enum SignatureOffset {
     /// At any of these bytes.
     At(&'static [u64]),
     /// So many bytes before the end.
@@ -112,11 +112,11 @@ enum Place {
     EndOf(u64, u64),
 }
 
-use Place::{At, End, EndOf};
+use SignatureOffset::{At, End, EndOf};
 
 /// Bytes that identify a format. Sources: blkid's probes (util-linux, libblkid/src), and the
 /// formats' own documents.
-const SIGNATURES: &[(&str, Place, &[u8])] = &[
+const SIGNATURES: &[(&str, SignatureOffset, &[u8])] = &[
     (ARRAY_MEMBER, At(&[4, (64 << 10) + 4]), b"LHARRAY\0"),
     ("an XFS file system", At(&[0]), b"XFSB"),
     ("a btrfs file system", At(&[65536 + 64]), b"_BHRfS_M"),

@@ -59,16 +59,16 @@ impl WriteUser for Parts {
 }
 
 /// A read that is waited for, until it is dropped.
-struct Asked<'a>(&'a Cell<u64>, u64);
+struct AwaitedRead<'a>(&'a Cell<u64>, u64);
 
-impl<'a> Asked<'a> {
-    fn new(all: &'a Cell<u64>, len: u64) -> Asked<'a> {
+impl<'a> AwaitedRead<'a> {
+    fn new(all: &'a Cell<u64>, len: u64) -> AwaitedRead<'a> {
         all.set(all.get() + len);
-        Asked(all, len)
+        AwaitedRead(all, len)
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for AwaitedRead<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - self.1);
     }
@@ -107,7 +107,7 @@ impl Cache {
         // Readers that fill the path by themselves would only be held up.
         let most = advice.read_ahead.saturating_sub(self.asked.get()).min(self.ahead_limit);
         let mut ahead = self.parts.ahead.borrow_mut().handle_read(&(offset..offset + len), most);
-        let _asked = Asked::new(&self.asked, len);
+        let _asked = AwaitedRead::new(&self.asked, len);
         let read = async || {
             if let Some(ahead) = ahead.take() {
                 self.parts.ahead.borrow_mut().fill(&*self.io, &info, &self.behind.order, offset, ahead);
@@ -134,8 +134,8 @@ impl Cache {
     }
 
     /// The sources of the parts of a range; begins reads of the parts that have none.
-    fn gather(&self, info: &DeviceInfo, bytes: Range<u64>) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
+    fn gather(&self, info: &DeviceInfo, bytes: Range<u64>) -> Vec<ReadPart> {
+        let mut parts: Vec<ReadPart> = Vec::new();
         let mut ahead = self.parts.ahead.borrow_mut();
         let mut at = bytes.start;
         let mut missing = at;
@@ -146,7 +146,7 @@ impl Cache {
                 if missing < at {
                     parts.push(self.begin_read(info, missing..at));
                 }
-                parts.push(Part { bytes: at..end, begin, source: Source::Ahead(fill) });
+                parts.push(ReadPart { bytes: at..end, begin, source: Source::Ahead(fill) });
                 missing = end;
             }
             at = end;
@@ -157,12 +157,12 @@ impl Cache {
         parts
     }
 
-    fn begin_read(&self, info: &DeviceInfo, bytes: Range<u64>) -> Part {
+    fn begin_read(&self, info: &DeviceInfo, bytes: Range<u64>) -> ReadPart {
         let block = u64::from(info.block_size);
         let blocks = bytes.start / block * block..bytes.end.div_ceil(block) * block;
         let begin = blocks.start;
         let under_way = read(&*self.io, info, begin, (blocks.end - begin) as usize);
-        Part { bytes, begin, source: Source::Device(Box::pin(under_way)) }
+        ReadPart { bytes, begin, source: Source::Device(Box::pin(under_way)) }
     }
 
     /// Takes bytes to write anywhere; with `fua` they are durable when this
@@ -212,7 +212,7 @@ impl Cache {
 }
 
 /// A part of a read.
-struct Part {
+struct ReadPart {
     bytes: Range<u64>,
     /// Where its source begins.
     begin: u64,
@@ -224,7 +224,7 @@ enum Source {
     Device(Pin<Box<dyn Future<Output = IoResult<Buf>>>>),
 }
 
-impl Part {
+impl ReadPart {
     async fn get(self, cache: &Cache, info: &DeviceInfo) -> IoResult<Buf> {
         let range = (self.bytes.start - self.begin) as usize..(self.bytes.end - self.begin) as usize;
         let buf = match self.source {

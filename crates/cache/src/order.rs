@@ -21,10 +21,10 @@ pub(crate) const ALL: Range<u64> = 0..u64::MAX;
 
 /// Changes under way, on one thread.
 #[derive(Default)]
-pub(crate) struct Order(RefCell<Inner>);
+pub(crate) struct Order(RefCell<OrderState>);
 
 #[derive(Default)]
-struct Inner {
+struct OrderState {
     next: u64,
     changes: BTreeMap<u64, PendingChange>,
 }

@@ -32,13 +32,13 @@ pub enum Change {
 #[derive(Debug, Default)]
 pub struct Unflushed {
     /// By their first byte; none overlaps another.
-    changes: BTreeMap<u64, Kept>,
+    changes: BTreeMap<u64, UnflushedChange>,
     next: u64,
     bytes: Rc<Cell<u64>>,
 }
 
 #[derive(Clone, Debug)]
-struct Kept {
+struct UnflushedChange {
     end: u64,
     change: Change,
     number: u64,
@@ -59,7 +59,7 @@ impl Drop for Weight {
     }
 }
 
-impl Kept {
+impl UnflushedChange {
     /// The part of it, which begins at `at`, that is within `range`.
     fn part(&self, at: u64, range: &Range<u64>) -> (Range<u64>, Change) {
         let part = at.max(range.start)..self.end.min(range.end);
@@ -89,8 +89,10 @@ impl Unflushed {
         let weight = Rc::new(Weight { bytes, all: Rc::clone(&self.bytes) });
         let (number, generation) = (self.next, Some(generation));
         self.next += 1;
-        self.changes
-            .insert(range.start, Kept { end: range.end, change, number, generation, _weight: weight });
+        self.changes.insert(
+            range.start,
+            UnflushedChange { end: range.end, change, number, generation, _weight: weight },
+        );
     }
 
     /// Of this range nothing need be kept: something durable is there.
@@ -100,7 +102,8 @@ impl Unflushed {
             for left in [at..range.start, range.end..kept.end] {
                 if left.start < left.end {
                     let (part, change) = kept.part(at, &left);
-                    self.changes.insert(part.start, Kept { end: part.end, change, ..kept.clone() });
+                    self.changes
+                        .insert(part.start, UnflushedChange { end: part.end, change, ..kept.clone() });
                 }
             }
         }

@@ -18,7 +18,7 @@ use longhaul_engine::Config as EngineConfig;
 use longhaul_initiator::path::PathOptions;
 use longhaul_initiator::{ControllerEvent, Options, RemoteDevice};
 use longhaul_target::{Config, Target};
-use longhaul_wan::{Change, Conditions, Direction, Error, Plan, Wan};
+use longhaul_wan::{Change, Conditions, Error, LinkDirection, Wan, WanPlan};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
@@ -34,7 +34,11 @@ fn wan() -> Option<&'static Wan> {
     static WAN: OnceLock<Result<Wan, String>> = OnceLock::new();
     let start = || {
         let conditions = Conditions::new(10 * MS, Some(200_000_000));
-        let plan = Plan { star: Some(LINKS), seed: Some(1), ..Plan::new(Plan::unique_name("i"), conditions) };
+        let plan = WanPlan {
+            star: Some(LINKS),
+            seed: Some(1),
+            ..WanPlan::new(WanPlan::unique_name("i"), conditions)
+        };
         match Wan::start(plan) {
             Ok(wan) => Ok(wan),
             Err(Error::Unavailable(why)) => Err(why),
@@ -124,7 +128,7 @@ fn a_link_that_flaps_every_second_costs_nothing() {
 
 #[test]
 fn a_link_that_is_cut_one_way_is_noticed_and_costs_nothing() {
-    for direction in [Direction::There, Direction::Back] {
+    for direction in [LinkDirection::There, LinkDirection::Back] {
         let Some(mut loaded) = Loaded::start(2, Options::default()) else { return };
         loaded.set(&Change::cut().only(direction));
         loaded.given_up("nothing was acknowledged for ");
@@ -133,28 +137,28 @@ fn a_link_that_is_cut_one_way_is_noticed_and_costs_nothing() {
     }
 }
 
-fn black_hole(bytes: u32, direction: Direction) -> Change {
+fn black_hole(bytes: u32, direction: LinkDirection) -> Change {
     Change { black_hole: Some(bytes), ..Change::default() }.only(direction)
 }
 
 #[test]
 fn large_packets_that_do_not_get_there_are_named() {
     let Some(mut loaded) = Loaded::start(3, Options::default()) else { return };
-    loaded.set(&black_hole(1500, Direction::There));
+    loaded.set(&black_hole(1500, LinkDirection::There));
     loaded.given_up("though small packets are: those of 9000 bytes do not get there");
     // It is the same on the next connection.
     loaded.given_up("MTU black hole");
-    loaded.set(&black_hole(0, Direction::There));
+    loaded.set(&black_hole(0, LinkDirection::There));
     loaded.finish();
 }
 
 #[test]
 fn large_packets_that_do_not_come_back_are_named() {
     let Some(mut loaded) = Loaded::start(4, Options::default()) else { return };
-    loaded.set(&black_hole(1500, Direction::Back));
+    loaded.set(&black_hole(1500, LinkDirection::Back));
     loaded.given_up("bytes of an answer have not come for ");
     loaded.given_up("did not answer Identify Controller");
-    loaded.set(&black_hole(0, Direction::Back));
+    loaded.set(&black_hole(0, LinkDirection::Back));
     loaded.finish();
 }
 

@@ -1,6 +1,6 @@
 //! Finds the cause that keeps a copy from being faster, the remedy, and the gain to expect.
 //!
-//! [`diagnose`] gets the measurements ([`Seen`]): the copy and its stages alone, each fitted by
+//! [`diagnose`] gets the measurements ([`CopyMeasurements`]): the copy and its stages alone, each fitted by
 //! [`crate::model`], the same copy with more and with less at the same time, and the state of
 //! sockets and hosts. It finds causes that explain them and predicts for each how many times as
 //! fast the copy would be without it. The one with the largest gain is named first.
@@ -55,7 +55,7 @@ impl fmt::Display for End {
 
 /// Runs with another number of something at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tried {
+pub struct ConcurrencyRun {
     /// The number that was tried.
     pub value: u32,
     /// Seconds that the quickest one took.
@@ -70,26 +70,26 @@ pub struct Sweep {
     /// How many there are now.
     pub now: u32,
     /// Runs, that of now among them.
-    pub tried: Vec<Tried>,
+    pub tried: Vec<ConcurrencyRun>,
 }
 
 impl Sweep {
     /// The fewest that are within 3 % of the best. Another number is better only
     /// if its slowest run was quicker than the quickest of those with `now`:
     /// otherwise it may be noise.
-    fn best(&self, now: Tried) -> Option<Tried> {
-        let better = |tried: &&Tried| tried.value == now.value || tried.slowest < now.seconds;
+    fn best(&self, now: ConcurrencyRun) -> Option<ConcurrencyRun> {
+        let better = |tried: &&ConcurrencyRun| tried.value == now.value || tried.slowest < now.seconds;
         let least = self.tried.iter().filter(better).map(|tried| tried.seconds).fold(f64::INFINITY, f64::min);
         let good = self.tried.iter().filter(better).filter(|tried| tried.seconds <= least * 1.03);
         good.min_by_key(|tried| tried.value).copied()
     }
 
-    fn now(&self) -> Option<Tried> {
+    fn now(&self) -> Option<ConcurrencyRun> {
         self.tried.iter().find(|tried| tried.value == self.now).copied()
     }
 
     /// The best setting and its gain, if that is worth it.
-    pub fn gain(&self) -> Option<(Tried, f64)> {
+    pub fn gain(&self) -> Option<(ConcurrencyRun, f64)> {
         let now = self.now()?;
         let best = self.best(now)?;
         let gain = now.seconds / best.seconds;
@@ -187,7 +187,7 @@ pub struct HostSeen {
 
 /// The measurements that a diagnosis is made from.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct CopyMeasurements {
     /// Files of the copy.
     pub files: f64,
     /// Bytes of the copy.
@@ -218,7 +218,7 @@ pub struct Seen {
     pub agent_writes: bool,
 }
 
-impl Seen {
+impl CopyMeasurements {
     /// Leaves out what gave reason to a change: it was tried, and brought nothing.
     pub fn without(&mut self, change: &Change) {
         match change {

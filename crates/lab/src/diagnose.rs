@@ -23,7 +23,7 @@ pub use hosts::unread_counters;
 pub use rung::{CopySettings, Rung};
 
 use crate::Error;
-use crate::cause::{self, Change, Finding, GAIN_MIN, Remedy, Seen};
+use crate::cause::{self, Change, CopyMeasurements, Finding, GAIN_MIN, Remedy};
 use crate::model::{Fit, Split};
 use climb::{FEW, climb};
 use ladder::Ladder;
@@ -72,7 +72,7 @@ const QUICK_CHECKSUM: &str = "xxh3";
 #[derive(Clone, Debug, Default)]
 pub struct LadderResults {
     /// Counters of both machines during the copies.
-    pub seen: Option<Seen>,
+    pub seen: Option<CopyMeasurements>,
     /// The costs of each copy.
     pub fits: Vec<(Rung, Fit)>,
     /// The stages of a file.

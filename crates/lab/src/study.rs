@@ -67,7 +67,7 @@ pub fn is_agent(uri: &str) -> bool {
 
 /// What a study is asked for; see `longhaul study --help`.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct StudyOptions {
     /// Minutes instead of hours: shorter runs, fewer of them, a smaller scale.
     pub quick: bool,
     /// URIs of devices, or of one agent's directory; if empty, emulated links are used.
@@ -189,7 +189,7 @@ struct PlanEntry<Measurement> {
 /// makes only its own values void.
 pub fn run(
     study: Study,
-    options: &Options,
+    options: &StudyOptions,
     path: &Path,
     stop: &Stop,
     observer: &dyn Observer,
@@ -207,7 +207,7 @@ pub fn run(
 /// Runs the measurements of a study that its result lacks.
 fn run_study<E: Experiment>(
     study: Study,
-    options: &Options,
+    options: &StudyOptions,
     path: &Path,
     stop: &Stop,
     observer: &dyn Observer,

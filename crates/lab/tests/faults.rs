@@ -1,7 +1,8 @@
 //! Constructed faults, as measurements: each must be named, with the remedy and its gain.
 
 use longhaul_lab::cause::{
-    Cause, Change, Congestion, End, Finding, HostSeen, Pair, Remedy, Seen, Sockets, Sweep, Tried, diagnose,
+    Cause, Change, ConcurrencyRun, Congestion, CopyMeasurements, End, Finding, HostSeen, Pair, Remedy,
+    Sockets, Sweep, diagnose,
 };
 use longhaul_lab::model::{Copy, Fit, Noise, fit};
 
@@ -16,8 +17,8 @@ fn stage(t0: f64, rate: f64) -> Fit {
 }
 
 /// 1000 files and 1 GB, on 1 GB/s everywhere, that overlaps all stages.
-fn healthy() -> Seen {
-    Seen {
+fn healthy() -> CopyMeasurements {
+    CopyMeasurements {
         files: 1000.0,
         bytes: 1e9,
         whole: stage(0.0001, 1e9),
@@ -35,7 +36,8 @@ fn healthy() -> Seen {
 }
 
 fn sweep(now: u32, tried: &[(u32, f64)]) -> Sweep {
-    let tried = tried.iter().map(|&(value, seconds)| Tried { value, seconds, slowest: seconds }).collect();
+    let tried =
+        tried.iter().map(|&(value, seconds)| ConcurrencyRun { value, seconds, slowest: seconds }).collect();
     Sweep { now, tried }
 }
 
@@ -45,20 +47,20 @@ fn others(now: &str, seconds: f64, others: &[(&str, f64)]) -> Congestion {
 }
 
 /// One stage is slow, and the whole with it.
-fn slow(seen: &mut Seen, index: usize, fit: Fit) {
+fn slow(seen: &mut CopyMeasurements, index: usize, fit: Fit) {
     seen.stages[index] = Some(fit);
     seen.whole = fit;
 }
 
 /// The network is slow, for a reason that sockets know.
-fn path(seen: &mut Seen, sockets: Sockets) {
+fn path(seen: &mut CopyMeasurements, sockets: Sockets) {
     slow(seen, 1, stage(0.0, 1e8));
     seen.sockets = Some(sockets);
     seen.streams = sweep(1, &[(1, 10.0), (4, 4.0), (16, 2.5)]);
 }
 
 /// The same, with another congestion control that is faster.
-fn control(seen: &mut Seen, sockets: Sockets) {
+fn control(seen: &mut CopyMeasurements, sockets: Sockets) {
     path(seen, sockets);
     seen.streams = sweep(4, &[(1, 14.0), (4, 10.0), (16, 9.5)]);
     seen.congestion = Some(others("reno", 10.0, &[("cubic", 8.0), ("bbr", 2.0)]));
@@ -85,7 +87,7 @@ fn tune(cause: Cause, end: End, gain: Option<f64>) -> Expected {
 }
 
 /// A fault: its name, its effect on a healthy copy, and the expected diagnosis.
-type Fault = (&'static str, fn(&mut Seen), fn() -> Expected);
+type Fault = (&'static str, fn(&mut CopyMeasurements), fn() -> Expected);
 
 const STORAGE: &[Fault] = &[
     ("slow source open", |s| slow(s, 0, stage(0.03, 2e9)), || people(Cause::SlowOpen, 30.5 / 1.01)),
@@ -302,11 +304,11 @@ const NUMBERS: &[Fault] = &[
 ];
 
 /// The first finding.
-fn first(seen: &Seen) -> Finding {
+fn first(seen: &CopyMeasurements) -> Finding {
     diagnose(seen).remove(0)
 }
 
-fn named(seen: &Seen) -> (Cause, Option<f64>) {
+fn named(seen: &CopyMeasurements) -> (Cause, Option<f64>) {
     let first = first(seen);
     (first.cause, first.gain)
 }
@@ -437,7 +439,7 @@ fn losses_that_the_congestion_control_makes_itself_are_its_own() {
 #[test]
 fn numbers_that_overlap_are_noise() {
     let mut seen = healthy();
-    let tried = |value, seconds, slowest| Tried { value, seconds, slowest };
+    let tried = |value, seconds, slowest| ConcurrencyRun { value, seconds, slowest };
     seen.threads = Sweep { now: 4, tried: vec![tried(4, 2.0, 2.6), tried(16, 1.5, 2.1)] };
     assert_eq!(named(&seen).0, Cause::LinkFull);
     seen.threads.tried[1].slowest = 1.9;

@@ -45,7 +45,7 @@ pub(crate) const SET_UP: Duration = Duration::from_secs(10);
 /// Direction of the data, from the client's view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum NetDirection {
     /// To the server.
     #[default]
     Send,
@@ -55,26 +55,26 @@ pub enum Way {
     Both,
 }
 
-impl Way {
+impl NetDirection {
     /// Whether the client sends.
     pub fn sends(self) -> bool {
-        self != Way::Receive
+        self != NetDirection::Receive
     }
 
     /// Whether the client receives.
     pub fn receives(self) -> bool {
-        self != Way::Send
+        self != NetDirection::Send
     }
 }
 
-impl std::str::FromStr for Way {
+impl std::str::FromStr for NetDirection {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Way, String> {
+    fn from_str(text: &str) -> Result<NetDirection, String> {
         match text {
-            "send" => Ok(Way::Send),
-            "receive" => Ok(Way::Receive),
-            "both" => Ok(Way::Both),
+            "send" => Ok(NetDirection::Send),
+            "receive" => Ok(NetDirection::Receive),
+            "both" => Ok(NetDirection::Both),
             _ => Err(format!("'{text}' is neither send nor receive nor both")),
         }
     }
@@ -82,9 +82,9 @@ impl std::str::FromStr for Way {
 
 /// A measurement to make.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct NetPlan {
     /// Direction of the data.
-    pub way: Way,
+    pub way: NetDirection,
     /// Streams in each direction.
     pub streams: u16,
     /// Ramp before the window, in milliseconds.
@@ -101,10 +101,10 @@ pub struct Plan {
     pub congestion: Option<String>,
 }
 
-impl Default for Plan {
-    fn default() -> Plan {
-        Plan {
-            way: Way::Send,
+impl Default for NetPlan {
+    fn default() -> NetPlan {
+        NetPlan {
+            way: NetDirection::Send,
             streams: 1,
             ramp_ms: 2_000,
             time_ms: 10_000,
@@ -117,7 +117,7 @@ impl Default for Plan {
     }
 }
 
-impl Plan {
+impl NetPlan {
     /// Checks the plan against the limits.
     ///
     /// # Errors
@@ -148,7 +148,7 @@ impl Plan {
 
     /// Number of streams in both directions.
     pub(crate) fn connections(&self) -> usize {
-        usize::from(self.streams) * if self.way == Way::Both { 2 } else { 1 }
+        usize::from(self.streams) * if self.way == NetDirection::Both { 2 } else { 1 }
     }
 
     /// From the beginning to the end of the window.

@@ -10,7 +10,7 @@ mod common;
 use common::{Ran, Running, Target, command, finish_within, text};
 use longhaul_engine::procfs::Process;
 use longhaul_lab::slowfs::{Slow, SlowFs};
-use longhaul_wan::{Change, Conditions, Direction, Error, Plan, Queue, Wan};
+use longhaul_wan::{Change, Conditions, Error, LinkDirection, Queue, Wan, WanPlan};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -286,7 +286,7 @@ fn agent(mut command: Command, args: &[&str]) -> (Target, String) {
 }
 
 fn set(wan: &Wan, change: Change) {
-    wan.set(1, &change.only(Direction::There)).expect("conditions");
+    wan.set(1, &change.only(LinkDirection::There)).expect("conditions");
 }
 
 fn sysctl(at: &longhaul_wan::Namespace, name: &str, value: &str) {
@@ -303,11 +303,11 @@ fn link(
     repair: Option<fn(&Wan)>,
     more: &[&str],
 ) -> Result<Outcome, String> {
-    let plan = Plan {
+    let plan = WanPlan {
         star: Some(1),
         seed: Some(7),
         mtu: 1500,
-        ..Plan::new(Plan::unique_name("f"), Conditions::new(rtt, rate))
+        ..WanPlan::new(WanPlan::unique_name("f"), Conditions::new(rtt, rate))
     };
     let wan = match Wan::start(plan) {
         Ok(wan) => wan,

@@ -7,7 +7,7 @@ use common::{
     PATIENCE, PROGRAM, Ran, Running, Target, command, emulated, finish, follow, signal, text, until, within,
 };
 use longhaul_engine::procfs::Process;
-use longhaul_wan::{Change, Conditions, Namespace, Plan, Wan};
+use longhaul_wan::{Change, Conditions, Namespace, Wan, WanPlan};
 use serde_json::Value;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -23,7 +23,7 @@ const UUID: &str = "uuid=7d2a1f60-0000-4000-8000-000000000007";
 /// `None`, with the reason on standard error, where it cannot be set up.
 fn wan(servers: usize) -> Option<Wan> {
     let conditions = Conditions::new(10 * MS, Some(200_000_000));
-    let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("p"), conditions) };
+    let plan = WanPlan { star: Some(servers), ..WanPlan::new(WanPlan::unique_name("p"), conditions) };
     emulated(plan)
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{PROGRAM, Running, Target, command, emulated, finish, longhaul, text, within};
-use longhaul_wan::{Conditions, Plan, Wan};
+use longhaul_wan::{Conditions, Wan, WanPlan};
 use serde_json::Value;
 use std::fs;
 use std::process::Command;
@@ -92,7 +92,7 @@ fn as_iperf3_measures(streams: &str, direction: &str, ways: f64) {
     const RATE: u64 = 100_000_000;
     const ROUNDS: usize = 3;
     let conditions = Conditions::new(Duration::from_millis(5), Some(RATE));
-    let Some(wan) = emulated(Plan::new(Plan::unique_name("m"), conditions)) else { return };
+    let Some(wan) = emulated(WanPlan::new(WanPlan::unique_name("m"), conditions)) else { return };
     let listen = format!("{}:7411", wan.server_address(1));
     let (_server, address) =
         serve(within(wan.server(1), PROGRAM, &["netbench", "--listen", &listen, "--json"]));

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Target, command, finish, longhaul, signal, until};
-use longhaul_wan::{Plan, control, unavailable};
+use longhaul_wan::{WanPlan, control, unavailable};
 use serde_json::Value;
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn exists(name: &str, end: &str) -> bool {
 /// A name for a path; `None` if this machine cannot emulate one.
 fn name() -> Option<String> {
     match unavailable() {
-        None => Some(Plan::unique_name("l")),
+        None => Some(WanPlan::unique_name("l")),
         Some(why) => {
             longhaul_skip::skip!("{why}");
             None

@@ -33,7 +33,7 @@ pub struct Registration {
 
 /// The reservation of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
+struct HeldReservation {
     kind: ReservationType,
     /// The holder; of types that all registrants hold, the host that acquired it.
     by: HostId,
@@ -66,7 +66,7 @@ pub enum Access {
 pub struct Reservations {
     generation: u32,
     registrations: Vec<Registration>,
-    held: Option<Held>,
+    held: Option<HeldReservation>,
     persists: bool,
 }
 
@@ -166,7 +166,7 @@ impl Reservations {
     /// where one host holds the reservation.
     pub fn acquire(&mut self, host: HostId, fields: AcquireFields, current: u64, preempt: u64) -> Outcome {
         self.check_key(&host, fields.ignore_key, current)?;
-        let held = Held { kind: fields.kind, by: host };
+        let held = HeldReservation { kind: fields.kind, by: host };
         let mut effects = Effects::default();
         match (fields.action, self.held) {
             (AcquireAction::Acquire, None) => {
@@ -195,8 +195,8 @@ impl Reservations {
     fn preempt(
         &mut self,
         host: HostId,
-        new: Held,
-        now: Option<Held>,
+        new: HeldReservation,
+        now: Option<HeldReservation>,
         key: u64,
         effects: &mut Effects,
     ) -> Result<(), Status> {
@@ -316,7 +316,7 @@ impl Reservations {
     /// What all registrants hold stays in the name of one that is left.
     fn keep_holder(&mut self) {
         if let Some(held) = self.held.filter(|held| held.kind.is_all() && !self.is_registered(&held.by)) {
-            self.held = self.registrations.first().map(|one| Held { by: one.host, ..held });
+            self.held = self.registrations.first().map(|one| HeldReservation { by: one.host, ..held });
         }
     }
 
@@ -344,7 +344,7 @@ impl Reservations {
 
 /// The part of [`Reservations`] that survives a loss of power.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct ReservationRecord {
     /// Layout of the record.
     pub version: u32,
     /// See [`Reservations::generation`].
@@ -355,13 +355,13 @@ pub struct Record {
     pub held: Option<(u8, HostId)>,
 }
 
-/// The version of [`Record`] that is written.
+/// The version of [`ReservationRecord`] that is written.
 pub const RECORD_VERSION: u32 = 1;
 
 impl Reservations {
     /// The state to save; `None` if nothing persists.
-    pub fn record(&self) -> Option<Record> {
-        self.persists.then(|| Record {
+    pub fn record(&self) -> Option<ReservationRecord> {
+        self.persists.then(|| ReservationRecord {
             version: RECORD_VERSION,
             generation: self.generation,
             registrations: self.registrations.clone(),
@@ -371,11 +371,11 @@ impl Reservations {
 
     /// The state from a saved record; `None` if the record contradicts itself or is of a newer
     /// version.
-    pub fn from_record(record: Record) -> Option<Reservations> {
-        let Record { version, generation, registrations, held } = record;
+    pub fn from_record(record: ReservationRecord) -> Option<Reservations> {
+        let ReservationRecord { version, generation, registrations, held } = record;
         let held = match held {
             None => None,
-            Some((code, by)) => Some(Held { kind: ReservationType::from_code(code)?, by }),
+            Some((code, by)) => Some(HeldReservation { kind: ReservationType::from_code(code)?, by }),
         };
         let mut hosts: Vec<&HostId> = registrations.iter().map(|one| &one.host).collect();
         hosts.sort_unstable();

@@ -7,7 +7,7 @@
 //! - the first command is Connect, and decides what the connection is.
 
 use crate::admin::{self, AdminQueue, WithSpaceData};
-use crate::connections::Place;
+use crate::connections::ConnectionPlace;
 use crate::io::{self, IoQueue};
 use crate::ledger::{Charge, Origin, Peer};
 use crate::memory::Shares;
@@ -100,7 +100,7 @@ pub(crate) struct Connection {
     pub(crate) fetches: Fetches,
     /// Commands that were refused.
     pub(crate) refusals: Refusals,
-    place: Place,
+    place: ConnectionPlace,
     pub(crate) local: SocketAddr,
     peer: SocketAddr,
     /// Reaches this connection from other threads.
@@ -117,7 +117,7 @@ pub(crate) async fn serve(
     target: Arc<Target>,
     stream: TcpStream,
     peer: SocketAddr,
-    place: Place,
+    place: ConnectionPlace,
     (sender, inbox): (mpsc::UnboundedSender<Message>, mpsc::UnboundedReceiver<Message>),
 ) {
     let Ok(local) = stream.local_addr() else { return };

@@ -43,7 +43,7 @@ struct ConnectionEntry {
 }
 
 /// A connection's place, until it is dropped.
-pub(crate) struct Place {
+pub(crate) struct ConnectionPlace {
     connections: Arc<Connections>,
     id: u64,
 }
@@ -74,7 +74,7 @@ impl Connections {
     }
 
     /// A place for a connection from `origin`, if there is room for it.
-    pub(crate) fn enter(self: &Arc<Self>, origin: Origin, sender: Sender) -> Option<Place> {
+    pub(crate) fn enter(self: &Arc<Self>, origin: Origin, sender: Sender) -> Option<ConnectionPlace> {
         let mut state = lock(&self.state);
         let crowded = state.origins.get(&origin).is_some_and(|&n| n >= self.limit.div_ceil(ADDRESS_PARTS));
         if crowded || state.all.len() >= self.limit {
@@ -89,7 +89,7 @@ impl Connections {
         state.next += 1;
         *state.origins.entry(origin).or_default() += 1;
         state.all.insert(id, ConnectionEntry { sender, origin, host: None });
-        Some(Place { connections: Arc::clone(self), id })
+        Some(ConnectionPlace { connections: Arc::clone(self), id })
     }
 
     /// Connections at this moment.
@@ -105,7 +105,7 @@ impl Connections {
     }
 }
 
-impl Place {
+impl ConnectionPlace {
     /// The connection belongs to `host` from now on. Whether that may have
     /// another one.
     pub(crate) fn claim(&self, host: &Peer) -> bool {
@@ -123,7 +123,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         lock(&self.connections.state).remove(self.id);
     }
@@ -142,7 +142,7 @@ mod tests {
         Peer { origin: origin(n), hostnqn: name.to_owned(), hostid: Uuid::nil() }
     }
 
-    fn open(all: &Arc<Connections>, n: u8) -> Option<(Place, mpsc::UnboundedReceiver<Message>)> {
+    fn open(all: &Arc<Connections>, n: u8) -> Option<(ConnectionPlace, mpsc::UnboundedReceiver<Message>)> {
         let (sender, inbox) = mpsc::unbounded();
         Some((all.enter(origin(n), sender)?, inbox))
     }

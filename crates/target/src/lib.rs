@@ -33,7 +33,7 @@ mod target;
 
 pub use config::{Config, Patience};
 pub use longhaul_proto::controller::HostAccess;
-pub use longhaul_proto::reservation::{Record as ReservationRecord, Registration};
+pub use longhaul_proto::reservation::{Registration, ReservationRecord};
 pub use space::{
     DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space, SpaceCapacity, SpaceError,
     SpaceNamespace, SpaceSpec, check_name,

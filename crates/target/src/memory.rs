@@ -1,7 +1,7 @@
 //! The memory of a target: one bound, four parts, shared fairly by hosts.
 
 use crate::ledger::{Ledger, Peer};
-use crate::share::{Part, Share, Turns};
+use crate::share::{MemoryPart, Share, Turns};
 use longhaul_engine::BUF_MAX;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,14 +35,14 @@ const LONG_COMMANDS: usize = 8;
 /// of any part.
 pub(crate) struct Memory {
     /// For in-capsule data.
-    in_capsule: Part,
+    in_capsule: MemoryPart,
     /// For reads, and for writes by R2T.
-    host: Part,
+    host: MemoryPart,
     /// For what Compare and Verify read: held only while the device reads,
     /// and by commands that may hold memory of the other parts.
-    check: Part,
+    check: MemoryPart,
     /// For what admin commands send.
-    replies: Part,
+    replies: MemoryPart,
     /// Turns of long commands.
     long: Arc<Ledger>,
 }
@@ -70,10 +70,10 @@ impl Memory {
         // Each of these can meet any request.
         let data = data.max(BUF_MAX);
         Memory {
-            in_capsule: Part::new(data),
-            host: Part::new(data),
-            check: Part::new(BUF_MAX),
-            replies: Part::new(replies),
+            in_capsule: MemoryPart::new(data),
+            host: MemoryPart::new(data),
+            check: MemoryPart::new(BUF_MAX),
+            replies: MemoryPart::new(replies),
             long: Ledger::new(LONG_COMMANDS),
         }
     }

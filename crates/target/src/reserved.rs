@@ -23,12 +23,12 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Reserved {
     /// The namespace is reserved.
     held: AtomicBool,
-    state: Mutex<State>,
-    kept: Option<Kept>,
+    state: Mutex<ReservedState>,
+    kept: Option<ReservationBackup>,
 }
 
 #[derive(Default)]
-struct State {
+struct ReservedState {
     reservations: Reservations,
     /// Number of changes so far, and of those that the store has.
     changes: u64,
@@ -37,7 +37,7 @@ struct State {
     recorded: bool,
 }
 
-impl State {
+impl ReservedState {
     /// Whether the state has changed since it was last saved.
     fn is_unsaved(&self) -> bool {
         self.saved != self.changes && (self.recorded || self.reservations.persists())
@@ -45,7 +45,7 @@ impl State {
 }
 
 /// How reservations outlive the target.
-struct Kept {
+struct ReservationBackup {
     store: Arc<dyn ReservationStore>,
     writer: Writer,
     /// Held while the store is being written, so that records get there in the order of their states.
@@ -78,8 +78,8 @@ impl Reserved {
         };
         Ok(Reserved {
             held: AtomicBool::new(reservations.kind().is_some()),
-            state: Mutex::new(State { reservations, recorded, ..State::default() }),
-            kept: Some(Kept {
+            state: Mutex::new(ReservedState { reservations, recorded, ..ReservedState::default() }),
+            kept: Some(ReservationBackup {
                 store,
                 writer: writer.clone(),
                 order: Mutex::default(),

@@ -18,16 +18,16 @@ use std::sync::Arc;
 
 /// A part of the target's memory.
 #[derive(Clone)]
-pub(crate) struct Part {
+pub(crate) struct MemoryPart {
     pub(crate) pool: BufPool,
     pub(crate) ledger: Arc<Ledger>,
 }
 
-impl Part {
+impl MemoryPart {
     /// A part of the memory with this many bytes.
-    pub(crate) fn new(bytes: usize) -> Part {
+    pub(crate) fn new(bytes: usize) -> MemoryPart {
         let pool = BufPool::new(bytes);
-        Part { ledger: Ledger::new(bytes), pool }
+        MemoryPart { ledger: Ledger::new(bytes), pool }
     }
 
     pub(crate) fn share(&self, peer: &Peer) -> Rc<Share> {
@@ -126,14 +126,14 @@ mod tests {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    fn share(part: &Part) -> Rc<Share> {
+    fn share(part: &MemoryPart) -> Rc<Share> {
         let origin = Origin::of([10, 0, 0, 1].into());
         part.share(&Peer { origin, hostnqn: "host".into(), hostid: Uuid::nil() })
     }
 
     #[test]
     fn connections_of_a_host_take_turns() {
-        let part = Part::new(BUF_MAX);
+        let part = MemoryPart::new(BUF_MAX);
         let (deep, other) = (share(&part), share(&part));
         let held = deep.try_alloc(BUF_MAX / 2).expect("the host holds nothing");
         let mut deep_waits: Vec<_> = (0..4).map(|_| Box::pin(Rc::clone(&deep).alloc(BUF_MAX / 2))).collect();
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_request_that_was_given_up_is_passed_over() {
-        let part = Part::new(BUF_MAX);
+        let part = MemoryPart::new(BUF_MAX);
         let share = share(&part);
         let first = share.try_alloc(BUF_MAX / 2).expect("room");
         let mut ahead = pin!(Rc::clone(&share).alloc(BUF_MAX));

@@ -4,7 +4,7 @@
 
 use crate::reserved::Reserved;
 use futures_channel::oneshot;
-use longhaul_proto::reservation::Record;
+use longhaul_proto::reservation::ReservationRecord;
 use std::io;
 use std::sync::{Arc, mpsc};
 
@@ -14,26 +14,26 @@ pub trait ReservationStore: Send + Sync {
     ///
     /// # Errors
     /// It cannot be read, or is not a record. The text names the place and says what to do.
-    fn load(&self) -> io::Result<Option<Record>>;
+    fn load(&self) -> io::Result<Option<ReservationRecord>>;
 
     /// Replaces the record, or removes it; durable when it returns, and after a crash either the
     /// old or the new one is there. Blocks.
     ///
     /// # Errors
     /// The text names the place.
-    fn save(&self, record: Option<&Record>) -> io::Result<()>;
+    fn save(&self, record: Option<&ReservationRecord>) -> io::Result<()>;
 }
 
 /// The state to save, and the channel to the connection that waits for the result.
-type Job = (Arc<Reserved>, oneshot::Sender<bool>);
+type SaveRequest = (Arc<Reserved>, oneshot::Sender<bool>);
 
 /// A thread that saves reservations, one after the other. It ends with the last clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Writer(mpsc::Sender<Job>);
+pub(crate) struct Writer(mpsc::Sender<SaveRequest>);
 
 impl Writer {
     pub(crate) fn start() -> io::Result<Writer> {
-        let (sender, jobs) = mpsc::channel::<Job>();
+        let (sender, jobs) = mpsc::channel::<SaveRequest>();
         std::thread::Builder::new().name("target-reserve".into()).spawn(move || {
             for (reserved, reply) in jobs {
                 let saved = reserved.write();

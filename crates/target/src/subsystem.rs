@@ -46,12 +46,12 @@ pub struct Namespace {
     /// The hosts that have reserved it.
     pub(crate) reserved: Arc<Reserved>,
     /// How it belongs to a space, if it does.
-    pub(crate) made: Option<Arc<Made>>,
+    pub(crate) made: Option<Arc<ManagedNamespace>>,
 }
 
 /// What is known of a namespace that was made by a command.
 #[derive(Debug)]
-pub(crate) struct Made {
+pub(crate) struct ManagedNamespace {
     /// Several hosts may have it at a time.
     pub(crate) shared: bool,
     /// For which hosts, and for what.
@@ -68,15 +68,15 @@ impl std::fmt::Debug for Namespace {
     }
 }
 
-impl Made {
+impl ManagedNamespace {
     pub(crate) fn new(
         shared: bool,
         label: NamespaceLabel,
         opened: Arc<AtomicBool>,
-    ) -> Result<Made, LabelError> {
+    ) -> Result<ManagedNamespace, LabelError> {
         let bytes = label.encode()?;
         let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        Ok(Made { shared, encoded: bytes[..used].into(), label, opened })
+        Ok(ManagedNamespace { shared, encoded: bytes[..used].into(), label, opened })
     }
 }
 
@@ -85,7 +85,7 @@ impl Namespace {
         device: Arc<dyn BlockDevice>,
         uuid: Uuid,
         reserved: Arc<Reserved>,
-        made: Option<Arc<Made>>,
+        made: Option<Arc<ManagedNamespace>>,
     ) -> Namespace {
         Namespace { device, uuid, failures: Arc::default(), reserved, made }
     }

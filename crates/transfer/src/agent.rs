@@ -27,7 +27,7 @@ use crate::session::error::SessionError;
 use crate::tree::root::Root;
 use crate::tree::{Tree, say};
 use crate::tune::Concurrency;
-use crate::wire::{Counts, Direction, Frame, Hello, Onward, Refusal, RefusalKind, Request, Welcome};
+use crate::wire::{CopyDirection, Counts, Frame, Hello, Onward, Refusal, RefusalKind, Request, Welcome};
 use futures_util::future::{Either, select};
 use joining::JoiningConnections;
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
@@ -463,16 +463,18 @@ impl AgentState {
         let may_onward = self.config.onward;
         let grant = if self.config.allow_owner { Grant::FileIdentity } else { Grant::Content };
         blocking(move || match direction {
-            Direction::Push if read_only && !is_null_sink(&request.destination) => {
+            CopyDirection::Push if read_only && !is_null_sink(&request.destination) => {
                 Err(Refusal::new(RefusalKind::NotAllowed, "the agent is read-only"))
             }
-            Direction::Push => Destination::open(&root, &request, false, grant).map(PreparedSession::Receive),
-            Direction::Pull => SendSpec::new(&root, &request, readers).map(PreparedSession::Send),
-            Direction::Onward if !may_onward => Err(Refusal::new(
+            CopyDirection::Push => {
+                Destination::open(&root, &request, false, grant).map(PreparedSession::Receive)
+            }
+            CopyDirection::Pull => SendSpec::new(&root, &request, readers).map(PreparedSession::Send),
+            CopyDirection::Onward if !may_onward => Err(Refusal::new(
                 RefusalKind::NotAllowed,
                 "the agent sends to no others (it was started without --onward)",
             )),
-            Direction::Onward => match request.onward.clone() {
+            CopyDirection::Onward => match request.onward.clone() {
                 None => Err(Refusal::new(
                     RefusalKind::Protocol,
                     "malformed request: it names no agent to send to",

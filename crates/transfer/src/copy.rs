@@ -13,7 +13,7 @@ use crate::send::synthetic;
 use crate::session::error::SessionError;
 use crate::tree::root::{last_name, means_contents, split, trimmed};
 use crate::tune::Concurrency;
-use crate::wire::{Counts, Direction, Onward, Options, Placement, Refusal, Request, show};
+use crate::wire::{CopyDirection, Counts, Onward, Options, Placement, Refusal, Request, show};
 use endpoint::{Endpoint, Server};
 use longhaul_engine::{Config, Thread};
 use ssh::{Remote, Ssh, Via};
@@ -195,13 +195,13 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let mut settings = settings.clone();
     let way = match (from.is_some(), to.is_some()) {
         (false, false) => None,
-        (false, true) => Some(Direction::Push),
-        (true, false) => Some(Direction::Pull),
-        (true, true) => Some(Direction::Onward),
+        (false, true) => Some(CopyDirection::Push),
+        (true, false) => Some(CopyDirection::Pull),
+        (true, true) => Some(CopyDirection::Onward),
     };
     // Agents started over ssh end when these are dropped.
     let mut _third = None;
-    if way == Some(Direction::Onward)
+    if way == Some(CopyDirection::Onward)
         && let Some(to) = to.clone()
     {
         let (server, key) = match to {
@@ -241,9 +241,9 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
         // The task owns the channel through ssh, which keeps the agent alive.
         let job = CopyTask { request, settings, monitor, channel: RefCell::new(channel) };
         match (server, way) {
-            (Some(server), Some(Direction::Push)) => job.push(server).await,
-            (Some(server), Some(Direction::Pull)) => job.pull(server).await,
-            (Some(server), Some(Direction::Onward)) => job.third_party(server).await,
+            (Some(server), Some(CopyDirection::Push)) => job.push(server).await,
+            (Some(server), Some(CopyDirection::Pull)) => job.pull(server).await,
+            (Some(server), Some(CopyDirection::Onward)) => job.third_party(server).await,
             _ => job.local().await,
         }
     });

@@ -1,7 +1,7 @@
 //! The data sets of the published experiments, generated from a seed.
 //!
 //! A [`DatasetSpec`] is a name, a scale and a seed; [`DatasetSpec::plan`] generates the
-//! list of files from them, and [`Plan::fill`] any range of any file, so that content can
+//! list of files from them, and [`DatasetPlan::fill`] any range of any file, so that content can
 //! be written, streamed or verified without a copy on disk. The same specification gives
 //! the same bytes on every machine.
 //!
@@ -151,7 +151,7 @@ pub struct FileSpec {
 
 /// The list of files, in the order they are written in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct DatasetPlan {
     /// Path and size of each file, in the order in which they are made.
     pub files: Vec<FileSpec>,
     seed: u64,
@@ -210,7 +210,7 @@ impl DatasetSpec {
     }
 
     /// The list of files.
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> DatasetPlan {
         let count = self.count();
         let mut sizes: Vec<u64> = (0..count).map(|i| self.size(i, count)).collect();
         shuffle(&mut sizes, self.seed);
@@ -218,7 +218,7 @@ impl DatasetSpec {
             .into_iter()
             .enumerate()
             .map(|(i, size)| FileSpec { path: self.path(i as u64, count), size });
-        Plan { files: files.collect(), seed: self.seed }
+        DatasetPlan { files: files.collect(), seed: self.seed }
     }
 
     /// The path of file `index`. Indices count through directories, so that
@@ -257,7 +257,7 @@ fn shuffle(items: &mut [u64], seed: u64) {
     }
 }
 
-impl Plan {
+impl DatasetPlan {
     /// Total size in bytes.
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.size).sum()

@@ -20,7 +20,7 @@ use crate::link::{Link, Rx, Tx};
 use crate::monitor::Monitor;
 use crate::queue::Queue;
 use crate::session::error::SessionError;
-use crate::session::{Item, ReceiverMessage, Sender};
+use crate::session::{ReceiverMessage, Sender, SenderItem};
 use crate::tree::scan::FoundEntry;
 use crate::tune::gate::Gate;
 use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
@@ -57,7 +57,7 @@ struct SendQueues {
     /// Entries for existence queries.
     queries: Arc<Queue<Vec<(FoundEntry, Content)>>>,
     work: Arc<Queue<ReadWork>>,
-    items: Arc<Queue<Item>>,
+    items: Arc<Queue<SenderItem>>,
     panicked: Panicked,
 }
 
@@ -283,7 +283,7 @@ impl SendSession {
                 self.wake[stream].notified().await;
             }
             let Some(item) = self.queues.items.pop_async().await else { break };
-            if let Item::Trouble(trouble) = &item {
+            if let SenderItem::Trouble(trouble) = &item {
                 self.monitor.trouble(trouble.clone());
             }
             let mut frames = Vec::new();
@@ -336,19 +336,19 @@ impl SendSession {
         };
         let report = |tuned: Tuned| {
             self.monitor.tuned(tuned.clone(), false);
-            self.queues.items.force(Item::Tuned(tuned), 1);
+            self.queues.items.force(SenderItem::Tuned(tuned), 1);
         };
         let (mut sent_limit, mut sent_at, mut scanned) = (None, now(), Scanned::default());
         let look = || {
             let found = self.monitor.scan.now();
             if found != scanned {
                 scanned = found;
-                self.queues.items.force(Item::Scanned(found), 1);
+                self.queues.items.force(SenderItem::Scanned(found), 1);
             }
             let limit = self.monitor.limit_here();
             if limit != sent_limit || now().saturating_duration_since(sent_at) >= BEAT {
                 (sent_limit, sent_at) = (limit, now());
-                self.queues.items.force(Item::Limit(limit), 1);
+                self.queues.items.force(SenderItem::Limit(limit), 1);
             }
         };
         follow(path, vec![readers, streams], &self.monitor, report, look).await;
@@ -369,7 +369,7 @@ impl SendSession {
                 found.push(file);
             }
             let number = self.sender.borrow_mut().query(found);
-            self.queues.items.force(Item::Query { number, batch: batch.into_body() }, 1);
+            self.queues.items.force(SenderItem::Query { number, batch: batch.into_body() }, 1);
         }
         while !self.sender.borrow().is_answered() {
             self.answered.notified().await;

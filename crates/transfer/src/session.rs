@@ -18,7 +18,7 @@ mod sender;
 mod tests;
 
 pub use receiver::{Incoming, JobResult, Receiver, SenderNotice, WriteJob};
-pub use sender::{Item, Outgoing, ReceiverMessage, Sender, WantedFile};
+pub use sender::{Outgoing, ReceiverMessage, Sender, SenderItem, WantedFile};
 
 use crate::wire::Malformed;
 

@@ -31,8 +31,8 @@ pub use frame::{
     Tuned, Want,
 };
 pub use hello::{
-    Compare, Direction, Durability, Hash, Hello, Onward, Options, Placement, Refusal, RefusalKind, Request,
-    VERSION, Welcome,
+    Compare, CopyDirection, Durability, Hash, Hello, Onward, Options, Placement, Refusal, RefusalKind,
+    Request, VERSION, Welcome,
 };
 pub use name::{COMPONENT_MAX, NameError, PATH_LEN_MAX, RESERVED, RelPath, printable, show};
 

@@ -6,7 +6,7 @@ use common::peer::*;
 use common::*;
 use longhaul_engine::Buf;
 use longhaul_transfer::wire::{
-    Batch, Close, Content, Digest, Direction, Entry, EntryKind, Frame, Hash, Hello, Options, Placement,
+    Batch, Close, Content, CopyDirection, Digest, Entry, EntryKind, Frame, Hash, Hello, Options, Placement,
     RefusalKind, RelPath, Request, VERSION,
 };
 use longhaul_transfer::{Agent, Concurrency, CopyError, Key, Monitor, SessionError, Settings, Summary, copy};
@@ -61,7 +61,7 @@ fn a_destination_or_a_source_outside_the_root_is_refused() {
     std::os::unix::fs::symlink(dir.path(), dir.path().join("root/up")).expect("linked");
     std::os::unix::fs::symlink("/etc", dir.path().join("root/etc")).expect("linked");
     for path in ["../x", "a/../../x", "up/x", "etc/x"] {
-        for direction in [Direction::Push, Direction::Pull] {
+        for direction in [CopyDirection::Push, CopyDirection::Pull] {
             let mut peer = Peer::connect(&agent);
             peer.send(hello(direction, path, VERSION));
             assert!(matches!(peer.hear(), Some(Frame::Refuse(_))), "{path} {direction:?}");
@@ -69,7 +69,7 @@ fn a_destination_or_a_source_outside_the_root_is_refused() {
     }
     // The root of file systems is that of the agent here.
     let mut peer = Peer::connect(&agent);
-    peer.send(hello(Direction::Pull, "/etc/hostname", VERSION));
+    peer.send(hello(CopyDirection::Pull, "/etc/hostname", VERSION));
     assert!(matches!(peer.hear(), Some(Frame::Refuse(_))));
     assert!(!dir.path().join("x").exists());
 }
@@ -143,7 +143,7 @@ fn misaligned_blocks_are_refused_with_any_checksum() {
     let strong = Options { hash: Hash::Strong, ..Options::default() };
     let request =
         Request { place: Placement::Into, key: 1, options: strong, recursive: true, ..Request::default() };
-    let (oldest, newest, direction) = (VERSION, VERSION, Direction::Push);
+    let (oldest, newest, direction) = (VERSION, VERSION, CopyDirection::Push);
     let mut peer = Peer::connect(&agent);
     peer.send(Frame::Hello(Box::new(Hello {
         oldest,
@@ -196,7 +196,7 @@ fn a_block_that_cannot_be_written_leaves_nothing_behind() {
 fn other_versions_and_other_protocols_are_refused_with_a_reason() {
     let (_dir, agent) = served();
     let mut peer = Peer::connect(&agent);
-    peer.send(hello(Direction::Push, "", VERSION + 1));
+    peer.send(hello(CopyDirection::Push, "", VERSION + 1));
     let answer = peer.hear();
     assert!(matches!(&answer, Some(Frame::Refuse(r)) if r.kind == RefusalKind::Version), "{answer:?}");
     let mut peer = Peer::connect(&agent);
@@ -252,7 +252,7 @@ fn senders_set_owners_and_privileges_only_with_allow_owner() {
             Request { place: Placement::Into, key: 1, options, recursive: true, ..Request::default() };
         let (oldest, newest, session) = (VERSION, VERSION, [7; 16]);
         let mut peer = Peer::connect(&agent);
-        let hello = Hello { oldest, newest, session, streams: 1, direction: Direction::Push, request };
+        let hello = Hello { oldest, newest, session, streams: 1, direction: CopyDirection::Push, request };
         peer.send(Frame::Hello(Box::new(hello)));
         assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
         // What even an agent that is not root could set: its own user, set-user-ID.
@@ -366,7 +366,7 @@ fn two_runs_of_the_same_copy_exclude_each_other() {
     let (_dir, agent) = served();
     let _first = Peer::welcomed(&agent, "");
     let mut second = Peer::connect(&agent);
-    second.send(hello(Direction::Push, "", VERSION));
+    second.send(hello(CopyDirection::Push, "", VERSION));
     assert!(matches!(second.hear(), Some(Frame::Refuse(r)) if r.kind == RefusalKind::Busy));
 }
 
@@ -439,7 +439,7 @@ fn memory_of_a_hello_is_bounded_by_its_frame() {
     // Every file below every source: more than any memory holds.
     let (sources, files) = (vec![b"a".to_vec(); 60_000], vec![b"f".to_vec(); 400_000]);
     let request = Request { sources, files, recursive: true, ..Request::default() };
-    let (oldest, newest, direction) = (VERSION, VERSION, Direction::Pull);
+    let (oldest, newest, direction) = (VERSION, VERSION, CopyDirection::Pull);
     let mut peer = Peer::connect(&agent);
     let (session, streams) = ([7; 16], 1);
     peer.send(Frame::Hello(Box::new(Hello { oldest, newest, session, streams, direction, request })));
@@ -503,7 +503,7 @@ fn a_silent_peer_keeps_neither_a_session_nor_a_lock() {
     // A peer that sends a valid request, and receives nothing.
     fs::write(dir.path().join("f"), "1").expect("written");
     let mut silent = Peer::connect(&agent);
-    silent.send(hello(Direction::Pull, "f", VERSION));
+    silent.send(hello(CopyDirection::Pull, "f", VERSION));
     while silent.hear().is_some() {}
 }
 

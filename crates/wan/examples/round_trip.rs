@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p longhaul-wan --example round_trip` (needs root)
 
-use longhaul_wan::{Conditions, Namespace, Plan, Wan};
+use longhaul_wan::{Conditions, Namespace, Wan, WanPlan};
 use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{:>9}  {:<12} {:>9} {:>9} {:>9} {:>9}  (ms)", "set", "", "least", "median", "mean", "p99");
     for micros in [0, 150, 1_000, 5_000, 15_000, 100_000] {
         let rtt = Duration::from_micros(micros);
-        let plan = Plan::new(Plan::unique_name("rtt"), Conditions::new(rtt, Some(1_000_000_000)));
+        let plan = WanPlan::new(WanPlan::unique_name("rtt"), Conditions::new(rtt, Some(1_000_000_000)));
         let wan = Wan::start(plan)?;
         for (name, pause) in [("with pauses", PAUSE), ("in a row", Duration::ZERO)] {
             row(rtt, name, measure(&wan, pause)?);

@@ -33,7 +33,7 @@ pub enum Queue {
 
 /// One direction of a link.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Way {
+pub struct DirectionConditions {
     /// From the end of a packet's transmission to its arrival.
     pub delay: Duration,
     /// The delay wanders within this much around its value, without reordering.
@@ -59,9 +59,9 @@ pub struct Way {
     pub cut: bool,
 }
 
-impl Default for Way {
-    fn default() -> Way {
-        Way {
+impl Default for DirectionConditions {
+    fn default() -> DirectionConditions {
+        DirectionConditions {
             delay: Duration::ZERO,
             jitter: Duration::ZERO,
             rate: None,
@@ -77,7 +77,7 @@ impl Default for Way {
     }
 }
 
-impl Way {
+impl DirectionConditions {
     /// Bytes of the queue, where there is one. A bandwidth-delay product counts
     /// twice the delay of this direction as the round trip.
     pub fn queue_bytes(&self) -> Option<u64> {
@@ -121,7 +121,7 @@ impl Way {
 
 /// Which of both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Direction {
+pub enum LinkDirection {
     /// From the client to the server.
     There,
     /// From the server to the client.
@@ -132,16 +132,16 @@ pub enum Direction {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conditions {
     /// From the client to the server.
-    pub there: Way,
+    pub there: DirectionConditions,
     /// From the server to the client.
-    pub back: Way,
+    pub back: DirectionConditions,
 }
 
 impl Conditions {
     /// The same both ways: half of the round-trip time each, and this rate in
     /// bits per second.
     pub fn new(rtt: Duration, rate: Option<u64>) -> Conditions {
-        let way = Way { delay: rtt / 2, rate, ..Way::default() };
+        let way = DirectionConditions { delay: rtt / 2, rate, ..DirectionConditions::default() };
         Conditions { there: way.clone(), back: way }
     }
 
@@ -156,10 +156,10 @@ impl Conditions {
     /// What results makes no sense; it says why.
     pub fn with(&self, change: &Change) -> Result<Conditions, Error> {
         let mut next = self.clone();
-        if change.direction != Some(Direction::Back) {
+        if change.direction != Some(LinkDirection::Back) {
             change.apply(&mut next.there);
         }
-        if change.direction != Some(Direction::There) {
+        if change.direction != Some(LinkDirection::There) {
             change.apply(&mut next.back);
         }
         next.check()?;
@@ -176,28 +176,28 @@ impl Conditions {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Change {
     /// One direction only.
-    pub direction: Option<Direction>,
+    pub direction: Option<LinkDirection>,
     /// Round-trip time; a direction has half of it.
     pub rtt: Option<Duration>,
-    /// As [`Way::jitter`].
+    /// As [`DirectionConditions::jitter`].
     pub jitter: Option<Duration>,
-    /// As [`Way::rate`]; zero takes the limit away.
+    /// As [`DirectionConditions::rate`]; zero takes the limit away.
     pub rate: Option<u64>,
-    /// As [`Way::queue`].
+    /// As [`DirectionConditions::queue`].
     pub queue: Option<Queue>,
-    /// As [`Way::loss`].
+    /// As [`DirectionConditions::loss`].
     pub loss: Option<f64>,
-    /// As [`Way::reorder`].
+    /// As [`DirectionConditions::reorder`].
     pub reorder: Option<f64>,
-    /// As [`Way::reorder_by`].
+    /// As [`DirectionConditions::reorder_by`].
     pub reorder_by: Option<Duration>,
-    /// As [`Way::duplicate`].
+    /// As [`DirectionConditions::duplicate`].
     pub duplicate: Option<f64>,
-    /// As [`Way::duplicate_after`].
+    /// As [`DirectionConditions::duplicate_after`].
     pub duplicate_after: Option<Duration>,
-    /// As [`Way::black_hole`]; zero lets all sizes pass.
+    /// As [`DirectionConditions::black_hole`]; zero lets all sizes pass.
     pub black_hole: Option<u32>,
-    /// As [`Way::cut`].
+    /// As [`DirectionConditions::cut`].
     pub cut: Option<bool>,
 }
 
@@ -219,11 +219,11 @@ impl Change {
 
     /// The same for one direction only.
     #[must_use]
-    pub fn only(self, direction: Direction) -> Change {
+    pub fn only(self, direction: LinkDirection) -> Change {
         Change { direction: Some(direction), ..self }
     }
 
-    fn apply(&self, way: &mut Way) {
+    fn apply(&self, way: &mut DirectionConditions) {
         fn set<T: Copy>(to: &mut T, from: Option<T>) {
             if let Some(value) = from {
                 *to = value;
@@ -253,9 +253,10 @@ mod tests {
     fn a_change_keeps_the_conditions_that_it_does_not_name() {
         let before = Conditions::new(20 * MS, Some(1_000_000_000));
         assert_eq!(before.with(&Change::default()).unwrap(), before);
-        let after = before.with(&Change { loss: Some(0.5), ..Change::cut() }.only(Direction::Back)).unwrap();
+        let after =
+            before.with(&Change { loss: Some(0.5), ..Change::cut() }.only(LinkDirection::Back)).unwrap();
         assert_eq!(after.there, before.there);
-        assert_eq!(after.back, Way { cut: true, loss: 0.5, ..before.back.clone() });
+        assert_eq!(after.back, DirectionConditions { cut: true, loss: 0.5, ..before.back.clone() });
         let after = after.with(&Change { rate: Some(0), ..Change::rtt(30 * MS) }).unwrap();
         assert_eq!((after.there.rate, after.back.delay, after.back.cut), (None, 15 * MS, true));
         assert_eq!(after.rtt(), 30 * MS);
@@ -274,7 +275,11 @@ mod tests {
 
     #[test]
     fn a_queue_follows_rate_and_delay() {
-        let mut way = Way { delay: 50 * MS, rate: Some(1_000_000_000), ..Way::default() };
+        let mut way = DirectionConditions {
+            delay: 50 * MS,
+            rate: Some(1_000_000_000),
+            ..DirectionConditions::default()
+        };
         assert_eq!(way.queue_bytes(), Some(12_500_000));
         way.queue = Queue::Products(0.1);
         assert_eq!(way.queue_bytes(), Some(1_250_000));

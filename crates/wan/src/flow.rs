@@ -10,10 +10,10 @@
 mod tests;
 
 use crate::arena::{Arena, StoredPacket};
-use crate::conditions::Way;
+use crate::conditions::DirectionConditions;
 use crate::model::{LinkModel, PacketRun};
 use crate::packet::{self, Shape};
-use crate::statistics::{LateMeter, WayStatistics};
+use crate::statistics::{DirectionStatistics, LateMeter};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -66,7 +66,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    pub(crate) fn new(way: Way, seed: u64) -> Flow {
+    pub(crate) fn new(way: DirectionConditions, seed: u64) -> Flow {
         Flow {
             model: LinkModel::new(way, seed),
             queue: VecDeque::new(),
@@ -159,7 +159,7 @@ impl Flow {
     }
 
     /// Other conditions from `now` on.
-    pub(crate) fn change(&mut self, arena: &mut Arena, now: u64, way: Way) {
+    pub(crate) fn change(&mut self, arena: &mut Arena, now: u64, way: DirectionConditions) {
         let rescale = self.model.change(now, way);
         if self.model.is_cut() {
             let held = std::mem::take(&mut self.held).into_iter().map(|h| h.1);
@@ -178,13 +178,13 @@ impl Flow {
     }
 
     /// Counters so far, without those of the device.
-    pub(crate) fn statistics(&self) -> WayStatistics {
-        WayStatistics { lateness: self.late.lateness(), ..self.model.counts }
+    pub(crate) fn statistics(&self) -> DirectionStatistics {
+        DirectionStatistics { lateness: self.late.lateness(), ..self.model.counts }
     }
 
     /// Counts from nothing again.
     pub(crate) fn reset(&mut self) {
-        self.model.counts = WayStatistics::default();
+        self.model.counts = DirectionStatistics::default();
         self.late.clear();
     }
 }

@@ -27,9 +27,9 @@ mod statistics;
 mod sys;
 mod wan;
 
-pub use conditions::{Change, Conditions, Direction, Queue, Way};
+pub use conditions::{Change, Conditions, DirectionConditions, LinkDirection, Queue};
 pub use error::Error;
 pub use netns::Namespace;
 pub use relay::{Link, Relay, RelayStats};
-pub use statistics::{Lateness, LinkStatistics, Statistics, WayStatistics};
-pub use wan::{MAX_LINKS, MAX_NAME, Plan, Via, Wan, unavailable};
+pub use statistics::{DirectionStatistics, Lateness, LinkStatistics, Statistics};
+pub use wan::{MAX_LINKS, MAX_NAME, Via, Wan, WanPlan, unavailable};

@@ -18,9 +18,9 @@
 #[cfg(test)]
 mod tests;
 
-use crate::conditions::Way;
+use crate::conditions::DirectionConditions;
 use crate::packet::Shape;
-use crate::statistics::WayStatistics;
+use crate::statistics::DirectionStatistics;
 
 /// The longest burst at a limited rate, in ns on the wire: what a host hands
 /// over as one packet is delivered in runs of this length. As long as the
@@ -48,7 +48,7 @@ pub(crate) struct PacketRun {
 }
 
 pub(crate) struct LinkModel {
-    way: Way,
+    way: DirectionConditions,
     queue_bytes: Option<u64>,
     /// Time at which the wire is free, in ns.
     free: u64,
@@ -60,12 +60,12 @@ pub(crate) struct LinkModel {
     duplicate: Sampler,
     random: Random,
     jitter_seed: u64,
-    pub(crate) counts: WayStatistics,
+    pub(crate) counts: DirectionStatistics,
 }
 
 impl LinkModel {
     /// `seed` decides loss, reordering, duplicates and jitter.
-    pub(crate) fn new(way: Way, seed: u64) -> LinkModel {
+    pub(crate) fn new(way: DirectionConditions, seed: u64) -> LinkModel {
         let mut random = Random(seed);
         let jitter_seed = random.next();
         let mut model = LinkModel {
@@ -78,14 +78,14 @@ impl LinkModel {
             duplicate: Sampler::default(),
             random,
             jitter_seed,
-            counts: WayStatistics::default(),
-            way: Way::default(),
+            counts: DirectionStatistics::default(),
+            way: DirectionConditions::default(),
         };
         model.set(way);
         model
     }
 
-    fn set(&mut self, way: Way) {
+    fn set(&mut self, way: DirectionConditions) {
         self.loss.set(way.loss, &mut self.random);
         self.reorder.set(way.reorder, &mut self.random);
         self.duplicate.set(way.duplicate, &mut self.random);
@@ -95,7 +95,7 @@ impl LinkModel {
 
     /// Changes the conditions from `now` on. Packets that wait for the wire leave at the
     /// new rate: a departure at `t` becomes one at `rescale(t)`.
-    pub(crate) fn change(&mut self, now: u64, way: Way) -> Rescale {
+    pub(crate) fn change(&mut self, now: u64, way: DirectionConditions) -> Rescale {
         let factor = match (self.way.rate, way.rate) {
             (Some(old), Some(new)) => old as f64 / new as f64,
             (Some(_), None) => 0.0,

@@ -11,10 +11,10 @@
 //!   none waits for another one for long.
 
 use crate::arena::Arena;
-use crate::conditions::Way;
+use crate::conditions::DirectionConditions;
 use crate::flow::Flow;
 use crate::packet;
-use crate::statistics::WayStatistics;
+use crate::statistics::DirectionStatistics;
 use crate::{Error, sys};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -40,12 +40,12 @@ const OWN_DELAY: Duration = Duration::from_micros(10);
 pub(crate) struct Route {
     pub(crate) from: Arc<File>,
     pub(crate) to: Arc<File>,
-    pub(crate) way: Way,
+    pub(crate) way: DirectionConditions,
 }
 
 /// Counters of the thread and its flows.
 pub(crate) struct MoverReport {
-    pub(crate) flows: Vec<WayStatistics>,
+    pub(crate) flows: Vec<DirectionStatistics>,
     pub(crate) elapsed: Duration,
     pub(crate) cpu: Duration,
     pub(crate) memory: u64,
@@ -53,7 +53,7 @@ pub(crate) struct MoverReport {
 }
 
 enum MoverCommand {
-    Set { flow: usize, way: Way, done: Sender<()> },
+    Set { flow: usize, way: DirectionConditions, done: Sender<()> },
     Report { reset: bool, to: Sender<MoverReport> },
     Stop,
 }
@@ -88,7 +88,7 @@ impl Mover {
     }
 
     /// Changes the conditions of a flow; they hold when this returns.
-    pub(crate) fn set(&self, flow: usize, way: Way) -> Result<(), Error> {
+    pub(crate) fn set(&self, flow: usize, way: DirectionConditions) -> Result<(), Error> {
         let (done, answer) = channel();
         self.send(MoverCommand::Set { flow, way, done })?;
         answer.recv().map_err(|_| Error::Stopped)
@@ -258,8 +258,8 @@ impl Worker {
 }
 
 /// A direction whose delay is shortened by that of the emulator itself.
-fn shortened(way: Way) -> Way {
-    Way { delay: way.delay.saturating_sub(OWN_DELAY), ..way }
+fn shortened(way: DirectionConditions) -> DirectionConditions {
+    DirectionConditions { delay: way.delay.saturating_sub(OWN_DELAY), ..way }
 }
 
 /// Processor time of the calling thread.

@@ -11,11 +11,11 @@
 //! netem does not emulate all of the model ([`unsupported`]), counts all drops
 //! together, and does not measure lateness.
 
-use crate::conditions::{Conditions, Way};
+use crate::conditions::{Conditions, DirectionConditions};
 use crate::error::Error;
 use crate::netns::Namespace;
 use crate::setup::{self, LinkEnd};
-use crate::statistics::WayStatistics;
+use crate::statistics::DirectionStatistics;
 use crate::wan::lock;
 use std::io;
 use std::process::Command;
@@ -53,7 +53,7 @@ pub(crate) struct NetemLink {
     index: usize,
     mtu: u32,
     /// Counters of replaced emulators, for both directions.
-    past: Mutex<[WayStatistics; 2]>,
+    past: Mutex<[DirectionStatistics; 2]>,
 }
 
 impl NetemLink {
@@ -94,11 +94,17 @@ impl NetemLink {
     }
 
     /// Sets a direction that had the conditions `before`, if it had any.
-    pub(crate) fn set(&self, there: bool, before: Option<&Way>, way: &Way) -> Result<(), Error> {
+    pub(crate) fn set(
+        &self,
+        there: bool,
+        before: Option<&DirectionConditions>,
+        way: &DirectionConditions,
+    ) -> Result<(), Error> {
         let port = self.port(there);
         // netem keeps a rate that a change does not name, and the packets on their way: to remove a
         // rate, the queue is replaced by a new one, which is empty.
-        let anew = |old: &Way| way.rate.is_none() && old.rate.is_some() || way.cut && !old.cut;
+        let anew =
+            |old: &DirectionConditions| way.rate.is_none() && old.rate.is_some() || way.cut && !old.cut;
         let verb = match before {
             None => "add",
             Some(old) if anew(old) => {
@@ -113,7 +119,7 @@ impl NetemLink {
     }
 
     /// Counters of a direction, since it was made.
-    pub(crate) fn statistics(&self, there: bool) -> Result<WayStatistics, Error> {
+    pub(crate) fn statistics(&self, there: bool) -> Result<DirectionStatistics, Error> {
         let text = tc(&self.middle, &format!("-s -j qdisc show dev {}", self.port(there)))?;
         let now = parse(&text).unwrap_or_default();
         Ok(now.and(&lock(&self.past)[usize::from(!there)]))
@@ -121,7 +127,7 @@ impl NetemLink {
 }
 
 /// The parameters of netem for a direction.
-fn words(way: &Way, mtu: u32) -> String {
+fn words(way: &DirectionConditions, mtu: u32) -> String {
     let micros = |time: std::time::Duration| format!("{}us", time.as_micros());
     let limit = match (way.rate, way.queue_bytes()) {
         (Some(rate), Some(queue)) => {
@@ -146,18 +152,18 @@ fn words(way: &Way, mtu: u32) -> String {
 }
 
 /// Parses the counters of the emulator from `tc -s -j qdisc show`.
-fn parse(text: &str) -> Option<WayStatistics> {
+fn parse(text: &str) -> Option<DirectionStatistics> {
     let all: serde_json::Value = serde_json::from_str(text).ok()?;
     let netem = all.as_array()?.iter().find(|qdisc| qdisc["kind"] == "netem")?;
     let number = |name: &str| netem[name].as_u64().unwrap_or(0);
     let (packets, bytes, drops) = (number("packets"), number("bytes"), number("drops"));
-    Some(WayStatistics {
+    Some(DirectionStatistics {
         packets_in: packets + drops,
         packets_out: packets,
         bytes_in: bytes,
         bytes_out: bytes,
         dropped_queue: drops,
-        ..WayStatistics::default()
+        ..DirectionStatistics::default()
     })
 }
 
@@ -182,10 +188,14 @@ mod tests {
     #[test]
     fn netem_parameters_of_a_direction() {
         let ms = Duration::from_millis;
-        let mut way = Way { delay: ms(50), rate: Some(1_000_000_000), ..Way::default() };
+        let mut way = DirectionConditions {
+            delay: ms(50),
+            rate: Some(1_000_000_000),
+            ..DirectionConditions::default()
+        };
         // 6.25 MB under way, and 12.5 MB in the queue.
         assert_eq!(words(&way, 9000), "limit 2084 delay 50000us rate 1000000000bit");
-        way = Way { loss: 0.001, jitter: ms(2), rate: None, ..way };
+        way = DirectionConditions { loss: 0.001, jitter: ms(2), rate: None, ..way };
         assert_eq!(words(&way, 9000), "limit 140000 delay 50000us 2000us loss random 0.1%");
         way.cut = true;
         assert!(words(&way, 9000).ends_with("loss random 100%"));

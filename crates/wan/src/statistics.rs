@@ -21,7 +21,7 @@ fn begins(class: usize) -> f64 {
 /// Counters of one direction. Packets are those of the wire: one that stands
 /// for many counts as many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WayStatistics {
+pub struct DirectionStatistics {
     /// Number of packets received from the sending side.
     pub packets_in: u64,
     /// IP bytes received.
@@ -56,7 +56,7 @@ pub struct WayStatistics {
     pub lateness: Lateness,
 }
 
-impl WayStatistics {
+impl DirectionStatistics {
     /// All packets that were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped_queue
@@ -68,8 +68,8 @@ impl WayStatistics {
     }
 
     /// The counts of other counters, plus those before they started.
-    pub(crate) fn and(&self, before: &WayStatistics) -> WayStatistics {
-        WayStatistics {
+    pub(crate) fn and(&self, before: &DirectionStatistics) -> DirectionStatistics {
+        DirectionStatistics {
             packets_in: self.packets_in + before.packets_in,
             bytes_in: self.bytes_in + before.bytes_in,
             packets_out: self.packets_out + before.packets_out,
@@ -80,8 +80,8 @@ impl WayStatistics {
     }
 
     /// The counts of other counters, less those before they started.
-    pub(crate) fn since(&self, before: &WayStatistics) -> WayStatistics {
-        WayStatistics {
+    pub(crate) fn since(&self, before: &DirectionStatistics) -> DirectionStatistics {
+        DirectionStatistics {
             packets_in: self.packets_in.saturating_sub(before.packets_in),
             bytes_in: self.bytes_in.saturating_sub(before.bytes_in),
             packets_out: self.packets_out.saturating_sub(before.packets_out),
@@ -131,9 +131,9 @@ impl Lateness {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStatistics {
     /// From the client to the server.
-    pub there: WayStatistics,
+    pub there: DirectionStatistics,
     /// From the server to the client.
-    pub back: WayStatistics,
+    pub back: DirectionStatistics,
 }
 
 /// Counters of all links, and resources of the emulator.
@@ -160,10 +160,11 @@ impl Statistics {
     /// The same for packets since `before`, to 19 %; zero if it was no more than the resolution of
     /// timers.
     pub fn late_p99_since(&self, before: &Statistics) -> Duration {
-        let ways = |all: &Statistics| -> Vec<WayStatistics> {
+        let ways = |all: &Statistics| -> Vec<DirectionStatistics> {
             all.links.iter().flat_map(|link| [link.there, link.back]).collect()
         };
-        let late = |(now, then): (WayStatistics, WayStatistics)| now.lateness.p99_since(&then.lateness);
+        let late =
+            |(now, then): (DirectionStatistics, DirectionStatistics)| now.lateness.p99_since(&then.lateness);
         ways(self).into_iter().zip(ways(before)).map(late).max().unwrap_or_default()
     }
 
@@ -215,7 +216,7 @@ mod tests {
     use super::*;
 
     fn statistics(meter: &LateMeter) -> Statistics {
-        let there = WayStatistics { lateness: meter.lateness(), ..WayStatistics::default() };
+        let there = DirectionStatistics { lateness: meter.lateness(), ..DirectionStatistics::default() };
         Statistics {
             links: vec![LinkStatistics { there, ..LinkStatistics::default() }],
             ..Statistics::default()

@@ -1,13 +1,13 @@
 //! An emulated path: one client, and a server behind each of its links.
 
 use crate::Error;
-use crate::conditions::{Change, Conditions, Direction, Way};
+use crate::conditions::{Change, Conditions, DirectionConditions, LinkDirection};
 use crate::guard::Guard;
 use crate::mover::{Mover, Route};
 use crate::netem;
 use crate::netns::Namespace;
 use crate::setup::{self, LinkEnd};
-use crate::statistics::{LinkStatistics, Statistics, WayStatistics};
+use crate::statistics::{DirectionStatistics, LinkStatistics, Statistics};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,7 +23,7 @@ pub const MAX_NAME: usize = 40;
 /// How packets are carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Via {
-    /// By this process, between TUN devices: all of [`Way`], on any kernel.
+    /// By this process, between TUN devices: all of [`DirectionConditions`], on any kernel.
     #[default]
     Tun,
     /// By the kernel's netem, between virtual Ethernet devices.
@@ -63,7 +63,7 @@ pub fn unavailable() -> Option<String> {
 
 /// Specification of an emulated path.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct WanPlan {
     /// Prefix of the names of its namespaces: `NAME-client` and `NAME-server`, or
     /// `NAME-server1` and so on.
     pub name: String,
@@ -84,10 +84,10 @@ pub struct Plan {
     pub via: Via,
 }
 
-impl Plan {
+impl WanPlan {
     /// A path of one link with these conditions.
-    pub fn new(name: impl Into<String>, conditions: Conditions) -> Plan {
-        Plan {
+    pub fn new(name: impl Into<String>, conditions: Conditions) -> WanPlan {
+        WanPlan {
             name: name.into(),
             conditions,
             star: None,
@@ -153,7 +153,7 @@ struct LinkState {
     conditions: Mutex<Conditions>,
     /// Counters of the kernel when the statistics began: drops of the devices, or all
     /// counters with netem. For both directions.
-    before: Mutex<[WayStatistics; 2]>,
+    before: Mutex<[DirectionStatistics; 2]>,
 }
 
 #[derive(Debug)]
@@ -165,7 +165,7 @@ enum Carrier {
 
 /// Creates the namespaces and devices of a path.
 struct Builder {
-    plan: Plan,
+    plan: WanPlan,
     guard: Guard,
 }
 
@@ -224,7 +224,7 @@ impl Wan {
     /// [`Error::Unavailable`] where links cannot be emulated (a test skips then),
     /// [`Error::Exists`] if the name is in use, or the step that failed. Nothing is
     /// left behind.
-    pub fn start(plan: Plan) -> Result<Wan, Error> {
+    pub fn start(plan: WanPlan) -> Result<Wan, Error> {
         plan.check()?;
         if let Some(why) = setup::without_namespaces() {
             return Err(Error::Unavailable(why));
@@ -318,19 +318,25 @@ impl Wan {
         if matches!(self.carrier, Carrier::Netem(..)) {
             netem::unsupported(&next).map_or(Ok(()), |what| Err(without(what)))?;
         }
-        if change.direction != Some(Direction::Back) {
-            self.carry(link, Direction::There, &conditions.there, &next.there)?;
+        if change.direction != Some(LinkDirection::Back) {
+            self.carry(link, LinkDirection::There, &conditions.there, &next.there)?;
             conditions.there = next.there;
         }
-        if change.direction != Some(Direction::There) {
-            self.carry(link, Direction::Back, &conditions.back, &next.back)?;
+        if change.direction != Some(LinkDirection::There) {
+            self.carry(link, LinkDirection::Back, &conditions.back, &next.back)?;
             conditions.back = next.back;
         }
         Ok(())
     }
 
-    fn carry(&self, link: usize, direction: Direction, before: &Way, way: &Way) -> Result<(), Error> {
-        let there = direction == Direction::There;
+    fn carry(
+        &self,
+        link: usize,
+        direction: LinkDirection,
+        before: &DirectionConditions,
+        way: &DirectionConditions,
+    ) -> Result<(), Error> {
+        let there = direction == LinkDirection::There;
         match &self.carrier {
             Carrier::Tun(mover) => mover.set(2 * (link - 1) + usize::from(!there), way.clone()),
             Carrier::Netem(links, _) => links[link - 1].set(there, Some(before), way),
@@ -375,11 +381,12 @@ impl Wan {
             let state = &self.links[i];
             // The mover counts from its reset, the devices from their making.
             let drops = [&self.client, &state.server].map(|ns| setup::device_drops(ns, i + 1));
-            let devices = drops.map(|n| WayStatistics { dropped_device: n, ..WayStatistics::default() });
+            let devices =
+                drops.map(|n| DirectionStatistics { dropped_device: n, ..DirectionStatistics::default() });
             let [there, back] = state.since(devices, reset).map(|way| way.dropped_device);
             links.push(LinkStatistics {
-                there: WayStatistics { dropped_device: there, ..flows[0] },
-                back: WayStatistics { dropped_device: back, ..flows[1] },
+                there: DirectionStatistics { dropped_device: there, ..flows[0] },
+                back: DirectionStatistics { dropped_device: back, ..flows[1] },
             });
         }
         let (elapsed, cpu, memory, real_time) = (report.elapsed, report.cpu, report.memory, report.real_time);
@@ -415,7 +422,7 @@ impl Wan {
 
 impl LinkState {
     /// Counters since the last reset, from those since the start.
-    fn since(&self, now: [WayStatistics; 2], reset: bool) -> [WayStatistics; 2] {
+    fn since(&self, now: [DirectionStatistics; 2], reset: bool) -> [DirectionStatistics; 2] {
         let mut before = lock(&self.before);
         let difference = [now[0].since(&before[0]), now[1].since(&before[1])];
         if reset {

@@ -6,7 +6,7 @@ mod common;
 use common::{
     LIMIT, MS, bounded, connect, content, datagrams, exchange, listen, plan, start, there_and_back,
 };
-use longhaul_wan::{Change, Direction, Error, Plan, Queue, Statistics, Via, Wan};
+use longhaul_wan::{Change, Error, LinkDirection, Queue, Statistics, Via, Wan, WanPlan};
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Command;
@@ -32,7 +32,7 @@ fn content_arrives_after_a_round_trip() {
 
 #[test]
 fn content_survives_loss_a_small_queue_reordering_and_duplicates() {
-    let Some(wan) = start(Plan { seed: Some(1), ..plan(4 * MS, 400_000_000) }) else { return };
+    let Some(wan) = start(WanPlan { seed: Some(1), ..plan(4 * MS, 400_000_000) }) else { return };
     let change = Change {
         loss: Some(0.01),
         queue: Some(Queue::Bytes(40_000)),
@@ -51,7 +51,7 @@ fn content_survives_loss_a_small_queue_reordering_and_duplicates() {
 
 #[test]
 fn small_packets_and_ipv6_are_cut_as_well() {
-    let Some(wan) = start(Plan { mtu: 1500, ..plan(2 * MS, 0) }) else { return };
+    let Some(wan) = start(WanPlan { mtu: 1500, ..plan(2 * MS, 0) }) else { return };
     let change = Change { loss: Some(0.005), ..Change::default() };
     wan.set_all(&change).expect("changed");
     there_and_back(&wan, 1, &content(4 << 20));
@@ -74,11 +74,13 @@ fn a_connection_outlives_a_cut_and_loses_nothing() {
     let mut far = bounded(listener.accept().expect("accepted").0);
     near.set_nodelay(true).expect("no waiting for acknowledgements");
     let mut byte = [0];
-    for (i, direction) in [Some(Direction::Back), None, Some(Direction::There)].into_iter().enumerate() {
+    for (i, direction) in
+        [Some(LinkDirection::Back), None, Some(LinkDirection::There)].into_iter().enumerate()
+    {
         wan.set(1, &Change { direction, ..Change::cut() }).expect("cut");
         let cut = statistics(&wan).links[0].there.dropped_cut;
         near.write_all(&[i as u8]).expect("sent");
-        if direction != Some(Direction::Back) {
+        if direction != Some(LinkDirection::Back) {
             // It was sent, and was not let through: there is nothing else to wait for.
             let begun = Instant::now();
             while statistics(&wan).links[0].there.dropped_cut == cut {
@@ -112,7 +114,7 @@ fn a_round_trip_changes_while_it_is_in_use() {
     assert!(round_trip() >= 2 * MS - MS / 10);
     wan.set(1, &Change::rtt(40 * MS)).expect("changed");
     assert!(round_trip() >= 39 * MS);
-    wan.set(1, &Change::rtt(60 * MS).only(Direction::Back)).expect("changed");
+    wan.set(1, &Change::rtt(60 * MS).only(LinkDirection::Back)).expect("changed");
     assert_eq!(wan.conditions(1).expect("conditions").rtt(), 50 * MS);
     assert!(round_trip() >= 49 * MS);
 }
@@ -171,7 +173,7 @@ fn the_rate_bounds_what_passes() {
 
 #[test]
 fn each_server_of_a_star_has_a_link_of_its_own() {
-    let Some(wan) = start(Plan { star: Some(3), ..plan(2 * MS, 0) }) else { return };
+    let Some(wan) = start(WanPlan { star: Some(3), ..plan(2 * MS, 0) }) else { return };
     assert_eq!(wan.links(), 3);
     assert!(wan.server(3).name().ends_with("-server3"));
     wan.set(2, &Change::cut()).expect("cut");
@@ -205,14 +207,14 @@ fn commands_run_within() {
 fn names_that_exist_are_refused_and_left_alone() {
     let Some(first) = start(plan(2 * MS, 0)) else { return };
     let name = first.name().to_owned();
-    let again = Wan::start(Plan { name: name.clone(), ..plan(2 * MS, 0) });
+    let again = Wan::start(WanPlan { name: name.clone(), ..plan(2 * MS, 0) });
     assert!(matches!(&again, Err(Error::Exists { .. })), "{again:?}");
     there_and_back(&first, 1, b"still there");
     drop(first);
     for end in ["client", "server"] {
         assert!(!Path::new(&format!("/run/netns/{name}-{end}")).exists(), "{end} is left behind");
     }
-    start(Plan { name, ..plan(2 * MS, 0) }).expect("the name is free again");
+    start(WanPlan { name, ..plan(2 * MS, 0) }).expect("the name is free again");
 }
 
 #[test]
@@ -221,10 +223,10 @@ fn a_failed_setup_removes_what_it_made() {
         return longhaul_skip::skip!("{why}");
     }
     // The last name that it comes to is taken.
-    let other = Plan::unique_name("t");
+    let other = WanPlan::unique_name("t");
     let ip = |verb: &str| Command::new("ip").args(["netns", verb, &format!("{other}-server2")]).status();
     assert!(ip("add").expect("ip").success());
-    let failed = Wan::start(Plan { name: other.clone(), star: Some(2), ..plan(2 * MS, 0) });
+    let failed = Wan::start(WanPlan { name: other.clone(), star: Some(2), ..plan(2 * MS, 0) });
     assert!(matches!(failed, Err(Error::Exists { .. })));
     let exists = |end: &str| Path::new(&format!("/run/netns/{other}-{end}")).exists();
     let left = [exists("client"), exists("server1"), exists("server2")];
@@ -236,7 +238,7 @@ fn a_failed_setup_removes_what_it_made() {
 
 #[test]
 fn netem_does_the_same_where_the_kernel_has_it() {
-    let wan = match Wan::start(Plan { via: Via::Netem, ..plan(20 * MS, 1_000_000_000) }) {
+    let wan = match Wan::start(WanPlan { via: Via::Netem, ..plan(20 * MS, 1_000_000_000) }) {
         Ok(wan) => wan,
         Err(Error::Unavailable(why)) => return longhaul_skip::skip!("{why}"),
         Err(e) => panic!("{e}"),

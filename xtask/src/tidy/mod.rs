@@ -5,6 +5,7 @@ mod layers;
 mod links;
 mod machine;
 mod merges;
+mod names;
 mod unwraps;
 mod words;
 
@@ -21,7 +22,7 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
     for warning in long_files(repo) {
         println!("warning: {warning}");
     }
-    let checks: [(&str, Vec<Finding>); 9] = [
+    let checks: [(&str, Vec<Finding>); 10] = [
         ("layers", layers::check(repo)?),
         ("unwraps", unwraps::check(repo)),
         ("citations", citation::all(repo).1),
@@ -29,6 +30,7 @@ pub(crate) fn run(repo: &Repo) -> Result<()> {
         ("commands", commands::check(repo)?),
         ("machine", machine::check(repo)),
         ("merges", merges::check(repo)),
+        ("names", names::check(repo)),
         ("words", words::check(repo)?),
         ("events", events::differences(repo)?),
     ];

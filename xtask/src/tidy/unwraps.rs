@@ -29,7 +29,7 @@ pub(crate) fn check(repo: &Repo) -> Vec<Finding> {
 
 /// Modules in files of their own that `file` declares for tests, as paths
 /// without `.rs`.
-fn test_modules(file: &File) -> Vec<String> {
+pub(super) fn test_modules(file: &File) -> Vec<String> {
     let (dir, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
     let home = match name {
         "lib.rs" | "main.rs" | "mod.rs" => dir.to_owned(),

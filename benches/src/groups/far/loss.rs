@@ -9,7 +9,7 @@ use crate::reference::Iperf;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
-use longhaul_wan::{Conditions, Queue, Way};
+use longhaul_wan::{Conditions, DirectionConditions, Queue};
 use std::time::Duration;
 
 /// The least share of the plain streams that is good enough. Two random
@@ -30,7 +30,7 @@ struct Case {
     name: &'static str,
     /// The same in words of `longhaul wan`.
     flags: &'static str,
-    change: fn(&mut Way),
+    change: fn(&mut DirectionConditions),
 }
 
 const CASES: [Case; 4] = [

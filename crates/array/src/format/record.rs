@@ -49,7 +49,7 @@ pub(crate) struct Piece {
 
 /// A journal record.
 #[derive(Clone, Debug)]
-pub(crate) struct Record {
+pub(crate) struct JournalRecord {
     pub(crate) kind: RecordKind,
     /// The assembly of the array that wrote it, and the position of that epoch's first record.
     pub(crate) epoch: u64,
@@ -86,7 +86,7 @@ fn role(code: u16) -> Option<Role> {
     }
 }
 
-impl Record {
+impl JournalRecord {
     /// Bytes of head and payload.
     pub(crate) fn len(&self) -> u64 {
         HEAD + self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>()
@@ -118,7 +118,7 @@ impl Record {
 
     /// The record whose head is at `at` of `ring`, the whole journal of a member; `None` if there
     /// is no record, or it is torn.
-    pub(crate) fn decode(ring: &[u8], at: u64, array: Uuid) -> Option<Record> {
+    pub(crate) fn decode(ring: &[u8], at: u64, array: Uuid) -> Option<JournalRecord> {
         let size = ring.len() as u64;
         let mut from = Reader::new(open(ring.get(at as usize..(at + HEAD) as usize)?)?);
         if from.bytes(8)? != MAGIC || from.uuid()? != array {
@@ -154,7 +154,7 @@ impl Record {
             list.push(Piece { role, at, bytes: payload.slice(done..end) });
             done = end;
         }
-        Some(Record { kind, epoch, epoch_start, pos, seq, tail, row, covers, pieces: list })
+        Some(JournalRecord { kind, epoch, epoch_start, pos, seq, tail, row, covers, pieces: list })
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
         ) {
             let array = Uuid::from_u128(1);
             let piece = |n| Piece { role: Role::Data(n as usize), at: n * BLOCK, bytes: Buf::copy_of(&[7; 4096]) };
-            let record = Record {
+            let record = JournalRecord {
                 kind: RecordKind::Commit, epoch: 3, epoch_start: 0, pos: pos * BLOCK, seq: 9, tail: 0, row: 5,
                 covers: vec![1, 2], pieces: (0..pieces).map(piece).collect(),
             };
@@ -189,7 +189,7 @@ mod tests {
                 ring[((pos * BLOCK) as usize + n) % size] = *byte;
             }
             for at in (0..size as u64).step_by(HEAD as usize) {
-                if let Some(found) = Record::decode(&ring, at, array) {
+                if let Some(found) = JournalRecord::decode(&ring, at, array) {
                     prop_assert!(found.len() <= size as u64 && found.pos % size as u64 == at);
                     prop_assert!(found.pos + found.len() > found.pos && found.seq + 1 > found.seq);
                 }
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_record_is_read_back_also_around_the_end() {
         let piece = |role, at, byte, len| Piece { role, at, bytes: Buf::copy_of(&vec![byte; len]) };
-        let record = Record {
+        let record = JournalRecord {
             kind: RecordKind::Commit,
             epoch: 3,
             epoch_start: 12 << 10,
@@ -236,12 +236,12 @@ mod tests {
         let start = 56 << 10;
         ring[start..].copy_from_slice(&bytes[..8 << 10]);
         ring[..bytes.len() - (8 << 10)].copy_from_slice(&bytes[8 << 10..]);
-        let back = Record::decode(&ring, start as u64, array).expect("whole");
+        let back = JournalRecord::decode(&ring, start as u64, array).expect("whole");
         assert_eq!(format!("{back:?}"), format!("{record:?}"));
         assert_eq!(back.pieces[1].bytes[..], [8; 8192]);
-        assert!(Record::decode(&ring, start as u64, Uuid::from_u128(2)).is_none(), "of another array");
+        assert!(JournalRecord::decode(&ring, start as u64, Uuid::from_u128(2)).is_none(), "of another array");
         ring[100] ^= 1;
-        assert!(Record::decode(&ring, start as u64, array).is_none(), "a torn payload");
-        assert!(Record::decode(&ring, 0, array).is_none(), "no head");
+        assert!(JournalRecord::decode(&ring, start as u64, array).is_none(), "a torn payload");
+        assert!(JournalRecord::decode(&ring, 0, array).is_none(), "no head");
     }
 }

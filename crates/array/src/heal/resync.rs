@@ -6,7 +6,7 @@
 
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
-use crate::format::record::{Piece, Record, RecordKind};
+use crate::format::record::{JournalRecord, Piece, RecordKind};
 use crate::io::journal::scan::{ScannedRecords, span};
 use crate::io::plan::MemberWrite;
 use crate::io::rows::{LogState, QueuedWrite};
@@ -45,7 +45,7 @@ impl Core {
         }
         let mut logged: HashMap<u64, _> =
             self.journal.resume(self.publication.epoch(), &records).into_iter().map(|l| (l.seq, l)).collect();
-        let data: HashMap<u64, &Record> =
+        let data: HashMap<u64, &JournalRecord> =
             records.iter().filter(|r| r.kind == RecordKind::Data).map(|r| (r.seq, r)).collect();
         for record in records.iter().filter(|record| record.kind == RecordKind::Commit) {
             let covered = record.covers.iter().filter_map(|seq| data.get(seq));
@@ -70,7 +70,7 @@ impl Core {
 
     /// Refuses a record with a row, role or offset outside this array, before any byte of it is
     /// written.
-    fn check_record(&self, record: &Record) -> IoResult<()> {
+    fn check_record(&self, record: &JournalRecord) -> IoResult<()> {
         let has = |piece: &Piece| {
             self.geometry.has_range(record.row, piece.role, piece.at, piece.bytes.len() as u64)
         };
@@ -319,7 +319,7 @@ mod tests {
 
     /// Result of an assembly with one such record in the journal, and whether data was changed by
     /// it.
-    fn assembled(layout: Layout, change: impl FnOnce(&mut Record)) -> (Result<(), ArrayError>, bool) {
+    fn assembled(layout: Layout, change: impl FnOnce(&mut JournalRecord)) -> (Result<(), ArrayError>, bool) {
         let devices: Vec<Arc<dyn BlockDevice>> = (0..4)
             .map(|_| Arc::new(MemDevice::new(4 << 20, 512).expect("mapped")) as Arc<dyn BlockDevice>)
             .collect();
@@ -336,7 +336,7 @@ mod tests {
             array
         });
         let piece = Piece { role: Role::Data(0), at: 0, bytes: Buf::copy_of(&[0xEE; BLOCK as usize]) };
-        let mut record = Record {
+        let mut record = JournalRecord {
             kind: RecordKind::Data,
             epoch: 1 << 20,
             epoch_start: 0,
@@ -372,7 +372,7 @@ mod tests {
     fn records_outside_the_array_are_not_replayed() {
         for layout in [Layout::Parity, Layout::DoubleParity] {
             assert_eq!(assembled(layout, |_| {}), (Ok(()), true), "{layout}: the record is a good one");
-            type Change = fn(&mut Record);
+            type Change = fn(&mut JournalRecord);
             let wrong: [Change; 8] = [
                 |record| record.row = 1 << 40,
                 |record| record.pieces[0].role = Role::Data(200),

@@ -24,7 +24,7 @@ pub(crate) mod scan;
 use crate::core::Core;
 use crate::event::Event;
 use crate::format::geometry::{BLOCK, JOURNAL_AT};
-use crate::format::record::{HEAD, Piece, Record, RecordKind};
+use crate::format::record::{HEAD, JournalRecord, Piece, RecordKind};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult};
@@ -134,7 +134,7 @@ impl JournalState {
     }
 
     /// Allocates a record at the head.
-    fn take(&mut self, kind: RecordKind, row: u64, len: u64) -> Record {
+    fn take(&mut self, kind: RecordKind, row: u64, len: u64) -> JournalRecord {
         let (pos, seq, tail) = (self.head, self.next_seq, self.tail());
         debug_assert!(self.entries.back().is_none_or(|last| last.pos + last.len <= pos && last.seq < seq));
         self.head += len;
@@ -143,7 +143,17 @@ impl JournalState {
         self.entries.push_back(WindowEntry { pos, len, seq, row, step });
         *self.rows.entry(row).or_default() += 1;
         let (epoch, epoch_start) = (self.epoch, self.epoch_start);
-        Record { kind, epoch, epoch_start, pos, seq, tail, row, covers: Vec::new(), pieces: Vec::new() }
+        JournalRecord {
+            kind,
+            epoch,
+            epoch_start,
+            pos,
+            seq,
+            tail,
+            row,
+            covers: Vec::new(),
+            pieces: Vec::new(),
+        }
     }
 
     /// Advances the tail to that of a durable record.
@@ -431,7 +441,7 @@ impl Journal {
     }
 
     /// Writes a record to one member more than the array can lose.
-    async fn append(&self, core: &Rc<Core>, record: &Record) -> IoResult<()> {
+    async fn append(&self, core: &Rc<Core>, record: &JournalRecord) -> IoResult<()> {
         let bytes = record.encode(self.array);
         {
             let state = self.state.borrow();

@@ -8,7 +8,7 @@ pub use mount::{unmount, unmount_served};
 use crate::error::AttachError;
 use crate::served::{Request, Requests};
 use longhaul_cache::ErrorCursor;
-use mount::{Mounted, Plan, State};
+use mount::{FuseMount, Mounted, PathState};
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -62,7 +62,7 @@ impl FuseFile {
         let path = place(path)?;
         let made = make(&path)?;
         let cursor = requests.handle();
-        let plan = Plan {
+        let plan = FuseMount {
             name: &options.name,
             read_only: requests.info().read_only,
             allow_other: options.allow_other,
@@ -195,11 +195,11 @@ pub(crate) fn place(path: &Path) -> Result<PathBuf, AttachError> {
 /// What is mounted there, and how to remove it.
 pub fn check(path: &Path) -> Result<(), AttachError> {
     match mount::state(path) {
-        State::Nothing => {}
-        State::Fuse | State::Other => {
+        PathState::Nothing => {}
+        PathState::Fuse | PathState::Other => {
             return Err(AttachError::path(path, "something is mounted there already"));
         }
-        State::Dead => {
+        PathState::Dead => {
             let why =
                 "the process of the device attached there has ended; detach it first: longhaul detach PATH";
             return Err(AttachError::path(path, why));
@@ -241,9 +241,9 @@ pub(crate) fn kind(meta: &std::fs::Metadata) -> &'static str {
 pub fn clear(path: &Path, orphan: bool) -> Result<bool, AttachError> {
     let path = place(path)?;
     match mount::state(&path) {
-        State::Dead => {}
-        State::Fuse if orphan => {}
-        State::Fuse | State::Nothing | State::Other => return Ok(false),
+        PathState::Dead => {}
+        PathState::Fuse if orphan => {}
+        PathState::Fuse | PathState::Nothing | PathState::Other => return Ok(false),
     }
     mount::unmount(&path, true)?;
     Ok(true)

@@ -39,7 +39,7 @@ pub(crate) struct Mounted {
 
 /// How a file is mounted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct FuseMount<'a> {
     /// What `mount` and `/proc/mounts` show.
     pub(crate) name: &'a str,
     pub(crate) read_only: bool,
@@ -53,7 +53,7 @@ impl Mounted {
     ///
     /// # Errors
     /// There is no FUSE, or no right to it.
-    pub(crate) fn new(path: &Path, plan: Plan<'_>) -> Result<(OwnedFd, Mounted), AttachError> {
+    pub(crate) fn new(path: &Path, plan: FuseMount<'_>) -> Result<(OwnedFd, Mounted), AttachError> {
         let path = path.canonicalize().map_err(|e| AttachError::path(path, e))?;
         let device = match directly(&path, plan) {
             // A user without the right to mount uses the helper; without `/dev/fuse` the helper
@@ -179,7 +179,7 @@ fn busy(path: &Path) -> AttachError {
     AttachError::Busy { path: path.to_owned(), by: crate::users::of(path) }
 }
 
-fn directly(path: &Path, plan: Plan<'_>) -> Result<OwnedFd, Errno> {
+fn directly(path: &Path, plan: FuseMount<'_>) -> Result<OwnedFd, Errno> {
     let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
     let mut options = format!(
@@ -200,7 +200,7 @@ fn directly(path: &Path, plan: Plan<'_>) -> Result<OwnedFd, Errno> {
     Ok(device)
 }
 
-fn with_helper(path: &Path, plan: Plan<'_>) -> Result<OwnedFd, AttachError> {
+fn with_helper(path: &Path, plan: FuseMount<'_>) -> Result<OwnedFd, AttachError> {
     let (ours, theirs) = UnixStream::pair().map_err(AttachError::system("a socket"))?;
     // A comma would end the name.
     let name = plan.name.replace(['\\', ','], "_");
@@ -253,23 +253,23 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Whether something is mounted at `path`, and whether it answers.
-pub(crate) fn state(path: &Path) -> State {
+pub(crate) fn state(path: &Path) -> PathState {
     let mounted = mounts().into_iter().rfind(|mount| mount.at == path);
     match mounted.map(|mount| mount.kind.starts_with("fuse")) {
-        None => State::Nothing,
-        Some(false) => State::Other,
+        None => PathState::Nothing,
+        Some(false) => PathState::Other,
         // `stat` may be answered from the kernel's cache; this always reaches the server.
         Some(true) => match rustix::fs::statfs(path) {
             // The second one is reported to the caller that waited for the end.
-            Err(Errno::NOTCONN | Errno::CONNABORTED) => State::Dead,
-            _ => State::Fuse,
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => PathState::Dead,
+            _ => PathState::Fuse,
         },
     }
 }
 
 /// A file system that is mounted at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum PathState {
     Nothing,
     /// FUSE, and a process serves it.
     Fuse,
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn what_is_mounted_is_seen() {
-        assert_eq!(state(Path::new("/proc")), State::Other);
-        assert_eq!(state(Path::new("/nonexistent")), State::Nothing);
+        assert_eq!(state(Path::new("/proc")), PathState::Other);
+        assert_eq!(state(Path::new("/nonexistent")), PathState::Nothing);
     }
 }

@@ -264,13 +264,13 @@ enum Work {
 }
 
 /// Work, and the mapping that it is for.
-type Job = (Arc<Mapping>, Work);
+type PageWork = (Arc<Mapping>, Work);
 
 /// Hands work to the process's thread for it.
 fn hand_over(memory: &Arc<Mapping>, work: Work) {
-    static THREAD: OnceLock<Option<Sender<Job>>> = OnceLock::new();
+    static THREAD: OnceLock<Option<Sender<PageWork>>> = OnceLock::new();
     let thread = THREAD.get_or_init(|| {
-        let (jobs, todo) = channel::<Job>();
+        let (jobs, todo) = channel::<PageWork>();
         let run = move || {
             for (memory, work) in todo {
                 match work {

@@ -1,8 +1,8 @@
 //! The decision.
 
 use super::{
-    Cause, Change, Congestion, End, Finding, GAIN_MIN, Remedy, SLOW_FILE, SLOW_LOOKUP, SLOW_OPERATION, Seen,
-    Sockets, Sweep,
+    Cause, Change, Congestion, CopyMeasurements, End, Finding, GAIN_MIN, Remedy, SLOW_FILE, SLOW_LOOKUP,
+    SLOW_OPERATION, Sockets, Sweep,
 };
 use crate::model::{Fit, Stage};
 
@@ -40,7 +40,7 @@ const MOST: f64 = 0.5;
 const LITTLE: f64 = 0.2;
 
 /// Finds causes, the one that matters most first. There is always one.
-pub fn diagnose(seen: &Seen) -> Vec<Finding> {
+pub fn diagnose(seen: &CopyMeasurements) -> Vec<Finding> {
     let mut found = Vec::new();
     threads(seen, &mut found);
     streams(seen, &mut found);
@@ -97,14 +97,14 @@ fn explains(one: &Finding, other: &Finding, quick: bool) -> bool {
 
 /// Whether fewer threads take a short time for each file: then not the storage is slow, but
 /// too many threads use it.
-fn quick_without_crowd(seen: &Seen) -> bool {
+fn quick_without_crowd(seen: &CopyMeasurements) -> bool {
     seen.threads.gain().is_some_and(|(best, _)| {
         best.value < seen.threads.now && best.seconds * f64::from(best.value) < SLOW_OPERATION * seen.files
     })
 }
 
 /// Other numbers of threads, where they were faster: the present number and the better one.
-fn more_threads(seen: &Seen) -> Option<(Change, bool, f64, String)> {
+fn more_threads(seen: &CopyMeasurements) -> Option<(Change, bool, f64, String)> {
     let sweep = &seen.threads;
     let (best, gain) = sweep.gain()?;
     let (n, before) = (best.value, best.seconds * gain);
@@ -125,7 +125,7 @@ fn more_threads(seen: &Seen) -> Option<(Change, bool, f64, String)> {
     Some((change, n > sweep.now, before / after, evidence))
 }
 
-fn threads(seen: &Seen, found: &mut Vec<Finding>) {
+fn threads(seen: &CopyMeasurements, found: &mut Vec<Finding>) {
     let Some((change, more, gain, evidence)) = more_threads(seen) else { return };
     let cause = match (&change, more) {
         (_, false) => Cause::TooManyFiles,
@@ -136,7 +136,7 @@ fn threads(seen: &Seen, found: &mut Vec<Finding>) {
     found.push(Finding { cause, remedy: Remedy::Copy(change), gain: Some(gain), evidence });
 }
 
-fn streams(seen: &Seen, found: &mut Vec<Finding>) {
+fn streams(seen: &CopyMeasurements, found: &mut Vec<Finding>) {
     let Some((best, gain)) = seen.streams.gain() else { return };
     let (n, now, before) = (best.value, seen.streams.now, best.seconds * gain);
     let cause = if n > now { Cause::TooFewStreams } else { Cause::TooManyStreams };
@@ -145,7 +145,7 @@ fn streams(seen: &Seen, found: &mut Vec<Finding>) {
 }
 
 /// What takes processors in the copy.
-fn work(seen: &Seen, found: &mut Vec<Finding>) {
+fn work(seen: &CopyMeasurements, found: &mut Vec<Finding>) {
     let quick = Remedy::Copy(Change::QuickChecksum);
     for (cause, pair, what, remedy) in [
         (Cause::Checksum, seen.checksum, "the checksum", quick),
@@ -158,7 +158,7 @@ fn work(seen: &Seen, found: &mut Vec<Finding>) {
 }
 
 /// What takes processors besides it.
-fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
+fn hosts(seen: &CopyMeasurements, found: &mut Vec<Finding>) {
     // A stage that is so many times as fast with more at the same time, on the same processors and
     // beside the same programs, waited for them no longer than that run took.
     let more = |sweep: &Sweep| sweep.gain().filter(|(best, _)| best.value > sweep.now);
@@ -192,7 +192,7 @@ fn hosts(seen: &Seen, found: &mut Vec<Finding>) {
 
 /// The longest stage, and what the copy gains if it takes no longer than the
 /// next one, where that is known.
-fn longest(seen: &Seen) -> Option<(Stage, Option<f64>)> {
+fn longest(seen: &CopyMeasurements) -> Option<(Stage, Option<f64>)> {
     let time = |fit: &Fit| fit.predict(seen.files, seen.bytes);
     let mut stages: Vec<(Stage, f64)> = Stage::ALL
         .into_iter()
@@ -209,7 +209,7 @@ fn longest(seen: &Seen) -> Option<(Stage, Option<f64>)> {
 }
 
 /// The cause within a stage.
-fn of_stage(seen: &Seen, stage: Stage, gain: Option<f64>) -> Option<Finding> {
+fn of_stage(seen: &CopyMeasurements, stage: Stage, gain: Option<f64>) -> Option<Finding> {
     let index = Stage::ALL.iter().position(|one| *one == stage)?;
     let fit = seen.stages[index].unwrap_or(seen.whole);
     let (each, for_files) = (fit.t0.value, fit.t0.value * seen.files);
@@ -261,7 +261,7 @@ pub fn black_hole() -> Finding {
 }
 
 /// What keeps TCP from being faster, or that the link is full.
-fn network(seen: &Seen, bytes: String) -> Option<Finding> {
+fn network(seen: &CopyMeasurements, bytes: String) -> Option<Finding> {
     let sockets = seen.sockets.unwrap_or_default();
     let percent = |share: f64| share * 100.0;
     let finding = |cause, remedy, gain, evidence| Some(Finding { cause, remedy, gain, evidence });
@@ -317,7 +317,7 @@ fn network(seen: &Seen, bytes: String) -> Option<Finding> {
 
 /// Another congestion control, where one that slows down for losses brings about
 /// as much as the best: the losses are what the present one makes itself then.
-fn wrong_control(seen: &Seen) -> Option<Finding> {
+fn wrong_control(seen: &CopyMeasurements) -> Option<Finding> {
     let congestion = seen.congestion.as_ref()?;
     let ((name, most), (_, alike)) = (congestion.gain()?, congestion.gain_of_loss_based()?);
     (alike - 1.0 >= AS_WELL * (most - 1.0)).then(|| other_control(congestion, name, most))

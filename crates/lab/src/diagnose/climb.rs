@@ -5,7 +5,7 @@ use super::rung::{CopyResult, CopySettings, Rung};
 use super::turns::{BEST_OF, in_turn, quickest, small, sweep};
 use super::{DiagnoseOptions, LadderResults, probe};
 use crate::Error;
-use crate::cause::{HostSeen, Seen, Sweep};
+use crate::cause::{CopyMeasurements, HostSeen, Sweep};
 use crate::line;
 use crate::model::{Copy, Fit, Noise, fit, split};
 use longhaul_results::record::{Better, Cell, Place, Run, Validity};
@@ -102,7 +102,7 @@ pub(super) fn climb(
     let bytes = ladder.bytes(files) as f64;
     let copy = best(&all, Rung::Whole, files);
     let hosts = copy.map_or([HostSeen::default(); 2], |took| took.hosts.map(|host| host.seen()));
-    let mut seen = Seen {
+    let mut seen = CopyMeasurements {
         files: files.into(),
         bytes,
         whole,

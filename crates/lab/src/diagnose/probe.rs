@@ -8,7 +8,7 @@ use super::rung::{CopyResult, CopySettings, Rung};
 use super::turns::{BEST_OF, in_turn, quickest, slowest};
 use super::{DiagnoseOptions, LadderResults};
 use crate::Error;
-use crate::cause::{Congestion, Pair, SLOW_FILE, Seen};
+use crate::cause::{Congestion, CopyMeasurements, Pair, SLOW_FILE};
 use crate::model::Fit;
 use longhaul_results::host::Host;
 use longhaul_results::record::{Better, Cell};
@@ -38,7 +38,7 @@ pub(super) fn ask(
     ladder: &mut Ladder,
     now: &CopySettings,
     (network, copy): (Option<&CopyResult>, Option<&CopyResult>),
-    seen: &mut Seen,
+    seen: &mut CopyMeasurements,
     results: &mut LadderResults,
 ) -> Result<(), Error> {
     let files = options.files;
@@ -70,7 +70,12 @@ pub(super) fn ask(
 }
 
 /// Time of a `stat` at each end where a file costs much.
-fn lookups(files: u32, ladder: &mut Ladder, now: &CopySettings, seen: &mut Seen) -> Result<(), Error> {
+fn lookups(
+    files: u32,
+    ladder: &mut Ladder,
+    now: &CopySettings,
+    seen: &mut CopyMeasurements,
+) -> Result<(), Error> {
     let slow = seen.stages.map(|stage| stage.is_some_and(|fit| fit.t0.value >= SLOW_FILE));
     if slow[0] {
         seen.hosts[0].lookup = lookup(&ladder.near(files));
@@ -154,7 +159,7 @@ fn encryption(
     ladder: &mut Ladder,
     (network, whole): (Option<&CopyResult>, f64),
     now: &CopySettings,
-    seen: &Seen,
+    seen: &CopyMeasurements,
     cells: &mut Vec<Cell>,
 ) -> Result<Option<Pair>, Error> {
     let (Some(network), Some(key)) = (network, ladder.key()) else { return Ok(None) };

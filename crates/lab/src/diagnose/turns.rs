@@ -1,7 +1,7 @@
 //! Interleaved runs, so that a drift of the machine affects all that is compared.
 
 use crate::Error;
-use crate::cause::{Sweep, Tried};
+use crate::cause::{ConcurrencyRun, Sweep};
 
 /// Numbers of threads and of connections in the sweep of concurrency.
 const TRIED: [u16; 3] = [1, 4, 16];
@@ -49,7 +49,7 @@ pub(super) fn sweep(now: u16, mut run: impl FnMut(u16) -> Result<f64, Error>) ->
             times.push(run(*value)?);
         }
     }
-    let tried = values.into_iter().zip(times).map(|(value, times)| Tried {
+    let tried = values.into_iter().zip(times).map(|(value, times)| ConcurrencyRun {
         value: value.into(),
         seconds: quickest(&times),
         slowest: slowest(&times),

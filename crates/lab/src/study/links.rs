@@ -14,7 +14,7 @@ use longhaul_load::watch::{Emulated, Expect, Watch, Watched};
 use longhaul_results::record::{Cpu, Run, Validity};
 use longhaul_results::schema;
 use longhaul_wan::control::Control;
-use longhaul_wan::{Conditions, Plan, Queue, Wan};
+use longhaul_wan::{Conditions, Queue, Wan, WanPlan};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -57,7 +57,7 @@ impl Links {
 
     fn start(servers: usize, conditions: Conditions) -> Result<Links, Error> {
         let (rtt, rate) = (conditions.rtt(), conditions.there.rate);
-        let plan = Plan { star: Some(servers), ..Plan::new(Plan::unique_name("study"), conditions) };
+        let plan = WanPlan { star: Some(servers), ..WanPlan::new(WanPlan::unique_name("study"), conditions) };
         let wan = Arc::new(Wan::start(plan)?);
         // Loads read the lateness of their link there.
         let control = Control::start(&wan)?;

@@ -93,12 +93,12 @@ pub(super) enum FilesystemMeasurement {
     /// A drive without a network, written (`true`) or read.
     Drive(bool),
     /// A workload on a device.
-    Load(Workload),
+    Load(DeviceWorkload),
 }
 
 /// A workload on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Workload {
+pub(super) struct DeviceWorkload {
     /// Round trip of the link; `None` on devices of `--target`.
     rtt: Option<Duration>,
     variant: Variant,
@@ -188,7 +188,7 @@ impl Experiment for WanFilesystems {
         let (rtt, variant) = match case {
             FilesystemMeasurement::Drive(write) => return of_drive(*write, settings, found),
             FilesystemMeasurement::Network(rtt, _) => (Some(*rtt), Variant::USUAL),
-            FilesystemMeasurement::Load(Workload { rtt, variant, .. }) => (*rtt, *variant),
+            FilesystemMeasurement::Load(DeviceWorkload { rtt, variant, .. }) => (*rtt, *variant),
         };
         let key = (rtt, variant.in_capsule, variant.own_congestion);
         if self.testbed.as_ref().is_none_or(|testbed| testbed.key != key) {
@@ -328,7 +328,10 @@ fn grid(
     };
     let option = variant.option;
     let how = how.map(|on| DeviceSetup { option, own_congestion: variant.own_congestion, ..on });
-    PlanEntry { cells, how: how.map(|on| FilesystemMeasurement::Load(Workload { rtt, variant, on, load })) }
+    PlanEntry {
+        cells,
+        how: how.map(|on| FilesystemMeasurement::Load(DeviceWorkload { rtt, variant, on, load })),
+    }
 }
 
 fn missing(kind: DeviceFormat, striped: bool, settings: &Settings) -> Result<DeviceSetup, String> {
@@ -430,7 +433,7 @@ impl FilesystemTestbed {
         self.links.load(&args, &[number], found)
     }
 
-    fn measure(&mut self, case: &Workload, settings: &Settings, found: &mut Results) -> Outcome {
+    fn measure(&mut self, case: &DeviceWorkload, settings: &Settings, found: &mut Results) -> Outcome {
         if self.place.as_ref().is_none_or(|(on, _)| *on != case.on) {
             // Dropped before the new one is mounted, since both use the same devices.
             self.place = None;
@@ -493,7 +496,7 @@ mod tests {
             let base = all.len() - 6 - 2 * capsule - logs - of("congestion control");
             assert_eq!(base, 2 * 4 * 2 * if quick { 3 } else { 4 });
             for one in &all {
-                if let Ok(FilesystemMeasurement::Load(Workload { load, .. })) = &one.how {
+                if let Ok(FilesystemMeasurement::Load(DeviceWorkload { load, .. })) = &one.how {
                     let most = if quick { BYTES_QUICK } else { BYTES };
                     assert!(
                         load.size() * load.files <= most && load.size().is_multiple_of(load.bs),
@@ -504,7 +507,7 @@ mod tests {
             super::super::tests::assert_cited::<WanFilesystems>(&settings(quick, &[]));
             let of = |what: &longhaul_results::published::Statement| {
                 let usual = |one: &&PlanEntry<FilesystemMeasurement>| {
-                    let is = |load: &Workload| load.variant == Variant::USUAL;
+                    let is = |load: &DeviceWorkload| load.variant == Variant::USUAL;
                     one.how
                         .as_ref()
                         .map_or(true, |case| matches!(case, FilesystemMeasurement::Load(load) if is(load)))

@@ -2,7 +2,7 @@
 
 use super::control::{Answer, Opening, REPORT_MAX, Say, hear, say};
 use super::server::StreamEnds;
-use super::{Half, Plan, SET_UP, VERSION};
+use super::{Half, NetPlan, SET_UP, VERSION};
 use crate::run::Stop;
 use longhaul_engine::Config;
 use std::io;
@@ -70,7 +70,7 @@ pub struct Measured {
 /// The server cannot be reached, refuses, or was lost meanwhile.
 pub fn measure(
     server: SocketAddr,
-    plan: &Plan,
+    plan: &NetPlan,
     engine: &Config,
     stop: &Stop,
     progress: &mut dyn FnMut(Duration, [u64; 2]),

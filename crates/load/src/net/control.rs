@@ -1,6 +1,6 @@
 //! The control connection: messages of both ends, a line of JSON each.
 
-use super::{Half, Plan};
+use super::{Half, NetPlan};
 use longhaul_results::host::Host;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -24,7 +24,7 @@ pub enum Opening {
         /// Token of its streams, a random number.
         token: u64,
         /// What the server is to measure.
-        plan: Plan,
+        plan: NetPlan,
     },
     /// The connection is a stream of a measurement.
     Stream {

@@ -1,7 +1,7 @@
 //! The document with the results of measurements.
 
 use super::client::Measured;
-use super::{Half, Plan, Way};
+use super::{Half, NetDirection, NetPlan};
 use crate::watch::{Expect, Watched};
 use longhaul_results::record::{Better, Cell, EVENTS, Record, Run, TcpSample, Validity, middle};
 use longhaul_results::schema::{Direction, Job, Output, Pairs};
@@ -10,19 +10,19 @@ use std::time::Duration;
 /// The runs of one plan.
 #[derive(Clone, Debug)]
 pub struct NetRuns {
-    plan: Plan,
+    plan: NetPlan,
     server: String,
     runs: Vec<(Measured, Run)>,
 }
 
 /// Received bits per second of a direction.
-fn rate(half: &Half, plan: &Plan) -> f64 {
+fn rate(half: &Half, plan: &NetPlan) -> f64 {
     let bytes: u64 = half.received.iter().map(|stream| stream.bytes).sum();
     bytes as f64 * 8.0 / Duration::from_millis(plan.time_ms).as_secs_f64()
 }
 
 /// Retransmitted segments since the beginning of the window.
-fn again(half: &Half, plan: &Plan) -> u64 {
+fn again(half: &Half, plan: &NetPlan) -> u64 {
     let of = |looks: &[TcpSample]| {
         let before = looks.iter().rev().find(|look| look.at_s * 1e3 <= plan.ramp_ms as f64);
         let last = looks.last().map_or(0, |look| look.retransmissions);
@@ -32,7 +32,7 @@ fn again(half: &Half, plan: &Plan) -> u64 {
 }
 
 /// The samples of both ends for each stream of a direction.
-fn looks(sender: &Half, receiver: &Half, name: &str, plan: &Plan) -> Vec<TcpSample> {
+fn looks(sender: &Half, receiver: &Half, name: &str, plan: &NetPlan) -> Vec<TcpSample> {
     let mut all = Vec::new();
     let interval = plan.interval_ms as f64 / 1e3;
     for (number, (sent, received)) in (1..).zip(sender.sent.iter().zip(&receiver.received)) {
@@ -47,7 +47,7 @@ fn looks(sender: &Half, receiver: &Half, name: &str, plan: &Plan) -> Vec<TcpSamp
 
 impl Measured {
     /// Received bits per second at the server and at the client, with `plan`.
-    pub fn rates(&self, plan: &Plan) -> [Option<f64>; 2] {
+    pub fn rates(&self, plan: &NetPlan) -> [Option<f64>; 2] {
         [
             plan.way.sends().then(|| rate(&self.there, plan)),
             plan.way.receives().then(|| rate(&self.here, plan)),
@@ -57,7 +57,7 @@ impl Measured {
 
 impl NetRuns {
     /// An empty list of runs.
-    pub fn new(plan: Plan, server: impl Into<String>) -> NetRuns {
+    pub fn new(plan: NetPlan, server: impl Into<String>) -> NetRuns {
         NetRuns { plan, server: server.into(), runs: Vec::new() }
     }
 
@@ -114,9 +114,9 @@ impl NetRuns {
         let plan = &self.plan;
         let seconds = |ms: u64| format!("{} s", ms as f64 / 1e3);
         let way = match plan.way {
-            Way::Send => "to the server",
-            Way::Receive => "from the server",
-            Way::Both => "both at the same time",
+            NetDirection::Send => "to the server",
+            NetDirection::Receive => "from the server",
+            NetDirection::Both => "both at the same time",
         };
         let mut all = vec![
             ("server", self.server.clone()),
@@ -198,7 +198,7 @@ impl NetRuns {
 }
 
 /// The options, in fio's layout.
-fn options(plan: &Plan) -> Pairs<String> {
+fn options(plan: &NetPlan) -> Pairs<String> {
     let options = [
         ("ioengine".to_owned(), "net".to_owned()),
         ("bs".to_owned(), plan.block.to_string()),
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_run_in_the_middle_is_shown() {
-        let plan = Plan { way: Way::Receive, time_ms: 1000, ..Plan::default() };
+        let plan = NetPlan { way: NetDirection::Receive, time_ms: 1000, ..NetPlan::default() };
         let mut runs = NetRuns::new(plan, "there");
         for bytes in [10, 50, 30, 40, 20] {
             let here = Half { received: vec![Received { bytes, intervals: Vec::new() }], ..Half::default() };
@@ -233,7 +233,7 @@ mod tests {
         runs.runs[0].1.validity.mark(Code::Stolen, "x");
         assert_eq!(shown(&runs), (Some(3), 40));
         assert_eq!(
-            NetRuns::new(Plan::default(), "there").document().longhaul.expect("a record").shown_run,
+            NetRuns::new(NetPlan::default(), "there").document().longhaul.expect("a record").shown_run,
             None
         );
     }

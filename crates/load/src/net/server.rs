@@ -2,7 +2,7 @@
 
 use super::control::{Answer, LINE_MAX, Opening, Say, hear, say};
 use super::stream::Stream;
-use super::{Half, Plan, SET_UP, VERSION};
+use super::{Half, NetPlan, SET_UP, VERSION};
 use crate::watch::Watch;
 use futures_channel::oneshot;
 use longhaul_engine::net::TcpListener;
@@ -153,7 +153,7 @@ impl ServerState {
         }
     }
 
-    fn control(&self, socket: &TcpStream, version: u32, token: u64, plan: &Plan) -> Result<(), String> {
+    fn control(&self, socket: &TcpStream, version: u32, token: u64, plan: &NetPlan) -> Result<(), String> {
         if version != VERSION {
             return Err(format!("this server speaks version {VERSION}, not {version}"));
         }
@@ -229,7 +229,7 @@ impl StreamEnds {
     }
 
     /// Hands a stream to the next thread.
-    pub(super) fn add(&mut self, socket: TcpStream, index: u16, sends: bool, plan: &Plan) {
+    pub(super) fn add(&mut self, socket: TcpStream, index: u16, sends: bool, plan: &NetPlan) {
         let handle = self.threads[self.next % self.threads.len()].handle();
         self.next += 1;
         let (start, started) = oneshot::channel();

@@ -1,6 +1,6 @@
 //! Both ends of a stream.
 
-use super::{Plan, Received, Sent};
+use super::{NetPlan, Received, Sent};
 use crate::pattern::mix;
 use crate::watch::tcp_sample;
 use futures_channel::oneshot;
@@ -26,7 +26,7 @@ const EARLY: Duration = Duration::from_millis(500);
 pub(super) struct Stream {
     pub(super) socket: std::net::TcpStream,
     pub(super) index: u16,
-    pub(super) plan: Plan,
+    pub(super) plan: NetPlan,
     /// When to begin.
     pub(super) start: oneshot::Receiver<Instant>,
     /// Bytes until now, for the progress report.
@@ -42,7 +42,7 @@ struct Counter {
 }
 
 impl Counter {
-    fn new(start: Instant, plan: &Plan) -> Counter {
+    fn new(start: Instant, plan: &NetPlan) -> Counter {
         let begin = start + Duration::from_millis(plan.ramp_ms);
         Counter {
             start,
@@ -153,7 +153,7 @@ async fn look(
     stream: Rc<TcpStream>,
     start: Instant,
     index: u16,
-    plan: Plan,
+    plan: NetPlan,
     looks: Rc<RefCell<Vec<TcpSample>>>,
 ) {
     let interval = Duration::from_millis(plan.interval_ms);
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn bytes_count_in_their_interval_and_in_the_window() {
-        let plan = Plan { ramp_ms: 100, time_ms: 200, interval_ms: 100, ..Plan::default() };
+        let plan = NetPlan { ramp_ms: 100, time_ms: 200, interval_ms: 100, ..NetPlan::default() };
         let start = Instant::now();
         let mut counter = Counter::new(start, &plan);
         let at = |ms| start + Duration::from_millis(ms);

@@ -11,11 +11,11 @@ fn server(kind: Kind) -> Server {
     Server::start(ServerConfig { listen: "127.0.0.1:0".parse().expect("address"), engine }).expect("listens")
 }
 
-fn short() -> Plan {
-    Plan { ramp_ms: 50, time_ms: 200, interval_ms: 50, ..Plan::default() }
+fn short() -> NetPlan {
+    NetPlan { ramp_ms: 50, time_ms: 200, interval_ms: 50, ..NetPlan::default() }
 }
 
-fn measured(kind: Kind, plan: &Plan) -> client::Measured {
+fn measured(kind: Kind, plan: &NetPlan) -> client::Measured {
     let server = server(kind);
     let engine = Config { kind, ..Config::default() };
     measure(server.address(), plan, &engine, &Stop::new(), &mut |_, _| {}).expect("measured")
@@ -24,8 +24,10 @@ fn measured(kind: Kind, plan: &Plan) -> client::Measured {
 #[test]
 fn bytes_arrive_both_ways_on_all_streams() {
     for kind in [Kind::Auto, Kind::Epoll] {
-        for (way, discard) in [(Way::Send, false), (Way::Receive, true), (Way::Both, false)] {
-            let plan = Plan { way, streams: 3, discard, ..short() };
+        for (way, discard) in
+            [(NetDirection::Send, false), (NetDirection::Receive, true), (NetDirection::Both, false)]
+        {
+            let plan = NetPlan { way, streams: 3, discard, ..short() };
             let seen = measured(kind, &plan);
             for (half, expected) in [(&seen.there, way.sends()), (&seen.here, way.receives())] {
                 assert_eq!(half.received.len(), if expected { 3 } else { 0 }, "{kind} {way:?}");
@@ -51,7 +53,7 @@ fn bytes_arrive_both_ways_on_all_streams() {
 
 #[test]
 fn a_document_has_rates_and_time_series() {
-    let plan = Plan { way: Way::Both, time_ms: 1000, ..short() };
+    let plan = NetPlan { way: NetDirection::Both, time_ms: 1000, ..short() };
     let mut runs = NetRuns::new(plan.clone(), "there");
     let watch = Watch::start();
     let seen = measured(Kind::Auto, &plan);
@@ -76,15 +78,15 @@ fn a_document_has_rates_and_time_series() {
 #[test]
 fn plans_beyond_the_limits_are_refused_on_both_ends() {
     let bad = [
-        Plan { streams: 0, ..short() },
-        Plan { streams: STREAMS_MAX + 1, ..short() },
-        Plan { block: 1, ..short() },
-        Plan { block: BLOCK.1 + 1, ..short() },
-        Plan { time_ms: 0, ..short() },
-        Plan { time_ms: u64::MAX, ..short() },
-        Plan { ramp_ms: u64::MAX, ..short() },
-        Plan { interval_ms: 0, ..short() },
-        Plan { congestion: Some("../../x".into()), ..short() },
+        NetPlan { streams: 0, ..short() },
+        NetPlan { streams: STREAMS_MAX + 1, ..short() },
+        NetPlan { block: 1, ..short() },
+        NetPlan { block: BLOCK.1 + 1, ..short() },
+        NetPlan { time_ms: 0, ..short() },
+        NetPlan { time_ms: u64::MAX, ..short() },
+        NetPlan { ramp_ms: u64::MAX, ..short() },
+        NetPlan { interval_ms: 0, ..short() },
+        NetPlan { congestion: Some("../../x".into()), ..short() },
     ];
     let server = server(Kind::Auto);
     for plan in bad {

@@ -22,7 +22,7 @@ pub(crate) struct ArrayVerbArgs {
 #[derive(Debug, clap::Subcommand)]
 enum ArrayVerb {
     /// Create an array; the data on its devices is lost
-    Create(Create),
+    Create(CreateArray),
     /// Assemble an existing array from its devices, and register it on this host
     Assemble(Assemble),
     /// List the arrays that are registered on this host
@@ -47,7 +47,7 @@ Example:
     --device nvme+tcp://dtn2/a --device nvme+tcp://dtn3/a \\
         --spare nvme+tcp://dtn4/a
   longhaul bench array:scratch --rw write --bs 1m --runtime 10s")]
-struct Create {
+struct CreateArray {
     /// Name of the array
     name: String,
     /// A member: a URI, path or back end; repeated for each

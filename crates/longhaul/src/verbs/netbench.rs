@@ -9,7 +9,9 @@ use longhaul_block::units::format_rate;
 use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_lab::emulated::{self, Link};
 use longhaul_load::Stop;
-use longhaul_load::net::{Measured, NetError, NetRuns, PORT, Plan, Server, ServerConfig, Way, measure};
+use longhaul_load::net::{
+    Measured, NetDirection, NetError, NetPlan, NetRuns, PORT, Server, ServerConfig, measure,
+};
 use longhaul_load::watch::{Expect, Watch};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -37,7 +39,7 @@ pub(crate) struct NetbenchArgs {
     listen: Option<ListenAddress>,
     /// send (to the server), receive (from it) or both at the same time
     #[arg(long, value_name = "WAY", default_value = "send")]
-    direction: Way,
+    direction: NetDirection,
     /// TCP connections in each direction
     #[arg(short = 'P', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=128))]
     streams: u16,
@@ -133,7 +135,7 @@ fn serve(listen: SocketAddr, args: &NetbenchArgs, output: Output) -> Outcome {
 fn ask(name: &str, args: &NetbenchArgs, output: Output) -> Outcome {
     let server = resolve(name)?;
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let plan = Plan {
+    let plan = NetPlan {
         way: args.direction,
         streams: args.streams,
         ramp_ms: millis(args.ramp),
@@ -205,7 +207,7 @@ fn live_line(number: u16, runs: u16, now: (Duration, [u64; 2]), before: (Duratio
 }
 
 /// A run as text.
-fn line(number: u16, runs: u16, measured: &Measured, plan: &Plan) -> String {
+fn line(number: u16, runs: u16, measured: &Measured, plan: &NetPlan) -> String {
     let mut words = Vec::new();
     for (rate, name) in measured.rates(plan).into_iter().zip(["to the server", "from the server"]) {
         words.extend(rate.map(|rate| format!("{} {name}", format_rate(rate))));

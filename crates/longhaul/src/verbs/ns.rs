@@ -23,7 +23,7 @@ pub(crate) struct NsArgs {
 #[derive(Debug, clap::Subcommand)]
 enum NsVerb {
     /// Make a namespace
-    Create(Create),
+    Create(CreateNamespace),
     /// Remove namespaces and their content
     #[command(alias = "delete")]
     Rm(Rm),
@@ -54,7 +54,7 @@ This host has to be an administrator of the space (longhaul target --space
 Example:
   longhaul ns create nvme+tcp://dtn1/fast --size 100GiB \\
       --host nqn.2014-08.org.nvmexpress:uuid:6a6f…")]
-struct Create {
+struct CreateNamespace {
     #[command(flatten)]
     space: Space,
     /// Size of the namespace
@@ -176,7 +176,7 @@ pub(crate) fn run(args: NsArgs, output: Output) -> Outcome {
     }
 }
 
-fn create(args: &Create, output: Output) -> Outcome {
+fn create(args: &CreateNamespace, output: Output) -> Outcome {
     let expiry = match args.lifetime {
         None => None,
         Some(lifetime) => {

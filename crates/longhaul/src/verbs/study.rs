@@ -4,7 +4,7 @@ use crate::arguments::parse_time;
 use crate::events::{StudyMeasurement, StudyNumbers, StudySummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-use longhaul_lab::study::{self, Begin, Observer, Options, Study, Totals};
+use longhaul_lab::study::{self, Begin, Observer, Study, StudyOptions, Totals};
 use longhaul_load::Stop;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &StudyArgs, output: Output) -> Outcome {
             continue;
         };
         let path = path(args, *study)?;
-        let options = Options {
+        let options = StudyOptions {
             quick: args.quick,
             targets,
             scale: args.scale,

@@ -11,7 +11,7 @@ use crate::output::Output;
 use arguments::{ConditionArgs, SetArgs, StatusArgs};
 use clap::Subcommand;
 use longhaul_wan::control::{self, Control, Request, Status};
-use longhaul_wan::{Conditions, Error, Plan, Via, Wan};
+use longhaul_wan::{Conditions, Error, Via, Wan, WanPlan};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::ffi::OsString;
@@ -122,17 +122,17 @@ fn show_paths(args: &StatusArgs, output: Output) -> Outcome {
 }
 
 impl WanArgs {
-    fn plan(&self) -> Result<Plan, Failure> {
+    fn plan(&self) -> Result<WanPlan, Failure> {
         let conditions = Conditions::default().with(&self.conditions.change())?;
         let memory = usize::try_from(self.memory).map_err(Failure::usage)?;
-        Ok(Plan {
+        Ok(WanPlan {
             star: self.star,
             mtu: self.mtu,
             tcp_buffers: (self.tcp_buffers > 0).then_some(self.tcp_buffers),
             memory,
             seed: self.seed,
             via: self.via,
-            ..Plan::new(self.name.clone(), conditions)
+            ..WanPlan::new(self.name.clone(), conditions)
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Targets that are far away: over a relay that delays loopback, or behind an emulated link.
 
 use super::{PROGRAM, Target, emulated};
-use longhaul_wan::{Conditions, Plan, Wan};
+use longhaul_wan::{Conditions, Wan, WanPlan};
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub fn address(target: &Target) -> SocketAddr {
 
 /// An emulated link of `rate` bit/s; `None`, with the reason on standard error, where it cannot be made.
 pub fn link(rtt: Duration, rate: u64) -> Option<Wan> {
-    emulated(Plan::new(Plan::unique_name("d"), Conditions::new(rtt, Some(rate))))
+    emulated(WanPlan::new(WanPlan::unique_name("d"), Conditions::new(rtt, Some(rate))))
 }
 
 /// Starts a target behind the first link.

@@ -7,7 +7,7 @@ pub mod ssh;
 pub mod testbed;
 
 use longhaul_engine::procfs::mounts;
-use longhaul_wan::{Error, Namespace, Plan, Wan};
+use longhaul_wan::{Error, Namespace, Wan, WanPlan};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::ops::{Deref, DerefMut};
@@ -126,7 +126,7 @@ pub fn within(namespace: &Namespace, program: &str, args: &[&str]) -> Command {
 }
 
 /// Emulated links; `None`, with the reason on standard error, where they cannot be set up.
-pub fn emulated(plan: Plan) -> Option<Wan> {
+pub fn emulated(plan: WanPlan) -> Option<Wan> {
     match Wan::start(plan) {
         Ok(wan) => Some(wan),
         Err(Error::Unavailable(why)) => {

@@ -3,7 +3,7 @@
 
 use super::{Ran, Target, emulated, finish, kill_and_wait, mounts_below, signal, text, until};
 use longhaul_engine::procfs::mounts;
-use longhaul_wan::{Conditions, Plan, Wan};
+use longhaul_wan::{Conditions, Wan, WanPlan};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ impl Testbed {
         }
         let turn = Turn::wait();
         let conditions = Conditions::new(10 * MS, Some(300_000_000));
-        let wan = emulated(Plan { star: Some(1), ..Plan::new(Plan::unique_name("m"), conditions) })?;
+        let wan = emulated(WanPlan { star: Some(1), ..WanPlan::new(WanPlan::unique_name("m"), conditions) })?;
         let mut testbed =
             Testbed { wan, dir: tempfile::tempdir().expect("directory"), target: None, _turn: turn };
         fs::create_dir(testbed.at()).expect("made");

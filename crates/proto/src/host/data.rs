@@ -3,7 +3,7 @@
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{CommonHeader, DATA_MAX, DataPdu, PduType, field, flags};
 
-use super::slot::Data;
+use super::slot::SlotData;
 use super::{HostEvent, HostQueue};
 use crate::transport::{ConnectionState, Fault};
 
@@ -48,7 +48,7 @@ impl HostQueue {
             return Err(Fault::field(field::CCCID, "data for no outstanding command"));
         };
         let s = &mut self.slots[usize::from(slot)];
-        let Data::Read { len: asked } = s.data else {
+        let SlotData::Read { len: asked } = s.data else {
             return Err(Fault::field(field::CCCID, "data for a command that does not read"));
         };
         if s.last_seen {
@@ -101,7 +101,7 @@ impl HostQueue {
         };
         let taken = self.conn.tx.taken();
         let s = &mut self.slots[usize::from(slot)];
-        let Data::Write { .. } = s.data else {
+        let SlotData::Write { .. } = s.data else {
             return Err(Fault::field(field::CCCID, "R2T for a command whose data is not asked for"));
         };
         if len == 0 {

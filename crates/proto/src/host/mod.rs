@@ -26,11 +26,11 @@ use longhaul_wire::completion::Cqe;
 use longhaul_wire::pdu::{ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader, DATA_MAX, IcReq, PduType, field};
 
 use crate::transport::{
-    BACKLOG_MAX, Connection, ConnectionState, ENTRIES_MAX, Fault, Params, Role, Side, Step,
+    BACKLOG_MAX, Connection, ConnectionState, ENTRIES_MAX, EndpointSide, Fault, Params, Role, StreamStep,
 };
 #[cfg(doc)]
 use crate::transport::{Batch, Endpoint, Want};
-use slot::{Data, HostSlot};
+use slot::{HostSlot, SlotData};
 
 /// The host's side of one connection: commands in, completions out; bytes
 /// in, batches out.
@@ -174,13 +174,13 @@ impl HostQueue {
         let cid = self.next_cid(slot);
         let (sgl, in_capsule, data) = match data {
             HostData::None | HostData::Write { len: 0 } | HostData::Read { len: 0 } => {
-                (Sgl::none(), 0, Data::None)
+                (Sgl::none(), 0, SlotData::None)
             }
-            HostData::Read { len } => (Sgl::transport(len), 0, Data::Read { len }),
+            HostData::Read { len } => (Sgl::transport(len), 0, SlotData::Read { len }),
             HostData::Write { len } if len <= self.in_capsule_of(&sqe) => {
-                (Sgl::in_capsule(0, len), len, Data::InCapsule)
+                (Sgl::in_capsule(0, len), len, SlotData::InCapsule)
             }
-            HostData::Write { len } => (Sgl::transport(len), 0, Data::Write { len }),
+            HostData::Write { len } => (Sgl::transport(len), 0, SlotData::Write { len }),
         };
         let s = &mut self.slots[usize::from(slot)];
         *s = HostSlot {
@@ -277,7 +277,7 @@ impl HostQueue {
     }
 }
 
-impl Side for HostQueue {
+impl EndpointSide for HostQueue {
     type Event = HostEvent;
 
     #[inline]
@@ -295,14 +295,14 @@ impl Side for HostQueue {
         self.conn.tx.backlogged(BACKLOG_MAX)
     }
 
-    fn step(&mut self, step: Step) -> Result<(), Fault> {
+    fn step(&mut self, step: StreamStep) -> Result<(), Fault> {
         match step {
-            Step::Header(PduType::CapsuleResp) => self.response(),
-            Step::Header(PduType::C2HData) => self.c2h_data(),
-            Step::Header(PduType::R2T) => self.r2t(),
-            Step::Header(PduType::IcResp) => self.ic_resp(),
-            Step::Header(_) => self.conn.terminated(),
-            Step::DataEnd { digest_ok } => {
+            StreamStep::Header(PduType::CapsuleResp) => self.response(),
+            StreamStep::Header(PduType::C2HData) => self.c2h_data(),
+            StreamStep::Header(PduType::R2T) => self.r2t(),
+            StreamStep::Header(PduType::IcResp) => self.ic_resp(),
+            StreamStep::Header(_) => self.conn.terminated(),
+            StreamStep::DataEnd { digest_ok } => {
                 self.data_end(digest_ok);
                 Ok(())
             }

@@ -4,7 +4,7 @@ use longhaul_wire::completion::Cqe;
 
 /// The data of a command, as it was submitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Data {
+pub(super) enum SlotData {
     #[default]
     None,
     /// Sent with the command.
@@ -35,7 +35,7 @@ pub(super) struct HostSlot {
     pub(super) last_queued: bool,
     /// Data did not match its digest.
     pub(super) digest_error: bool,
-    pub(super) data: Data,
+    pub(super) data: SlotData,
     /// Bytes received (read), or asked for by R2Ts (write).
     pub(super) done: u32,
     /// R2Ts since batch number `r2t_batch`, which has not been taken yet.
@@ -49,7 +49,7 @@ impl HostSlot {
     /// Bytes of a write that no R2T has asked for.
     pub(super) fn write_left(&self) -> u32 {
         match self.data {
-            Data::Write { len } => len - self.done,
+            SlotData::Write { len } => len - self.done,
             _ => 0,
         }
     }
@@ -57,7 +57,7 @@ impl HostSlot {
     /// Bytes of a read that have come.
     pub(super) fn received(&self) -> u32 {
         match self.data {
-            Data::Read { .. } => self.done,
+            SlotData::Read { .. } => self.done,
             _ => 0,
         }
     }

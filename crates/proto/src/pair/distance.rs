@@ -26,35 +26,35 @@ const DEPTHS: [usize; 2] = [4, 32];
 
 /// How data moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum DataMovement {
     Read,
     InCapsule,
     R2t,
 }
 
-const KINDS: [Kind; 3] = [Kind::Read, Kind::InCapsule, Kind::R2t];
+const KINDS: [DataMovement; 3] = [DataMovement::Read, DataMovement::InCapsule, DataMovement::R2t];
 
-fn connected(kind: Kind, rtt: Duration, loss_ppm: u32) -> Pair {
+fn connected(kind: DataMovement, rtt: Duration, loss_ppm: u32) -> Pair {
     let queue = ((RATE as f64 * rtt.as_secs_f64()) as u64).max(QUEUE_MIN);
     let mut config = PairConfig { delay: rtt / 2, seed: 7, ..PairConfig::default() };
     config.tcp = Some(TcpLink { rate: RATE, loss_ppm, queue });
-    if kind == Kind::R2t {
+    if kind == DataMovement::R2t {
         config.host.in_capsule = 0;
     }
     Pair::connected(config)
 }
 
-fn submit(pair: &mut Pair, kind: Kind, n: usize) {
+fn submit(pair: &mut Pair, kind: DataMovement, n: usize) {
     let lba = (n * BLOCK_SIZE % (2 << 20) / BLOCK) as u32;
     let submitted = match kind {
-        Kind::Read => pair.host.read(lba, BLOCK_SIZE),
-        Kind::InCapsule | Kind::R2t => pair.host.write(lba, vec![n as u8; BLOCK_SIZE]),
+        DataMovement::Read => pair.host.read(lba, BLOCK_SIZE),
+        DataMovement::InCapsule | DataMovement::R2t => pair.host.write(lba, vec![n as u8; BLOCK_SIZE]),
     };
     submitted.expect("room");
 }
 
 /// Mbit/s of payload.
-fn throughput(kind: Kind, rtt: Duration, loss_ppm: u32, depth: usize) -> f64 {
+fn throughput(kind: DataMovement, rtt: Duration, loss_ppm: u32, depth: usize) -> f64 {
     let mut pair = connected(kind, rtt, loss_ppm);
     let (mut submitted, mut bytes) = (0, 0);
     let begin = pair.now() + RAMP;
@@ -79,15 +79,15 @@ fn throughput(kind: Kind, rtt: Duration, loss_ppm: u32, depth: usize) -> f64 {
 }
 
 /// Round trips of one command on a path without limits.
-fn round_trips(kind: Kind, len: usize) -> u32 {
+fn round_trips(kind: DataMovement, len: usize) -> u32 {
     let mut config = PairConfig::default();
-    if kind == Kind::R2t {
+    if kind == DataMovement::R2t {
         config.host.in_capsule = 0;
     }
     let mut pair = Pair::connected(config);
     match kind {
-        Kind::Read => pair.host.read(0, len),
-        Kind::InCapsule | Kind::R2t => pair.host.write(0, vec![1; len]),
+        DataMovement::Read => pair.host.read(0, len),
+        DataMovement::InCapsule | DataMovement::R2t => pair.host.write(0, vec![1; len]),
     }
     .expect("room");
     let trips = pair.run();

@@ -13,7 +13,7 @@ pub const BLOCK: usize = 512;
 
 /// A completed command.
 #[derive(Clone, Debug)]
-pub struct Done {
+pub struct CompletedCommand {
     /// What `submit` gave.
     pub slot: u16,
     /// The completion queue entry.
@@ -32,7 +32,7 @@ pub struct HostEnd {
     /// Whether the connection is set up.
     pub ready: bool,
     /// Completions, in order; to be taken by the test.
-    pub done: Vec<Done>,
+    pub done: Vec<CompletedCommand>,
     /// Why the queue has ended.
     pub closed: Option<CloseReason>,
     memory: HashMap<u16, Vec<u8>>,
@@ -117,7 +117,7 @@ impl HostEnd {
                 HostEvent::Closed(reason) => self.closed = Some(reason),
                 HostEvent::Completion { slot, cqe, received } => {
                     let memory = self.memory.remove(&slot).expect("completion of a live command");
-                    self.done.push(Done { slot, cqe, received, memory });
+                    self.done.push(CompletedCommand { slot, cqe, received, memory });
                 }
             }
         }

@@ -14,7 +14,7 @@ mod tcp;
 #[cfg(test)]
 mod tests;
 
-pub use host::{BLOCK, Done, HostEnd};
+pub use host::{BLOCK, CompletedCommand, HostEnd};
 pub use rng::Rng;
 pub use target::{Answers, Pending, TargetEnd};
 pub use tcp::TcpLink;

@@ -190,9 +190,9 @@ fn a_loss_of_power_keeps_what_persists() {
     assert!(state.set_persists(true) && !state.set_persists(true));
     let record = state.record().expect("it persists");
     assert_eq!(Reservations::from_record(record.clone()), Some(state.clone().restarted()));
-    let newer = Record { version: RECORD_VERSION + 1, ..record.clone() };
+    let newer = ReservationRecord { version: RECORD_VERSION + 1, ..record.clone() };
     assert_eq!(Reservations::from_record(newer), None);
-    let stranger = Record { held: Some((1, C)), ..record };
+    let stranger = ReservationRecord { held: Some((1, C)), ..record };
     assert_eq!(Reservations::from_record(stranger), None);
 }
 

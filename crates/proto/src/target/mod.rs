@@ -35,7 +35,7 @@ use longhaul_wire::pdu::{self, ALIGN_MAX, CapsuleCmd, CapsuleResp, CommonHeader,
 
 #[cfg(doc)]
 use crate::transport::{Batch, Endpoint, Want};
-use crate::transport::{Connection, ENTRIES_MAX, Fault, RESPONSES_MAX, Role, Side, Step};
+use crate::transport::{Connection, ENTRIES_MAX, EndpointSide, Fault, RESPONSES_MAX, Role, StreamStep};
 use cids::CidMap;
 use sgl::DataKind;
 use slot::TargetSlot;
@@ -333,7 +333,7 @@ impl TargetQueue {
     }
 }
 
-impl Side for TargetQueue {
+impl EndpointSide for TargetQueue {
     type Event = TargetEvent;
 
     #[inline]
@@ -352,14 +352,14 @@ impl Side for TargetQueue {
         (full && self.conn.rx.at_start()) || self.conn.tx.backlogged(RESPONSES_MAX)
     }
 
-    fn step(&mut self, step: Step) -> Result<(), Fault> {
-        self.headers += u64::from(matches!(step, Step::Header(_)));
+    fn step(&mut self, step: StreamStep) -> Result<(), Fault> {
+        self.headers += u64::from(matches!(step, StreamStep::Header(_)));
         match step {
-            Step::Header(PduType::CapsuleCmd) => self.command(),
-            Step::Header(PduType::H2CData) => self.h2c_data(),
-            Step::Header(PduType::IcReq) => self.ic_req(),
-            Step::Header(_) => self.conn.terminated(),
-            Step::DataEnd { digest_ok } => {
+            StreamStep::Header(PduType::CapsuleCmd) => self.command(),
+            StreamStep::Header(PduType::H2CData) => self.h2c_data(),
+            StreamStep::Header(PduType::IcReq) => self.ic_req(),
+            StreamStep::Header(_) => self.conn.terminated(),
+            StreamStep::DataEnd { digest_ok } => {
                 self.data_end(digest_ok);
                 Ok(())
             }

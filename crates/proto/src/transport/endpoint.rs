@@ -6,7 +6,7 @@
 //! - the event that reports the end is the last one of the connection;
 //! - after a fault the TermReq is the last thing queued.
 
-use super::{Batch, CloseReason, Deframer, Fault, Params, Role, Step, Tx, Want};
+use super::{Batch, CloseReason, Deframer, Fault, Params, Role, StreamStep, Tx, Want};
 use longhaul_wire::pdu::{Format, PduType, TermReq};
 use std::collections::VecDeque;
 
@@ -79,7 +79,7 @@ impl<E: From<CloseReason>> Connection<E> {
 }
 
 /// What an end of a connection adds to it: its own PDUs, and its bounds.
-pub(crate) trait Side {
+pub(crate) trait EndpointSide {
     type Event: From<CloseReason>;
 
     fn connection(&self) -> &Connection<Self::Event>;
@@ -90,7 +90,7 @@ pub(crate) trait Side {
     fn is_full(&self) -> bool;
 
     /// Handles a header, or the end of its data.
-    fn step(&mut self, step: Step) -> Result<(), Fault>;
+    fn step(&mut self, step: StreamStep) -> Result<(), Fault>;
 
     /// The piece of the command's payload that is marked `last` was sent.
     fn payload_sent(&mut self, slot: u16);
@@ -133,7 +133,7 @@ pub trait Endpoint {
     fn payload_sent(&mut self, slot: u16);
 }
 
-impl<S: Side> Endpoint for S {
+impl<S: EndpointSide> Endpoint for S {
     #[inline]
     fn params(&self) -> Params {
         self.connection().params
@@ -183,16 +183,16 @@ impl<S: Side> Endpoint for S {
 
     #[inline]
     fn payload_sent(&mut self, slot: u16) {
-        Side::payload_sent(self, slot);
+        EndpointSide::payload_sent(self, slot);
     }
 }
 
 #[inline]
-fn blocked(side: &impl Side) -> bool {
+fn blocked(side: &impl EndpointSide) -> bool {
     side.is_full() || side.connection().is_closed()
 }
 
-fn placed(side: &mut impl Side, len: usize, bytes: Option<&[u8]>) {
+fn placed(side: &mut impl EndpointSide, len: usize, bytes: Option<&[u8]>) {
     if side.connection().is_closed() {
         return;
     }

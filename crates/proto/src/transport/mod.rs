@@ -14,11 +14,11 @@ mod rx;
 mod tx;
 
 pub use endpoint::Endpoint;
-pub(crate) use endpoint::{Connection, ConnectionState, Side};
+pub(crate) use endpoint::{Connection, ConnectionState, EndpointSide};
 pub use fatal::{CloseReason, Fault};
 pub use params::Params;
 pub use rx::Want;
-pub(crate) use rx::{Deframer, Role, Step};
+pub(crate) use rx::{Deframer, Role, StreamStep};
 pub(crate) use tx::Tx;
 pub use tx::{BACKLOG_MAX, Batch, DigestAt, Piece, RESPONSES_MAX};
 

@@ -59,7 +59,7 @@ enum Phase {
 
 /// Something complete was found in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum StreamStep {
     /// A header, checked as far as it alone can be; see [`Deframer::header`].
     /// If it has data, the data is held until `place` or `discard`.
     Header(PduType),
@@ -188,7 +188,7 @@ impl Deframer {
     /// Consumes input until something is complete (`Some`), or needs more
     /// input, or a place for data (`None`).
     #[inline]
-    pub(crate) fn advance(&mut self, input: &mut &[u8]) -> Result<Option<Step>, Fault> {
+    pub(crate) fn advance(&mut self, input: &mut &[u8]) -> Result<Option<StreamStep>, Fault> {
         match self.phase {
             Phase::Header => self.gather(input),
             Phase::Body => Ok(self.body(input)),
@@ -197,7 +197,7 @@ impl Deframer {
     }
 
     #[inline]
-    fn gather(&mut self, input: &mut &[u8]) -> Result<Option<Step>, Fault> {
+    fn gather(&mut self, input: &mut &[u8]) -> Result<Option<StreamStep>, Fault> {
         if !self.fill(input) {
             return Ok(None);
         }
@@ -219,7 +219,7 @@ impl Deframer {
             })?;
         }
         self.begin_body();
-        Ok(Some(Step::Header(pdu_type)))
+        Ok(Some(StreamStep::Header(pdu_type)))
     }
 
     /// Gets `need` bytes of header together.
@@ -276,7 +276,7 @@ impl Deframer {
         self.need = COMMON_LEN;
     }
 
-    fn body(&mut self, input: &mut &[u8]) -> Option<Step> {
+    fn body(&mut self, input: &mut &[u8]) -> Option<StreamStep> {
         if self.dest == Dest::Held {
             return None;
         }
@@ -299,16 +299,16 @@ impl Deframer {
         Some(self.end())
     }
 
-    fn end(&mut self) -> Step {
+    fn end(&mut self) -> StreamStep {
         let checked = self.layout.data_digest > 0 && self.dest != Dest::Discard;
         let digest_ok = !checked || self.crc.value() == u32::from_le_bytes(self.digest);
         self.begin_header();
-        Step::DataEnd { digest_ok }
+        StreamStep::DataEnd { digest_ok }
     }
 
     /// Bytes were placed: `len` of them, and `bytes` themselves if the data
     /// digest needs them.
-    pub(crate) fn placed(&mut self, len: usize, bytes: Option<&[u8]>) -> Option<Step> {
+    pub(crate) fn placed(&mut self, len: usize, bytes: Option<&[u8]>) -> Option<StreamStep> {
         let wanted = matches!(self.dest, Dest::Slot(_) | Dest::Discard);
         let fits = self.phase == Phase::Body && self.pad_left == 0 && len <= self.data_left as usize;
         assert!(wanted && fits, "{len} bytes of payload placed that were not wanted");

@@ -18,7 +18,7 @@
 
 use super::files::{FileSystem, Files};
 use super::lazy::LazyFile;
-use super::record::Record;
+use super::record::NamespaceRecord;
 use super::{Space, SpaceCapacity, SpaceError, SpaceNamespace};
 use longhaul_block::DeviceInfo;
 use longhaul_engine::BUF_MAX;
@@ -46,20 +46,20 @@ pub struct DirSpace {
     /// Bytes that namespaces may take, if not all of the file system.
     quota: Option<u64>,
     files: Box<dyn Files>,
-    namespaces: Mutex<BTreeMap<u32, Entry>>,
+    namespaces: Mutex<BTreeMap<u32, DirNamespace>>,
     /// Keeps other targets out.
     _mark: File,
 }
 
 #[derive(Clone)]
-struct Entry {
-    record: Record,
+struct DirNamespace {
+    record: NamespaceRecord,
     file: LazyFile,
 }
 
-impl Entry {
+impl DirNamespace {
     fn shown(&self) -> SpaceNamespace {
-        let Record { nsid, uuid, shared, .. } = self.record;
+        let NamespaceRecord { nsid, uuid, shared, .. } = self.record;
         let device = Arc::new(self.file.clone());
         SpaceNamespace { nsid, uuid, shared, label: self.record.label(), device }
     }
@@ -128,7 +128,7 @@ impl DirSpace {
         Ok(space)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, DirNamespace>> {
         self.namespaces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -190,7 +190,7 @@ impl DirSpace {
         let path = self.path(uuid, RECORD);
         let bytes = std::fs::read(&path).map_err(|e| medium(&path, "read it", &e))?;
         let other = |nsid| self.lock().get(&nsid).map(|other| other.record.uuid);
-        let sound = Record::decode(&bytes).and_then(|record| match other(record.nsid) {
+        let sound = NamespaceRecord::decode(&bytes).and_then(|record| match other(record.nsid) {
             _ if record.uuid != uuid => Err(format!("it is of the namespace {}", record.uuid)),
             Some(other) => Err(format!("namespace {} is {other} already", record.nsid)),
             None => Ok(record),
@@ -217,7 +217,7 @@ impl DirSpace {
         Ok(())
     }
 
-    fn insert(&self, record: Record) -> Entry {
+    fn insert(&self, record: NamespaceRecord) -> DirNamespace {
         let path = self.path(record.uuid, DATA);
         let info = DeviceInfo {
             name: path.display().to_string(),
@@ -230,7 +230,7 @@ impl DirSpace {
             discard: true,
             uuid: Some(record.uuid),
         };
-        let entry = Entry { file: LazyFile::new(path, info), record };
+        let entry = DirNamespace { file: LazyFile::new(path, info), record };
         self.lock().insert(entry.record.nsid, entry.clone());
         entry
     }
@@ -246,7 +246,7 @@ impl DirSpace {
     }
 
     /// Replaces the record of a namespace.
-    fn write(&self, record: &Record) -> Result<(), SpaceError> {
+    fn write(&self, record: &NamespaceRecord) -> Result<(), SpaceError> {
         let path = self.path(record.uuid, RECORD_NEW);
         let bytes = record.encode().map_err(SpaceError::Invalid)?;
         let written = self.files.write(&path, &bytes).map_err(|e| medium(&path, "write it", &e));
@@ -260,7 +260,7 @@ impl DirSpace {
     }
 
     /// The steps that make a namespace.
-    fn make(&self, record: &Record) -> Result<(), SpaceError> {
+    fn make(&self, record: &NamespaceRecord) -> Result<(), SpaceError> {
         let path = self.path(record.uuid, DATA_NEW);
         let made = self.files.make(&path, record.size, !record.thin);
         made.map_err(|e| medium(&path, &format!("make a file of {} bytes", record.size), &e))?;
@@ -279,7 +279,7 @@ impl DirSpace {
         let _ = self.files.sync(&self.directory);
     }
 
-    fn entry(&self, nsid: u32) -> Result<Entry, SpaceError> {
+    fn entry(&self, nsid: u32) -> Result<DirNamespace, SpaceError> {
         self.lock().get(&nsid).cloned().ok_or(SpaceError::NotFound(nsid))
     }
 
@@ -307,7 +307,7 @@ fn parse_name(name: &OsStr) -> Option<(Uuid, &str)> {
 
 impl Space for DirSpace {
     fn namespaces(&self) -> Vec<SpaceNamespace> {
-        self.lock().values().map(Entry::shown).collect()
+        self.lock().values().map(DirNamespace::shown).collect()
     }
 
     fn capacity(&self) -> Result<SpaceCapacity, SpaceError> {
@@ -316,7 +316,7 @@ impl Space for DirSpace {
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
         let (total, free) = (bytes(stat.f_blocks), bytes(stat.f_bavail));
         let Some(quota) = self.quota else { return Ok(SpaceCapacity { total, unallocated: free }) };
-        let entries: Vec<Record> = self.lock().values().map(|entry| entry.record.clone()).collect();
+        let entries: Vec<NamespaceRecord> = self.lock().values().map(|entry| entry.record.clone()).collect();
         let taken = entries.iter().map(|record| match record.thin {
             false => record.size,
             // One that is being removed takes nothing.
@@ -330,7 +330,7 @@ impl Space for DirSpace {
         if self.lock().contains_key(&nsid) {
             return Err(SpaceError::Invalid(format!("there is a namespace {nsid} already")));
         }
-        let record = Record::new(nsid, Uuid::new_v4(), new);
+        let record = NamespaceRecord::new(nsid, Uuid::new_v4(), new);
         if !record.thin {
             self.check_room(record.size)?;
         }
@@ -342,7 +342,7 @@ impl Space for DirSpace {
     }
 
     fn delete(&self, nsid: u32) -> Result<(), SpaceError> {
-        let Entry { record, file } = self.entry(nsid)?;
+        let DirNamespace { record, file } = self.entry(nsid)?;
         file.remove();
         let uuid = record.uuid;
         if let Err(e) = self.rename(uuid, DATA, DATA_OLD) {
@@ -368,7 +368,7 @@ impl Space for DirSpace {
     }
 
     fn set_label(&self, nsid: u32, label: &NamespaceLabel) -> Result<(), SpaceError> {
-        let Entry { record, .. } = self.entry(nsid)?;
+        let DirNamespace { record, .. } = self.entry(nsid)?;
         let record = record.with_label(label);
         self.write(&record)?;
         if let Some(entry) = self.lock().get_mut(&nsid) {
@@ -378,7 +378,7 @@ impl Space for DirSpace {
     }
 
     fn grow(&self, nsid: u32, size: u64) -> Result<(), SpaceError> {
-        let Entry { record, file } = self.entry(nsid)?;
+        let DirNamespace { record, file } = self.entry(nsid)?;
         let block = u64::from(record.block_size);
         if size < record.size || !size.is_multiple_of(block) {
             return Err(SpaceError::Invalid(format!(

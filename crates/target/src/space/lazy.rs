@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// See the module. A clone is of the same file.
 #[derive(Clone)]
-pub(super) struct LazyFile(Arc<Inner>);
+pub(super) struct LazyFile(Arc<LazyFileInner>);
 
-struct Inner {
+struct LazyFileInner {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<LazyFileState>,
 }
 
-struct State {
+struct LazyFileState {
     info: DeviceInfo,
     file: Option<Arc<FileDevice>>,
     /// The namespace was removed.
@@ -24,10 +24,13 @@ struct State {
 impl LazyFile {
     /// The file at `path`, of the size and block size in `info`.
     pub(super) fn new(path: PathBuf, info: DeviceInfo) -> LazyFile {
-        LazyFile(Arc::new(Inner { path, state: Mutex::new(State { info, file: None, gone: false }) }))
+        LazyFile(Arc::new(LazyFileInner {
+            path,
+            state: Mutex::new(LazyFileState { info, file: None, gone: false }),
+        }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LazyFileState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::reserved::Reserved;
 use crate::store::Writer;
-use crate::subsystem::{Made, Namespace, Subsystem, lock};
+use crate::subsystem::{ManagedNamespace, Namespace, Subsystem, lock};
 use longhaul_block::TellsLosses;
 use longhaul_proto::controller::{
     AllocatedView, SpaceCommand, SpaceView, parse_controllers, parse_create, parse_label,
@@ -116,7 +116,8 @@ impl Managed {
         let reserved = Reserved::restore((self.stores)(uuid), &self.writer);
         let reserved = reserved.map_err(|e| format!("reservations of {uuid}: {e}"))?;
         let device = Arc::new(TellsLosses::new(device));
-        let made = Made::new(shared, label, Arc::default()).map_err(|e| format!("label of {uuid}: {e}"))?;
+        let made = ManagedNamespace::new(shared, label, Arc::default())
+            .map_err(|e| format!("label of {uuid}: {e}"))?;
         Ok(Namespace::new(device, uuid, Arc::new(reserved), Some(Arc::new(made))))
     }
 
@@ -197,7 +198,7 @@ impl Subsystem {
         }
     }
 
-    fn made(&self, nsid: u32) -> Result<(Namespace, Arc<Made>), Status> {
+    fn made(&self, nsid: u32) -> Result<(Namespace, Arc<ManagedNamespace>), Status> {
         let found = self.namespace(nsid).and_then(|ns| ns.made.clone().map(|made| (ns, made)));
         found.ok_or(Status::INVALID_NAMESPACE.dnr())
     }
@@ -264,10 +265,11 @@ impl Subsystem {
         }
         let label = NamespaceLabel { thin: before.label.thin, ..label };
         let (was, is) = (hosts_of(&before.label), hosts_of(&label));
-        let made = Made::new(before.shared, label, Arc::clone(&before.opened)).map_err(|e| match e {
-            LabelError::TooLong(_) => Status::ATTACHMENT_LIMIT.dnr(),
-            _ => Status::INVALID_FIELD.dnr(),
-        })?;
+        let made =
+            ManagedNamespace::new(before.shared, label, Arc::clone(&before.opened)).map_err(|e| match e {
+                LabelError::TooLong(_) => Status::ATTACHMENT_LIMIT.dnr(),
+                _ => Status::INVALID_FIELD.dnr(),
+            })?;
         managed.space.set_label(nsid, &made.label).map_err(|e| managed.status_of(&e))?;
         let namespace = Namespace { made: Some(Arc::new(made)), ..namespace };
         self.namespaces().insert(nsid, namespace);

@@ -14,7 +14,7 @@ const FIRST_LINE: &str = "longhaul-namespace crc32c=";
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct NamespaceRecord {
     version: u32,
     pub(super) nsid: u32,
     pub(super) uuid: Uuid,
@@ -39,9 +39,9 @@ pub(super) struct Record {
     detail: String,
 }
 
-impl Record {
-    pub(super) fn new(nsid: u32, uuid: Uuid, new: &NewNamespace) -> Record {
-        let record = Record {
+impl NamespaceRecord {
+    pub(super) fn new(nsid: u32, uuid: Uuid, new: &NewNamespace) -> NamespaceRecord {
+        let record = NamespaceRecord {
             version: VERSION,
             nsid,
             uuid,
@@ -61,18 +61,18 @@ impl Record {
     }
 
     /// With another label; whether it is thin stays as it is.
-    pub(super) fn with_label(&self, label: &NamespaceLabel) -> Record {
+    pub(super) fn with_label(&self, label: &NamespaceLabel) -> NamespaceRecord {
         let NamespaceLabel { hosts, pool, volume, layout, job, expiry, thin: _, detail } = label.clone();
-        Record { hosts, pool, volume, layout, job, expiry, detail, ..self.clone() }
+        NamespaceRecord { hosts, pool, volume, layout, job, expiry, detail, ..self.clone() }
     }
 
     /// With another size.
-    pub(super) fn with_size(&self, size: u64) -> Record {
-        Record { size, ..self.clone() }
+    pub(super) fn with_size(&self, size: u64) -> NamespaceRecord {
+        NamespaceRecord { size, ..self.clone() }
     }
 
     pub(super) fn label(&self) -> NamespaceLabel {
-        let Record { hosts, pool, volume, layout, job, expiry, thin, detail, .. } = self.clone();
+        let NamespaceRecord { hosts, pool, volume, layout, job, expiry, thin, detail, .. } = self.clone();
         NamespaceLabel { hosts, pool, volume, layout, job, expiry, thin, detail }
     }
 
@@ -84,7 +84,7 @@ impl Record {
     }
 
     /// Reads the file's content. The error names the fault.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Record, String> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<NamespaceRecord, String> {
         let text = std::str::from_utf8(bytes).map_err(|_| "it is not text")?;
         let (first, json) = text.split_once('\n').ok_or("it is cut")?;
         let sum = first.strip_prefix(FIRST_LINE).ok_or("it is not a record of a namespace")?;
@@ -99,7 +99,7 @@ impl Record {
         if version != VERSION {
             return Err(format!("version {version} is of a newer program"));
         }
-        let record: Record = serde_json::from_str(json).map_err(|e| e.to_string())?;
+        let record: NamespaceRecord = serde_json::from_str(json).map_err(|e| e.to_string())?;
         let block = u64::from(record.block_size);
         let sound = [512, 4096].contains(&record.block_size) && record.size != 0 && record.nsid != 0;
         if !sound || !record.size.is_multiple_of(block) {
@@ -113,14 +113,18 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn record() -> Record {
+    fn record() -> NamespaceRecord {
         let label = NamespaceLabel {
             hosts: vec!["nqn.2014-08.org.example:a".into()],
             job: "4711".into(),
             expiry: Some(1_800_000_000),
             ..NamespaceLabel::default()
         };
-        Record::new(3, Uuid::from_u128(7), &NewNamespace { blocks: 2, block_shift: 12, shared: true, label })
+        NamespaceRecord::new(
+            3,
+            Uuid::from_u128(7),
+            &NewNamespace { blocks: 2, block_shift: 12, shared: true, label },
+        )
     }
 
     /// As version 1 writes it.
@@ -147,7 +151,7 @@ mod tests {
         let (first, json) = text.split_once('\n').expect("two lines");
         assert_eq!(json, GOLDEN);
         assert_eq!(first, format!("longhaul-namespace crc32c={:08x}", crc32c(GOLDEN.as_bytes())));
-        assert_eq!(Record::decode(&bytes), Ok(record()));
+        assert_eq!(NamespaceRecord::decode(&bytes), Ok(record()));
     }
 
     #[test]
@@ -156,12 +160,12 @@ mod tests {
         for at in 0..good.len() {
             let mut bytes = good.clone();
             bytes[at] ^= 1;
-            assert!(Record::decode(&bytes).is_err(), "byte {at}");
-            assert!(Record::decode(&good[..at]).is_err(), "cut at {at}");
+            assert!(NamespaceRecord::decode(&bytes).is_err(), "byte {at}");
+            assert!(NamespaceRecord::decode(&good[..at]).is_err(), "cut at {at}");
         }
         let with = |from: &str, to: &str| {
             let json = GOLDEN.replace(from, to);
-            Record::decode(format!("{FIRST_LINE}{:08x}\n{json}", crc32c(json.as_bytes())).as_bytes())
+            NamespaceRecord::decode(format!("{FIRST_LINE}{:08x}\n{json}", crc32c(json.as_bytes())).as_bytes())
         };
         assert!(with("\"version\": 1", "\"version\": 2").expect_err("newer").contains("newer program"));
         assert!(with("8192", "8191").is_err(), "no whole number of blocks");

@@ -8,7 +8,7 @@
 use super::write;
 use crate::store::ReservationStore;
 use longhaul_engine::state_file;
-use longhaul_proto::reservation::{Record as ReservationRecord, Registration};
+use longhaul_proto::reservation::{Registration, ReservationRecord};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ use crate::send::spec::SendSpec;
 use crate::session::error::SessionError;
 use crate::tree::root::Root;
 use crate::tune::Concurrency;
-use crate::wire::{Compare, Direction, Frame, Hello, Refusal, RefusalKind, Request, VERSION, Welcome};
+use crate::wire::{Compare, CopyDirection, Frame, Hello, Refusal, RefusalKind, Request, VERSION, Welcome};
 use crate::{receive, send};
 use futures_util::future::{join, try_join_all};
 use longhaul_engine::net::{SocketOptions, TcpStream};
@@ -97,7 +97,7 @@ impl CopyTask {
     /// Sends to an agent.
     pub(crate) async fn send(&self, mut spec: SendSpec, server: (String, u16)) -> Result<Summary, CopyError> {
         let remote = Request { sources: Vec::new(), files: Vec::new(), ..self.request.clone() };
-        let granted = self.connect(&server, Direction::Push, remote).await?;
+        let granted = self.connect(&server, CopyDirection::Push, remote).await?;
         spec.resume(granted.welcome.resume, granted.welcome.by_content);
         spec.read_ahead = self.settings.read_ahead;
         let counts = send::send(
@@ -113,7 +113,7 @@ impl CopyTask {
 
     /// Has an agent copy to another agent.
     pub(crate) async fn third_party(&self, server: (String, u16)) -> Result<Summary, CopyError> {
-        let granted = self.connect(&server, Direction::Onward, self.request.clone()).await?;
+        let granted = self.connect(&server, CopyDirection::Onward, self.request.clone()).await?;
         let link = granted.links.into_iter().next().ok_or(SessionError::Lost)?;
         let counts = third_party::follow(link, &self.monitor).await?;
         // The agents' connections are not known here.
@@ -131,7 +131,7 @@ impl CopyTask {
             (Some(false), Compare::Nothing) => Compare::Mtime,
             (_, compare) => compare,
         };
-        let mut granted = self.connect(&server, Direction::Pull, remote).await?;
+        let mut granted = self.connect(&server, CopyDirection::Pull, remote).await?;
         let request = self.request.clone();
         let destination = match longhaul_engine::blocking(move || {
             Destination::open(&Root::Here, &request, true, Grant::FileIdentity)
@@ -164,7 +164,7 @@ impl CopyTask {
     async fn connect(
         &self,
         server: &(String, u16),
-        direction: Direction,
+        direction: CopyDirection,
         request: Request,
     ) -> Result<GrantedSession, CopyError> {
         let after = self.settings.connect;
@@ -203,13 +203,13 @@ impl CopyTask {
     async fn direct(
         &self,
         server: &(String, u16),
-        direction: Direction,
+        direction: CopyDirection,
         limit: Duration,
     ) -> Result<Vec<TcpStream>, CopyError> {
         let unreachable = |reason: String| CopyError::Unreachable { server: name(server), reason };
         let addresses = resolve(server.clone()).await.map_err(unreachable)?;
         // Congestion control matters at the sender; an agent gets it in the request.
-        let own = self.settings.congestion.clone().filter(|_| direction == Direction::Push);
+        let own = self.settings.congestion.clone().filter(|_| direction == CopyDirection::Push);
         let options = SocketOptions { congestion: own };
         let streams = self.settings.streams.most_streams();
         connect_any(&addresses, streams, &options, limit).await.map_err(unreachable)
@@ -220,7 +220,7 @@ impl CopyTask {
         &self,
         streams: Vec<TcpStream>,
         server: &(String, u16),
-        direction: Direction,
+        direction: CopyDirection,
         request: Request,
     ) -> Result<GrantedSession, CopyError> {
         let session = session_id().map_err(|e| SessionError::Local(e.to_string()))?;
@@ -244,7 +244,9 @@ impl CopyTask {
                 summary: Summary {
                     streams: count,
                     congestion: match direction {
-                        Direction::Pull => Some(welcome.congestion.clone()).filter(|name| !name.is_empty()),
+                        CopyDirection::Pull => {
+                            Some(welcome.congestion.clone()).filter(|name| !name.is_empty())
+                        }
                         _ => congestion,
                     },
                     ..Summary::default()

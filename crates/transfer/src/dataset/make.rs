@@ -1,6 +1,6 @@
 //! Writing a data set to a directory.
 
-use super::Plan;
+use super::DatasetPlan;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub enum MakeError {
 ///
 /// # Errors
 /// The first error of any thread.
-pub fn make(dir: &Path, plan: &Plan, progress: &(dyn Fn(Progress) + Sync)) -> Result<(), MakeError> {
+pub fn make(dir: &Path, plan: &DatasetPlan, progress: &(dyn Fn(Progress) + Sync)) -> Result<(), MakeError> {
     let wrong = |path: &Path, source| MakeError::Write { path: path.into(), source };
     fs::create_dir_all(dir).map_err(|e| wrong(dir, e))?;
     check_room(dir, plan.bytes())?;
@@ -94,7 +94,7 @@ fn check_room(dir: &Path, needed: u64) -> Result<(), MakeError> {
 }
 
 /// Creates the directories; neighbours in the list share one, so each is created once.
-fn make_directories(dir: &Path, plan: &Plan) -> Result<(), MakeError> {
+fn make_directories(dir: &Path, plan: &DatasetPlan) -> Result<(), MakeError> {
     let mut last = None;
     for file in &plan.files {
         let parent = file.path.rsplit_once('/').map(|(parent, _)| parent);
@@ -111,7 +111,7 @@ fn make_directories(dir: &Path, plan: &Plan) -> Result<(), MakeError> {
 
 struct MakeState<'a> {
     dir: &'a Path,
-    plan: &'a Plan,
+    plan: &'a DatasetPlan,
     progress: &'a (dyn Fn(Progress) + Sync),
     next: AtomicUsize,
     files: AtomicU64,

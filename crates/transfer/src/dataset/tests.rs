@@ -2,11 +2,11 @@ use super::*;
 use std::collections::HashSet;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-fn plan(name: &str, scale: Scale) -> Plan {
+fn plan(name: &str, scale: Scale) -> DatasetPlan {
     DatasetSpec::parse(name, scale).unwrap_or_else(|e| panic!("{name}: {e}")).plan()
 }
 
-fn sorted_sizes(plan: &Plan) -> Vec<u64> {
+fn sorted_sizes(plan: &DatasetPlan) -> Vec<u64> {
     let mut sizes: Vec<u64> = plan.files.iter().map(|f| f.size).collect();
     sizes.sort_unstable();
     sizes
@@ -83,7 +83,7 @@ fn paths_are_unique_relative_and_plain() {
 }
 
 /// A hash of names, sizes and the first and last bytes of every file.
-fn fingerprint(plan: &Plan) -> u64 {
+fn fingerprint(plan: &DatasetPlan) -> u64 {
     let mut hash = Xxh3::new();
     for (i, file) in plan.files.iter().enumerate() {
         hash.update(file.path.as_bytes());
@@ -140,8 +140,10 @@ fn faults_are_named() {
 fn files_are_written_as_specified() {
     let dir = tempfile::tempdir().expect("directory");
     let plan = plan("real", Scale::files(20));
-    let small =
-        Plan { files: plan.files.iter().filter(|f| f.size < 4 << 20).cloned().collect(), seed: plan.seed };
+    let small = DatasetPlan {
+        files: plan.files.iter().filter(|f| f.size < 4 << 20).cloned().collect(),
+        seed: plan.seed,
+    };
     assert!(small.files.len() >= 10);
     let last = std::sync::Mutex::new((0, 0));
     make(dir.path(), &small, &|p| {
@@ -162,7 +164,7 @@ fn files_are_written_as_specified() {
 fn a_data_set_without_room_is_refused() {
     let dir = tempfile::tempdir().expect("directory");
     let files = vec![FileSpec { path: "huge".into(), size: 1 << 60 }];
-    let error = make(dir.path(), &Plan { files, seed: 1 }, &|_| {}).expect_err("refused");
+    let error = make(dir.path(), &DatasetPlan { files, seed: 1 }, &|_| {}).expect_err("refused");
     assert!(matches!(error, MakeError::NoRoom { .. }), "{error}");
     assert_eq!(std::fs::read_dir(dir.path()).expect("there").count(), 0);
     let file = dir.path().join("file");

@@ -5,7 +5,7 @@ use super::existence_query::QueryBatcher;
 use super::read::ReadWork;
 use super::spec::SendSpec;
 use crate::monitor::Monitor;
-use crate::session::Item;
+use crate::session::SenderItem;
 use crate::tree::scan::{FoundEntry, Scan, Visitor};
 use crate::wire::{Content, EntryKind, Trouble};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl ScanForwarder {
             }
         }
         self.monitor.scan.end();
-        self.queues.items.force(Item::Scanned(self.monitor.scan.now()), 1);
+        self.queues.items.force(SenderItem::Scanned(self.monitor.scan.now()), 1);
         match &self.queries {
             // The work queue closes when all queries are answered.
             Some(queries) => queries.end(),
@@ -58,7 +58,7 @@ impl Visitor for ScanForwarder {
 
     fn trouble(&mut self, trouble: Trouble) {
         // The queue is closed only if the session has failed already.
-        let _ = self.queues.items.push(Item::Trouble(trouble), 1);
+        let _ = self.queues.items.push(SenderItem::Trouble(trouble), 1);
     }
 }
 

@@ -12,7 +12,7 @@ use super::existence_query::QueryBatcher;
 use crate::guard::lock;
 use crate::queue::Queue;
 use crate::send::synthetic::Synthetic;
-use crate::session::{Item, Outgoing};
+use crate::session::{Outgoing, SenderItem};
 use crate::tree::scan::{FoundEntry, Origin};
 use crate::tree::{self, say};
 use crate::tune::gate::Gate;
@@ -97,7 +97,7 @@ struct ReadState {
 pub(crate) struct Reader {
     pub(crate) work: Arc<Queue<ReadWork>>,
     pub(crate) queries: Option<Arc<QueryBatcher>>,
-    pub(crate) items: Arc<Queue<Item>>,
+    pub(crate) items: Arc<Queue<SenderItem>>,
     pub(crate) pool: BufPool,
     pub(crate) hash: Hash,
     pub(crate) xattrs: bool,
@@ -146,12 +146,12 @@ impl Reader {
         self.gate.open();
     }
 
-    fn send(&self, item: Item, weight: usize) -> Result<(), SenderGone> {
+    fn send(&self, item: SenderItem, weight: usize) -> Result<(), SenderGone> {
         self.items.push(item, weight).map_err(|_| SenderGone)
     }
 
     fn trouble(&self, entry: &Entry, op: Op, message: String) -> Result<(), SenderGone> {
-        self.send(Item::Trouble(Trouble { path: entry.path.clone(), op, message }), 1)
+        self.send(SenderItem::Trouble(Trouble { path: entry.path.clone(), op, message }), 1)
     }
 
     /// Reads the checksum and attributes of a file for its existence query.
@@ -198,7 +198,7 @@ impl Reader {
         }
         let body = batch.into_body();
         let weight = body.len();
-        self.send(Item::Batch(body), weight)
+        self.send(SenderItem::Batch(body), weight)
     }
 
     /// Reads an object for a batch, with its content into `data`.
@@ -337,7 +337,7 @@ impl Reader {
                     self.stats.bytes.fetch_add(len as u64, Relaxed);
                     let digest = self.hash.of_block(&data, offset, large.outgoing.entry.size);
                     let (file, data) = (Arc::clone(&large.outgoing), data.freeze());
-                    self.send(Item::Block { file, offset, digest, data }, len)?;
+                    self.send(SenderItem::Block { file, offset, digest, data }, len)?;
                     self.leave(large, true)?;
                 }
                 Ok(_) => {
@@ -384,7 +384,7 @@ impl Reader {
         }
         self.stats.files.fetch_add(1, Relaxed);
         let file = Arc::clone(&large.outgoing);
-        self.send(Item::Close { file, blocks, good: !bad && !changed }, 1)
+        self.send(SenderItem::Close { file, blocks, good: !bad && !changed }, 1)
     }
 }
 

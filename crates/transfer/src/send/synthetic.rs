@@ -31,7 +31,7 @@ pub(crate) enum Synthetic {
     /// Files of zeroes.
     Zeroes { files: usize, size: u64 },
     /// A data set.
-    Dataset(dataset::Plan),
+    Dataset(dataset::DatasetPlan),
     /// One file with this content, the machine's counters.
     MachineState(Vec<u8>),
     /// One large file whose reading panics.

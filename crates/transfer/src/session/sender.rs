@@ -25,7 +25,7 @@ pub struct Outgoing {
 
 /// A unit of work for the connections: each is sent on one stream, whichever is free.
 #[derive(Debug)]
-pub enum Item {
+pub enum SenderItem {
     /// Entries with all their content: the body of a [`Frame::Batch`].
     Batch(Buf),
     /// A block of a file.
@@ -94,7 +94,7 @@ pub enum ReceiverMessage<T> {
 /// The sending half of a session over several streams. `T` is the caller's handle of a
 /// queried file, which [`ReceiverMessage::Wanted`] gives back.
 ///
-/// Call [`frames`](Self::frames) for each [`Item`] and send what it returns on
+/// Call [`frames`](Self::frames) for each [`SenderItem`] and send what it returns on
 /// that stream, in order; when there are no more items, [`end`](Self::end) on
 /// each stream. Give every frame that arrives to [`handle`](Self::handle).
 #[derive(Debug)]
@@ -135,29 +135,29 @@ impl<T> Sender<T> {
     }
 
     /// Appends the frames to send on `stream` for an item.
-    pub fn frames(&mut self, stream: usize, item: Item, out: &mut Vec<Frame>) {
+    pub fn frames(&mut self, stream: usize, item: SenderItem, out: &mut Vec<Frame>) {
         match item {
-            Item::Batch(batch) => out.push(Frame::Batch(batch)),
-            Item::Block { file, offset, digest, data } => {
+            SenderItem::Batch(batch) => out.push(Frame::Batch(batch)),
+            SenderItem::Block { file, offset, digest, data } => {
                 self.announce(stream, &file, out);
                 out.push(Frame::Block { file: file.number, offset, digest, data });
             }
-            Item::Close { file, blocks, good } => {
+            SenderItem::Close { file, blocks, good } => {
                 self.announce(stream, &file, out);
                 for announced in &mut self.announced {
                     announced.remove(&file.number);
                 }
                 out.push(Frame::Close(Close { file: file.number, blocks, good }));
             }
-            Item::Query { number, batch } => out.push(Frame::Query { number, batch }),
-            Item::Trouble(trouble) => {
+            SenderItem::Query { number, batch } => out.push(Frame::Query { number, batch }),
+            SenderItem::Trouble(trouble) => {
                 // A skipped reserved name is no failure: `--delete` still works.
                 self.troubles += u64::from(trouble.op != Op::Skip);
                 out.push(Frame::Trouble(trouble));
             }
-            Item::Tuned(tuned) => out.push(Frame::Tuned(tuned)),
-            Item::Limit(stage) => out.push(Frame::Limit(stage)),
-            Item::Scanned(scanned) => out.push(Frame::Scanned(scanned)),
+            SenderItem::Tuned(tuned) => out.push(Frame::Tuned(tuned)),
+            SenderItem::Limit(stage) => out.push(Frame::Limit(stage)),
+            SenderItem::Scanned(scanned) => out.push(Frame::Scanned(scanned)),
         }
     }
 

@@ -137,7 +137,7 @@ struct Pair {
     receiver: Receiver,
     network: Network,
     disk: Disk,
-    items: VecDeque<Item>,
+    items: VecDeque<SenderItem>,
     /// Jobs under way, by when they are done.
     jobs: Vec<(Micros, WriteJob)>,
     ended: bool,
@@ -185,7 +185,7 @@ impl Pair {
                 len => Content::Inline { len: len as u32, digest: Hash::Quick.of(&data) },
             };
             batch.push(entry, &content, &data);
-            return self.items.push_back(Item::Batch(batch.into_body()));
+            return self.items.push_back(SenderItem::Batch(batch.into_body()));
         }
         self.numbers += 1;
         let file = Arc::new(Outgoing { number: self.numbers, entry: entry.clone() });
@@ -193,10 +193,10 @@ impl Pair {
         for (i, block) in data.chunks(BLOCK).enumerate() {
             let (offset, digest) = ((i * BLOCK) as u64, Hash::Quick.of(block));
             let data = Buf::copy_of(block);
-            self.items.push_back(Item::Block { file: Arc::clone(&file), offset, digest, data });
+            self.items.push_back(SenderItem::Block { file: Arc::clone(&file), offset, digest, data });
             blocks += 1;
         }
-        self.items.push_back(Item::Close { file, blocks, good: !spoil });
+        self.items.push_back(SenderItem::Close { file, blocks, good: !spoil });
     }
 
     /// Everything that can happen now; whether anything did.
@@ -318,7 +318,7 @@ fn a_file_that_fails_on_either_side_does_not_stop_the_others() {
             pair.read(entry, entry.path == path("spoiled"));
         }
         let unread = Trouble { path: path("unread"), op: Op::Read, message: "denied".into() };
-        pair.items.push_back(Item::Trouble(unread));
+        pair.items.push_back(SenderItem::Trouble(unread));
         let counts = pair.run().expect("by the rules");
         assert_eq!((counts.files, counts.failed), (20, 3), "seed {seed}");
         assert_eq!((pair.disk.abandoned, pair.disk.settled), (2, Some(false)), "seed {seed}");
@@ -341,7 +341,7 @@ fn only_wanted_files_are_sent_and_queries_wait_together() {
         let mut batch = Batch::default();
         about.iter().for_each(|entry| batch.push(entry, &Content::Query(None), &[]));
         let number = pair.sender.query(about.to_vec());
-        pair.items.push_back(Item::Query { number, batch: batch.into_body() });
+        pair.items.push_back(SenderItem::Query { number, batch: batch.into_body() });
     }
     let counts = pair.run().expect("by the rules");
     assert_eq!((counts.files, counts.same), (10, 49_990));

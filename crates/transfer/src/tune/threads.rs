@@ -42,7 +42,7 @@ pub(crate) struct CountChange {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum ConcurrencyStep {
     Up,
     Down,
 }
@@ -69,7 +69,7 @@ pub(crate) struct ThreadTuner {
     hold: u32,
     /// The best rate measured, decayed by [`FORGET`].
     best: f64,
-    direction: Step,
+    direction: ConcurrencyStep,
     state: TunerPhase,
 }
 
@@ -84,7 +84,7 @@ impl ThreadTuner {
             settle,
             hold: HOLD,
             best: 0.0,
-            direction: Step::Up,
+            direction: ConcurrencyStep::Up,
             state: TunerPhase::Hold(1 + settle),
         }
     }
@@ -129,8 +129,8 @@ impl ThreadTuner {
         let from = self.now;
         let to = match self.direction {
             // A step large enough to measure.
-            Step::Up => (from + from.div_ceil(2)).min(self.most),
-            Step::Down => (from - from.div_ceil(4)).max(1),
+            ConcurrencyStep::Up => (from + from.div_ceil(2)).min(self.most),
+            ConcurrencyStep::Down => (from - from.div_ceil(4)).max(1),
         };
         if to == from {
             self.turn();
@@ -140,8 +140,8 @@ impl ThreadTuner {
         self.set(to);
         self.state = TunerPhase::Settle { from, before, left: self.settle };
         let why = match self.direction {
-            Step::Up => "this stage holds the others up: more are tried",
-            Step::Down => "more did not help: fewer are tried",
+            ConcurrencyStep::Up => "this stage holds the others up: more are tried",
+            ConcurrencyStep::Down => "more did not help: fewer are tried",
         };
         Some(CountChange { from, to, why: why.into() })
     }
@@ -163,8 +163,8 @@ impl ThreadTuner {
         let rate = sum / f64::from(samples);
         let change = rate / before.max(f64::MIN_POSITIVE) - 1.0;
         let kept = match self.direction {
-            Step::Up => change >= GAIN || !sample.limits && change >= -LOSS,
-            Step::Down => rate >= (1.0 - LOSS) * self.best,
+            ConcurrencyStep::Up => change >= GAIN || !sample.limits && change >= -LOSS,
+            ConcurrencyStep::Down => rate >= (1.0 - LOSS) * self.best,
         };
         if kept {
             self.hold = HOLD;
@@ -191,8 +191,8 @@ impl ThreadTuner {
 
     fn turn(&mut self) {
         self.direction = match self.direction {
-            Step::Up => Step::Down,
-            Step::Down => Step::Up,
+            ConcurrencyStep::Up => ConcurrencyStep::Down,
+            ConcurrencyStep::Down => ConcurrencyStep::Up,
         };
     }
 }

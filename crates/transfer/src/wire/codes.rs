@@ -3,7 +3,7 @@
 
 use super::codec::{Fields, Malformed};
 use super::frame::{Action, Limit, Op, Stage};
-use super::hello::{Compare, Direction, Durability, Hash, Placement, RefusalKind};
+use super::hello::{Compare, CopyDirection, Durability, Hash, Placement, RefusalKind};
 
 /// A choice that a frame has as a number of one byte.
 pub(crate) trait Coded: Copy + PartialEq + 'static {
@@ -40,7 +40,7 @@ macro_rules! codes {
 
 codes! {
     bool, "flag": { false => 0, true => 1 }
-    Direction, "direction": { Direction::Push => 0, Direction::Pull => 1, Direction::Onward => 2 }
+    CopyDirection, "direction": { CopyDirection::Push => 0, CopyDirection::Pull => 1, CopyDirection::Onward => 2 }
     Hash, "checksum": { Hash::Quick => 0, Hash::Strong => 1 }
     Compare, "comparison": {
         Compare::Nothing => 0, Compare::Exists => 1, Compare::Size => 2, Compare::Mtime => 3,
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn each_choice_has_a_number_of_its_own() {
         hold::<bool>(2);
-        hold::<Direction>(3);
+        hold::<CopyDirection>(3);
         hold::<Hash>(2);
         hold::<Compare>(5);
         hold::<Durability>(3);

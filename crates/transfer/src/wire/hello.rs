@@ -17,7 +17,7 @@ const HASH_PIECE: usize = 256 << 10;
 
 /// Direction of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum CopyDirection {
     /// The client sends to the agent.
     Push,
     /// The agent sends to the client.
@@ -260,7 +260,7 @@ pub struct Hello {
     /// Number of connections, this one included.
     pub streams: u16,
     /// Direction of the data.
-    pub direction: Direction,
+    pub direction: CopyDirection,
     /// What the client asks this agent to send or receive.
     pub request: Request,
 }
@@ -434,7 +434,7 @@ impl Hello {
         let (oldest, newest) = (head.u16()?, head.u16()?);
         let session = head.array()?;
         let streams = head.u16()?;
-        let direction = Direction::decode_code(&mut head)?;
+        let direction = CopyDirection::decode_code(&mut head)?;
         let mut hello = Hello { oldest, newest, session, streams, direction, request: Request::default() };
         if hello.negotiate().is_ok() {
             let mut body = Fields(body);

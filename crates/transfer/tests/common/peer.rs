@@ -3,7 +3,7 @@
 use longhaul_engine::Buf;
 use longhaul_transfer::Agent;
 use longhaul_transfer::wire::{
-    Batch, Close, Content, Direction, Entry, EntryKind, Frame, HEADER_LEN, Hash, Header, Hello, Options,
+    Batch, Close, Content, CopyDirection, Entry, EntryKind, Frame, HEADER_LEN, Hash, Header, Hello, Options,
     Placement, RelPath, Request, Time, VERSION, Welcome,
 };
 use std::io::{Read, Write};
@@ -24,7 +24,7 @@ impl Peer {
     /// One that has been let in to write below `to`.
     pub fn welcomed(agent: &Agent, to: &str) -> Peer {
         let mut peer = Peer::connect(agent);
-        peer.send(hello(Direction::Push, to, VERSION));
+        peer.send(hello(CopyDirection::Push, to, VERSION));
         assert!(matches!(peer.hear(), Some(Frame::Welcome(_))));
         peer
     }
@@ -62,7 +62,7 @@ impl Peer {
     }
 }
 
-pub fn hello(direction: Direction, to: &str, version: u16) -> Frame {
+pub fn hello(direction: CopyDirection, to: &str, version: u16) -> Frame {
     let request = Request {
         destination: to.as_bytes().to_vec(),
         place: Placement::Into,

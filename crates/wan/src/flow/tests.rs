@@ -10,7 +10,7 @@ struct TestPipe {
 }
 
 impl TestPipe {
-    fn new(way: Way) -> TestPipe {
+    fn new(way: DirectionConditions) -> TestPipe {
         TestPipe { flow: Flow::new(way, 1), arena: Arena::new(1 << 24) }
     }
 
@@ -35,9 +35,14 @@ impl TestPipe {
     }
 }
 
-fn slow() -> Way {
+fn slow() -> DirectionConditions {
     let delay = Duration::from_millis(10);
-    Way { delay, rate: Some(8_000_000), queue: Queue::Bytes(100_000), ..Way::default() }
+    DirectionConditions {
+        delay,
+        rate: Some(8_000_000),
+        queue: Queue::Bytes(100_000),
+        ..DirectionConditions::default()
+    }
 }
 
 #[test]
@@ -53,7 +58,7 @@ fn packets_arrive_when_they_are_due_and_not_before() {
     assert_eq!((counts.packets_out, counts.bytes_out), (5, 5000));
     assert!(counts.lateness.max >= Duration::from_millis(6), "the third was due at 13 ms");
     pipe.flow.reset();
-    assert_eq!(pipe.flow.statistics(), WayStatistics::default());
+    assert_eq!(pipe.flow.statistics(), DirectionStatistics::default());
 }
 
 #[test]
@@ -61,7 +66,7 @@ fn a_cut_drops_the_packets_in_flight() {
     let mut pipe = TestPipe::new(slow());
     (0..5).for_each(|i| pipe.put(0, i));
     assert_eq!(pipe.get(12 * MS), [0, 1]);
-    pipe.flow.change(&mut pipe.arena, 12 * MS, Way { cut: true, ..slow() });
+    pipe.flow.change(&mut pipe.arena, 12 * MS, DirectionConditions { cut: true, ..slow() });
     assert_eq!(pipe.flow.next_due(), None);
     pipe.put(13 * MS, 5);
     pipe.flow.change(&mut pipe.arena, 14 * MS, slow());
@@ -75,7 +80,7 @@ fn a_new_rate_applies_to_queued_packets_and_not_to_those_in_flight() {
     let mut pipe = TestPipe::new(slow());
     (0..9).for_each(|i| pipe.put(0, i));
     // Four are on their way at 4 ms; the others leave within half of the rest.
-    pipe.flow.change(&mut pipe.arena, 4 * MS, Way { rate: Some(16_000_000), ..slow() });
+    pipe.flow.change(&mut pipe.arena, 4 * MS, DirectionConditions { rate: Some(16_000_000), ..slow() });
     assert_eq!(pipe.get(14 * MS), [0, 1, 2, 3]);
     assert_eq!(pipe.get(15 * MS), [4, 5]);
     pipe.put(15 * MS, 9);
@@ -84,11 +89,15 @@ fn a_new_rate_applies_to_queued_packets_and_not_to_those_in_flight() {
 
 #[test]
 fn packets_keep_their_order_however_the_delay_changes() {
-    let mut pipe = TestPipe::new(Way { rate: None, ..slow() });
+    let mut pipe = TestPipe::new(DirectionConditions { rate: None, ..slow() });
     let mut seen = Vec::new();
     for i in 0..100u8 {
         let delay = Duration::from_millis(u64::from(i) * 37 % 11);
-        pipe.flow.change(&mut pipe.arena, u64::from(i) * MS, Way { delay, rate: None, ..slow() });
+        pipe.flow.change(
+            &mut pipe.arena,
+            u64::from(i) * MS,
+            DirectionConditions { delay, rate: None, ..slow() },
+        );
         pipe.put(u64::from(i) * MS, i);
         seen.extend(pipe.get(u64::from(i) * MS));
     }
@@ -99,9 +108,13 @@ fn packets_keep_their_order_however_the_delay_changes() {
 #[test]
 fn held_packets_and_duplicates_arrive_behind_later_ones() {
     let by = Duration::from_millis(5);
-    let mut pipe = TestPipe::new(Way { reorder: 1.0, reorder_by: by, rate: None, ..slow() });
+    let mut pipe = TestPipe::new(DirectionConditions { reorder: 1.0, reorder_by: by, rate: None, ..slow() });
     pipe.put(0, 1);
-    pipe.flow.change(&mut pipe.arena, 0, Way { duplicate: 1.0, duplicate_after: by, rate: None, ..slow() });
+    pipe.flow.change(
+        &mut pipe.arena,
+        0,
+        DirectionConditions { duplicate: 1.0, duplicate_after: by, rate: None, ..slow() },
+    );
     pipe.put(2 * MS, 2);
     assert_eq!(pipe.get(12 * MS), [2]);
     assert_eq!(pipe.get(15 * MS), [1]);
@@ -110,7 +123,7 @@ fn held_packets_and_duplicates_arrive_behind_later_ones() {
 
 #[test]
 fn without_memory_packets_are_dropped_and_counted() {
-    let mut pipe = TestPipe::new(Way { rate: None, ..slow() });
+    let mut pipe = TestPipe::new(DirectionConditions { rate: None, ..slow() });
     pipe.arena = Arena::new(0);
     let mut sent = 0u64;
     while pipe.arena.space().is_some() {

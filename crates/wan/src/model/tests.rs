@@ -9,8 +9,13 @@ fn ms(n: u64) -> Duration {
 }
 
 /// 8 Mb/s: a byte a microsecond.
-fn slow() -> Way {
-    Way { delay: ms(10), rate: Some(8_000_000), queue: Queue::Bytes(10_000), ..Way::default() }
+fn slow() -> DirectionConditions {
+    DirectionConditions {
+        delay: ms(10),
+        rate: Some(8_000_000),
+        queue: Queue::Bytes(10_000),
+        ..DirectionConditions::default()
+    }
 }
 
 /// What becomes of `count` single packets of `len` bytes each, one every `gap`.
@@ -54,7 +59,11 @@ fn the_wire_carries_one_packet_after_the_other() {
 #[test]
 fn no_fraction_of_a_byte_is_lost_at_odd_rates() {
     let rate = 999_999_937;
-    let way = Way { rate: Some(rate), queue: Queue::Bytes(u64::MAX), ..Way::default() };
+    let way = DirectionConditions {
+        rate: Some(rate),
+        queue: Queue::Bytes(u64::MAX),
+        ..DirectionConditions::default()
+    };
     let mut model = LinkModel::new(way, 1);
     let last = *row(&mut model, 100_000, 1500, 0).last().unwrap();
     let exact = 100_000u128 * 1500 * 8 * 1_000_000_000 / u128::from(rate);
@@ -73,19 +82,19 @@ fn the_queue_drops_at_its_tail() {
     assert_eq!(out.last().unwrap().departs, 14 * MS);
     assert_eq!(model.counts.dropped_queue, 8);
     // However small it is, an idle wire takes a packet.
-    let mut model = LinkModel::new(Way { queue: Queue::Bytes(0), ..slow() }, 1);
+    let mut model = LinkModel::new(DirectionConditions { queue: Queue::Bytes(0), ..slow() }, 1);
     assert_eq!(row(&mut model, 10, 1000, MS / 2).len(), 5);
 }
 
 #[test]
 fn large_packets_leave_in_bursts_of_bounded_length() {
-    let mut model = LinkModel::new(Way { rate: Some(80_000_000), ..slow() }, 1);
+    let mut model = LinkModel::new(DirectionConditions { rate: Some(80_000_000), ..slow() }, 1);
     let mut out = Vec::new();
     model.offer(0, &large(10), &mut out);
     // 100 µs each: six of them fit in 600.
     let runs: Vec<_> = out.iter().map(|p| (p.from, p.to, p.departs)).collect();
     assert_eq!(runs, [(0, 6, 600_000), (6, 10, MS)]);
-    let mut model = LinkModel::new(Way { rate: Some(1_000_000_000), ..slow() }, 1);
+    let mut model = LinkModel::new(DirectionConditions { rate: Some(1_000_000_000), ..slow() }, 1);
     model.offer(0, &large(10), &mut out);
     assert_eq!(out.len(), 1, "no need to cut");
 }
@@ -93,7 +102,8 @@ fn large_packets_leave_in_bursts_of_bounded_length() {
 #[test]
 fn loss_has_its_share_in_small_and_large_packets() {
     for share in [0.001, 0.01, 0.3, 1.0] {
-        let mut model = LinkModel::new(Way { loss: share, ..Way::default() }, 7);
+        let mut model =
+            LinkModel::new(DirectionConditions { loss: share, ..DirectionConditions::default() }, 7);
         let mut out = Vec::new();
         let mut survived = 0;
         for i in 0..20_000 {
@@ -112,7 +122,8 @@ fn loss_has_its_share_in_small_and_large_packets() {
 
 #[test]
 fn a_black_hole_drops_packets_above_its_size_only() {
-    let mut model = LinkModel::new(Way { black_hole: Some(999), ..Way::default() }, 1);
+    let mut model =
+        LinkModel::new(DirectionConditions { black_hole: Some(999), ..DirectionConditions::default() }, 1);
     assert_eq!(row(&mut model, 4, 999, 0).len(), 4);
     assert_eq!(row(&mut model, 4, 1000, 0).len(), 0);
     let mut out = Vec::new();
@@ -131,7 +142,10 @@ fn a_black_hole_drops_packets_above_its_size_only() {
 
 #[test]
 fn jitter_stays_in_bounds_and_keeps_the_order() {
-    let mut model = LinkModel::new(Way { jitter: ms(4), delay: ms(10), ..Way::default() }, 3);
+    let mut model = LinkModel::new(
+        DirectionConditions { jitter: ms(4), delay: ms(10), ..DirectionConditions::default() },
+        3,
+    );
     let runs = row(&mut model, 100_000, 100, MS / 50);
     assert!(runs.windows(2).all(|w| w[0].due <= w[1].due));
     let delays: Vec<_> = runs.iter().map(|p| p.due - p.departs).collect();
@@ -143,7 +157,12 @@ fn jitter_stays_in_bounds_and_keeps_the_order() {
 
 #[test]
 fn held_packets_are_overtaken_without_delaying_others() {
-    let way = Way { reorder: 0.1, reorder_by: ms(5), delay: ms(10), ..Way::default() };
+    let way = DirectionConditions {
+        reorder: 0.1,
+        reorder_by: ms(5),
+        delay: ms(10),
+        ..DirectionConditions::default()
+    };
     let mut model = LinkModel::new(way, 5);
     let runs = row(&mut model, 10_000, 100, MS);
     let held = runs.iter().filter(|p| p.held).count() as u64;
@@ -161,7 +180,8 @@ fn held_packets_are_overtaken_without_delaying_others() {
 
 #[test]
 fn duplicates_come_again_later() {
-    let way = Way { duplicate: 0.5, duplicate_after: ms(300), ..Way::default() };
+    let way =
+        DirectionConditions { duplicate: 0.5, duplicate_after: ms(300), ..DirectionConditions::default() };
     let mut model = LinkModel::new(way, 5);
     let runs = row(&mut model, 1000, 100, MS);
     let (again, first): (Vec<PacketRun>, Vec<PacketRun>) = runs.iter().copied().partition(|p| p.held);
@@ -175,12 +195,12 @@ fn a_new_rate_applies_to_queued_bytes() {
     let mut model = LinkModel::new(slow(), 1);
     row(&mut model, 10, 1000, 0);
     // At 4 ms six of them wait; ten times the rate takes a tenth of the time.
-    let rescale = model.change(4 * MS, Way { rate: Some(80_000_000), ..slow() });
+    let rescale = model.change(4 * MS, DirectionConditions { rate: Some(80_000_000), ..slow() });
     assert_eq!((rescale.time(3 * MS), rescale.time(5 * MS)), (3 * MS, 4 * MS + MS / 10));
     let mut out = Vec::new();
     model.offer(4 * MS, &Shape::single(1000), &mut out);
     assert_eq!(out[0].departs, 4 * MS + 7 * MS / 10);
-    let rescale = model.change(4 * MS, Way { rate: None, ..slow() });
+    let rescale = model.change(4 * MS, DirectionConditions { rate: None, ..slow() });
     assert_eq!(rescale.time(1000 * MS), 4 * MS, "without a limit nothing waits");
 }
 
@@ -188,7 +208,7 @@ fn a_new_rate_applies_to_queued_bytes() {
 fn a_shorter_delay_does_not_reorder() {
     let mut model = LinkModel::new(slow(), 1);
     let before = row(&mut model, 1, 1000, 0);
-    model.change(2 * MS, Way { delay: ms(1), ..slow() });
+    model.change(2 * MS, DirectionConditions { delay: ms(1), ..slow() });
     let mut out = Vec::new();
     model.follow(before[0].due);
     model.offer(2 * MS, &Shape::single(100), &mut out);
@@ -199,7 +219,7 @@ fn a_shorter_delay_does_not_reorder() {
 fn a_cut_link_drops_every_packet() {
     let mut model = LinkModel::new(slow(), 1);
     row(&mut model, 5, 1000, 0);
-    model.change(0, Way { cut: true, ..slow() });
+    model.change(0, DirectionConditions { cut: true, ..slow() });
     assert_eq!(row(&mut model, 5, 1000, 0).len(), 0);
     assert_eq!(model.counts.dropped_cut, 5);
     model.change(0, slow());
@@ -208,7 +228,7 @@ fn a_cut_link_drops_every_packet() {
 
 #[test]
 fn the_same_seed_gives_the_same_packets() {
-    let way = Way { loss: 0.2, reorder: 0.2, duplicate: 0.2, jitter: ms(3), ..slow() };
+    let way = DirectionConditions { loss: 0.2, reorder: 0.2, duplicate: 0.2, jitter: ms(3), ..slow() };
     let run = |seed| row(&mut LinkModel::new(way.clone(), seed), 500, 100, MS);
     assert_eq!(run(9), run(9));
     assert_ne!(run(9), run(10));

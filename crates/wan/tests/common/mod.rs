@@ -1,6 +1,6 @@
 //! What the tests of emulated links share.
 
-use longhaul_wan::{Conditions, Error, Namespace, Plan, Wan};
+use longhaul_wan::{Conditions, Error, Namespace, Wan, WanPlan};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ pub(crate) const MS: Duration = Duration::from_millis(1);
 /// Nothing here takes longer: a hang becomes a failure.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) fn plan(rtt: Duration, rate: u64) -> Plan {
-    Plan::new(Plan::unique_name("t"), Conditions::new(rtt, (rate > 0).then_some(rate)))
+pub(crate) fn plan(rtt: Duration, rate: u64) -> WanPlan {
+    WanPlan::new(WanPlan::unique_name("t"), Conditions::new(rtt, (rate > 0).then_some(rate)))
 }
 
 /// The link; if it cannot be made, the reason is printed on standard error.
-pub(crate) fn start(plan: Plan) -> Option<Wan> {
+pub(crate) fn start(plan: WanPlan) -> Option<Wan> {
     match Wan::start(plan) {
         Ok(wan) => Some(wan),
         Err(Error::Unavailable(why)) => {

@@ -1,21 +1,21 @@
 //! Reads the journal after a crash.
 
 use super::{DurableRecord, Journal, NO_ROW, RecordState, WindowEntry};
-use crate::format::record::{HEAD, Record, RecordKind};
+use crate::format::record::{HEAD, JournalRecord, RecordKind};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// The records found on members, by epoch and sequence number.
 #[derive(Default)]
 pub(crate) struct ScannedRecords {
-    by_place: BTreeMap<(u64, u64), Record>,
+    by_place: BTreeMap<(u64, u64), JournalRecord>,
 }
 
 impl ScannedRecords {
     /// Adds the records of one member's journal.
     pub(crate) fn add(&mut self, ring: &[u8], array: Uuid) {
         for at in (0..ring.len() as u64).step_by(HEAD as usize) {
-            if let Some(record) = Record::decode(ring, at, array) {
+            if let Some(record) = JournalRecord::decode(ring, at, array) {
                 self.by_place.entry((record.epoch, record.seq)).or_insert(record);
             }
         }
@@ -23,33 +23,33 @@ impl ScannedRecords {
 
     /// The records to replay, oldest first: from the tail of the newest on, and not superseded by a
     /// later epoch. A superseded record that only a returning member holds was never acknowledged.
-    pub(crate) fn window(mut self) -> Vec<Record> {
+    pub(crate) fn window(mut self) -> Vec<JournalRecord> {
         let Some(newest) = self.by_place.values().next_back() else { return Vec::new() };
         let tail = newest.tail;
         let mut starts: BTreeMap<u64, u64> = BTreeMap::new();
         for record in self.by_place.values() {
             starts.insert(record.epoch, record.epoch_start);
         }
-        let counts = |record: &Record| {
+        let counts = |record: &JournalRecord| {
             let mut later = starts.range(record.epoch + 1..);
             record.pos >= tail && later.all(|(_, start)| record.pos < *start)
         };
         self.by_place.retain(|_, record| counts(record));
-        let mut records: Vec<Record> = self.by_place.into_values().collect();
+        let mut records: Vec<JournalRecord> = self.by_place.into_values().collect();
         records.sort_by_key(|record| record.pos);
         records
     }
 }
 
 /// Bytes of the journal from the first of these records to the end of the last one.
-pub(crate) fn span(records: &[Record]) -> u64 {
+pub(crate) fn span(records: &[JournalRecord]) -> u64 {
     let end = records.iter().map(|record| record.pos + record.len()).max();
     records.first().zip(end).map_or(0, |(first, end)| end - first.pos)
 }
 
 impl Journal {
     /// Continues after the records of the last epoch. Returns the data records without a commit.
-    pub(crate) fn resume(&self, epoch: u64, records: &[Record]) -> Vec<DurableRecord> {
+    pub(crate) fn resume(&self, epoch: u64, records: &[JournalRecord]) -> Vec<DurableRecord> {
         let mut state = self.state.borrow_mut();
         let end = records.iter().map(|record| record.pos + record.len()).max();
         state.epoch = epoch;
@@ -70,7 +70,8 @@ impl Journal {
             *state.rows.entry(row).or_default() += 1;
         }
         let covered: Vec<u64> = records.iter().flat_map(|record| record.covers.iter().copied()).collect();
-        let open = |record: &&Record| record.kind == RecordKind::Data && !covered.contains(&record.seq);
+        let open =
+            |record: &&JournalRecord| record.kind == RecordKind::Data && !covered.contains(&record.seq);
         let logged: Vec<DurableRecord> =
             records.iter().filter(open).map(|record| DurableRecord { seq: record.seq, room: 0 }).collect();
         logged
@@ -81,14 +82,14 @@ impl Journal {
 mod tests {
     use super::*;
 
-    fn record(epoch: u64, epoch_start: u64, pos: u64, tail: u64) -> Record {
+    fn record(epoch: u64, epoch_start: u64, pos: u64, tail: u64) -> JournalRecord {
         let (seq, row) = (pos / HEAD, 0);
         let (covers, pieces) = (Vec::new(), Vec::new());
-        Record { kind: RecordKind::Data, epoch, epoch_start, pos, seq, tail, row, covers, pieces }
+        JournalRecord { kind: RecordKind::Data, epoch, epoch_start, pos, seq, tail, row, covers, pieces }
     }
 
     /// Positions of the records that would be replayed.
-    fn window(records: Vec<Record>) -> Vec<u64> {
+    fn window(records: Vec<JournalRecord>) -> Vec<u64> {
         let by_place = records.into_iter().map(|record| ((record.epoch, record.seq), record)).collect();
         ScannedRecords { by_place }.window().into_iter().map(|record| record.pos).collect()
     }

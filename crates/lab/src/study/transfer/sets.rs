@@ -18,18 +18,18 @@ const SIZES: [u64; 8] =
 
 /// A stage of a copy of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Stage {
+pub(in super::super) enum DatasetStage {
     Read,
     Network,
     Write,
 }
 
-impl Stage {
+impl DatasetStage {
     fn name(self) -> &'static str {
         match self {
-            Stage::Read => "storage read",
-            Stage::Network => "network",
-            Stage::Write => "storage write",
+            DatasetStage::Read => "storage read",
+            DatasetStage::Network => "network",
+            DatasetStage::Write => "storage write",
         }
     }
 }
@@ -40,12 +40,12 @@ pub(in super::super) enum Sets {
     /// Share of the files up to a size.
     Sizes(&'static str, u64),
     /// A stage alone, with `cp` (`true`) or without a tool.
-    Stage(&'static str, Stage, bool),
+    Stage(&'static str, DatasetStage, bool),
     /// The whole copy.
     Whole(&'static str),
 }
 
-fn stage_name(set: &str, stage: Stage, tool: bool) -> String {
+fn stage_name(set: &str, stage: DatasetStage, tool: bool) -> String {
     format!("data set {set}: {}, {}", stage.name(), with(tool))
 }
 
@@ -79,18 +79,18 @@ pub(super) fn plan<Measurement>(
     for set in SETS {
         if of_stages(settings).contains(&set) {
             for (stage, tool) in [
-                (Stage::Read, false),
-                (Stage::Read, true),
-                (Stage::Network, true),
-                (Stage::Write, false),
-                (Stage::Write, true),
+                (DatasetStage::Read, false),
+                (DatasetStage::Read, true),
+                (DatasetStage::Network, true),
+                (DatasetStage::Write, false),
+                (DatasetStage::Write, true),
             ] {
                 let mut cell = Cell::new(stage_name(set, stage, tool), "B/s", Better::Higher);
                 let figure = format!("Each stage alone: data set {set}");
                 cell.place = Some(place(&figure, with(tool), stage.name(), None, "Stage"));
                 // The storage of a `--target` can only be measured through a copy.
                 let how = match (settings.targets.is_empty(), stage) {
-                    (false, Stage::Write) => {
+                    (false, DatasetStage::Write) => {
                         Err("the storage of the place that is named is another machine's".into())
                     }
                     _ => Ok(case(Sets::Stage(set, stage, tool))),
@@ -112,12 +112,12 @@ pub(super) fn questions(settings: &Settings) -> Vec<Question> {
     )
     .pair("end to end", whole_name("real"), whole_name("big"));
     let mut network = Question::new("End to end, against the network alone", [&said::END_TO_END]);
-    for stage in [Stage::Read, Stage::Network, Stage::Write] {
+    for stage in [DatasetStage::Read, DatasetStage::Network, DatasetStage::Write] {
         let name = |set| stage_name(set, stage, true);
         apart = apart.pair(stage.name(), name("real"), name("big"));
     }
     for set in of_stages(settings) {
-        network = network.pair(*set, whole_name(set), stage_name(set, Stage::Network, true));
+        network = network.pair(*set, whole_name(set), stage_name(set, DatasetStage::Network, true));
     }
     vec![apart, network]
 }
@@ -133,14 +133,14 @@ pub(super) fn up_to(set: &str, size: u64) -> Result<f64, crate::Error> {
 /// Measures a stage without a copy tool, in bytes per second.
 pub(super) fn without_tool(
     testbed: &TransferTestbed,
-    stage: Stage,
+    stage: DatasetStage,
     set: &str,
     cell: &mut Cell,
 ) -> crate::Outcome {
     use crate::Error;
     let (dir, (files, bytes)) = testbed.set_of(set)?;
     let took = match stage {
-        Stage::Write => {
+        DatasetStage::Write => {
             let zeroes = CopySource::Zeroes { files, bytes: bytes / u64::from(files.max(1)) };
             super::plain::write(&zeroes, &testbed.there())
         }

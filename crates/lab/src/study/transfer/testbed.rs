@@ -2,7 +2,7 @@
 //! at `--target`. Copies are processes of this program.
 
 use super::planted::SlowLayer;
-use super::sets::{Stage, without_tool};
+use super::sets::{DatasetStage, without_tool};
 use super::{BYTES_OF_SMALL, Concurrency, CopyStages, RATE, RTT, SET, SET_QUICK, bytes};
 use crate::self_exec::{self, at, seconds, summary};
 use crate::study::links::{Links, Route, Scratch, Server};
@@ -225,7 +225,7 @@ impl TransferTestbed {
     /// stages take as many files and bytes, of equal sizes.
     pub(super) fn stage(
         &mut self,
-        (name, stage, tool): (&str, Stage, bool),
+        (name, stage, tool): (&str, DatasetStage, bool),
         settings: &Settings,
         found: &mut Results,
     ) -> Outcome {
@@ -240,16 +240,16 @@ impl TransferTestbed {
             let zeroes = format!("zero:{files}x{}", bytes / u64::from(files.max(1)));
             self.copies += 1;
             let (from, to) = match stage {
-                Stage::Read => (dir.to_string_lossy().into_owned(), "null:".into()),
-                Stage::Network => {
+                DatasetStage::Read => (dir.to_string_lossy().into_owned(), "null:".into()),
+                DatasetStage::Network => {
                     let agent = self.agent(None, false)?;
                     (zeroes, at(&Endpoint::parse(agent.as_ref()).map_err(Error::usage)?, "null:"))
                 }
-                Stage::Write => {
+                DatasetStage::Write => {
                     (zeroes, self.there().join(self.copies.to_string()).to_string_lossy().into_owned())
                 }
             };
-            let crosses = stage == Stage::Network;
+            let crosses = stage == DatasetStage::Network;
             let length = if crosses { MinLength::Enough } else { MinLength::Any };
             let rate = |seconds: f64| bytes as f64 / seconds;
             self.timed([&from, &to], tune, (length, crosses), found, rate)?;

@@ -1,6 +1,6 @@
 //! `longhaul array create` and `assemble`.
 
-use super::{Assemble, Create, show};
+use super::{Assemble, CreateArray, show};
 use crate::events::ArrayCreated;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
 
-pub(super) fn create(args: Create, output: Output) -> Outcome {
+pub(super) fn create(args: CreateArray, output: Output) -> Outcome {
     let opener = args.initiator.opener();
     let known = ArrayRecord::all()?.into_iter().find(|record| record.name == args.name);
     if let Some(known) = &known {

@@ -3,7 +3,7 @@
 use crate::arguments::{parse_bytes, parse_time};
 use crate::exit::Failure;
 use longhaul_block::units::{parse_rate, parse_share};
-use longhaul_wan::{Change, Direction, Queue};
+use longhaul_wan::{Change, LinkDirection, Queue};
 use std::time::Duration;
 
 /// Conditions of a link: initial ones, or those to change to.
@@ -74,7 +74,7 @@ pub(crate) struct SetArgs {
     pub(crate) link: Option<usize>,
     /// Change one direction only: there (client to server) or back
     #[arg(long, value_name = "WAY", value_parser = direction)]
-    direction: Option<Direction>,
+    direction: Option<LinkDirection>,
     /// Cut the link: packets under way are lost, and none pass
     #[arg(long, conflicts_with = "restore")]
     cut: bool,
@@ -113,10 +113,10 @@ fn share(text: &str) -> Result<f64, String> {
     parse_share(text).ok_or_else(|| format!("'{text}' is not a share, such as 0.1%"))
 }
 
-fn direction(text: &str) -> Result<Direction, String> {
+fn direction(text: &str) -> Result<LinkDirection, String> {
     match text {
-        "there" => Ok(Direction::There),
-        "back" => Ok(Direction::Back),
+        "there" => Ok(LinkDirection::There),
+        "back" => Ok(LinkDirection::Back),
         _ => Err(format!("'{text}' is neither there nor back")),
     }
 }

@@ -3,7 +3,7 @@
 use crate::events::{self, WanDropped, WanLateness, WanLink, WanPath, WanWay};
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_wan::control::Status;
-use longhaul_wan::{Conditions, Lateness, LinkStatistics, Queue, Way, WayStatistics};
+use longhaul_wan::{Conditions, DirectionConditions, DirectionStatistics, Lateness, LinkStatistics, Queue};
 use std::time::Duration;
 
 /// If the 99th percentile of lateness exceeds this share of the round-trip time, and
@@ -49,7 +49,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-fn way(way: &Way, n: &WayStatistics) -> WanWay {
+fn way(way: &DirectionConditions, n: &DirectionStatistics) -> WanWay {
     let late = &n.lateness;
     WanWay {
         delay_ms: millis(way.delay),
@@ -110,7 +110,7 @@ fn both(conditions: &Conditions) -> String {
     format!("{rtt} ms; there: {}; back: {}", words(there), words(back))
 }
 
-fn words(way: &Way) -> String {
+fn words(way: &DirectionConditions) -> String {
     let mut words = vec![match way.rate {
         Some(rate) => format_rate(rate as f64),
         None => "no limit of rate".to_owned(),
@@ -172,7 +172,7 @@ pub(super) fn statistics(status: &Status) -> Vec<String> {
     lines
 }
 
-fn counted(n: &WayStatistics) -> String {
+fn counted(n: &DirectionStatistics) -> String {
     let causes = [
         ("queue", n.dropped_queue),
         ("loss", n.dropped_loss),
