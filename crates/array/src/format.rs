@@ -4,6 +4,8 @@
 
 pub(crate) mod bytes;
 pub(crate) mod geometry;
+#[cfg(test)]
+mod golden;
 pub(crate) mod heartbeat;
 pub(crate) mod history;
 pub(crate) mod layout;

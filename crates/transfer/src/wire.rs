@@ -18,6 +18,8 @@ mod codec;
 mod codes;
 mod entry;
 mod frame;
+#[cfg(test)]
+mod golden;
 mod hello;
 mod name;
 

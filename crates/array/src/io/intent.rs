@@ -319,3 +319,25 @@ impl Intent {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Members that exist have these bytes.
+    #[test]
+    fn the_bytes_of_a_page_are_fixed() {
+        let intent = Intent::new(Uuid::from_u128(1), 20);
+        intent.add(0, |bit| [0, 9].contains(&bit));
+        let page = intent.page(0);
+        let head = [0xdf, 0x9c, 0x29, 0x26];
+        assert_eq!(page[..4], head, "the checksum");
+        assert_eq!(page[4..20], *Uuid::from_u128(1).as_bytes());
+        assert_eq!(page[20..34], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0b1, 0b10]);
+        assert!(page[34..].iter().all(|byte| *byte == 0));
+        let other = Intent::new(Uuid::from_u128(1), 20);
+        assert!(other.merge(0, &page));
+        assert_eq!(other.marked(), [0, 9]);
+        assert!(!Intent::new(Uuid::from_u128(2), 20).merge(0, &page), "of another array");
+    }
+}

@@ -1,0 +1,91 @@
+//! The bytes of every structure on a member: arrays that exist have them, and they change with the
+//! version of the superblock alone, which is that of all of them.
+
+use super::geometry::{BLOCK, Role};
+use super::heartbeat::Heartbeat;
+use super::record::{JournalRecord, Piece, RecordKind};
+use super::superblock::{Superblock, Unknown, tests::example};
+use longhaul_engine::Buf;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// The block that begins with these bytes, and has zeroes behind them.
+fn block(hex: &str) -> Vec<u8> {
+    let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
+    let mut block: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+    block.resize(BLOCK as usize, 0);
+    block
+}
+
+/// A superblock of version 3: four members and a spare, the second member in a resync.
+const SUPERBLOCK: &str = "9d8769054c48415252415900030000000000000000000000000000000000006300000000000000000000000000000002\
+     736372617463680000000000000000000000000000000000000000000000000000000000000000000000000000000000\
+     0000000000000000000000000000000003000400010001000000010000000000ec3e0000000000000000000100000000\
+     000010000000000000001401000000000700000000000000030000000000000000000000000000000000000000000000\
+     00010100000000000000000000000100000000000000ffffffffffffffff000000000000000000000000000000020400\
+     010039300000000000000100000000000000ffffffffffffffff00000000000000000000000000000003010000000000\
+     0000000000000100000000000000ffffffffffffffff0000000000000000000000000000000401000000000000000000\
+     00000100000000000000ffffffffffffffff000000000000000000000000000003e80000000000000000000000000000\
+     004d00f15365000000000600000000000000060000000000000006000000000000000600000000000000010000000000\
+     0000000000000000000000050600000000000000";
+
+/// A heartbeat of a stopped array.
+const HEARTBEAT: &str = "813d0be34c48424541540000000000000000000000000000000000010000000000000000000000000000000203000000\
+     0000000001000700000000000000dc0500000000000000000000000000000000000000000009c409000000000000";
+
+/// The head of a commit record.
+const RECORD: &str = "fed5a2874c484a4f55524e4c000000000000000000000000000000010300000000000000003000000000000000e01000\
+     00000000090000000000000000001000000000004d00000000000000020002000200000000300000ee2939a405000000\
+     0000000008000000000000000200001000000010000001010000000000200000";
+
+#[test]
+fn the_bytes_of_a_superblock_are_fixed() {
+    let known = block(SUPERBLOCK);
+    assert_eq!(example(4, 1).encode(), known);
+    assert_eq!(Superblock::decode(&known), Some(example(4, 1)));
+}
+
+#[test]
+fn a_superblock_of_a_newer_version_is_refused_with_a_sentence() {
+    let mut newer = block(SUPERBLOCK);
+    newer[12] = 4;
+    super::bytes::seal(&mut newer);
+    assert_eq!(Superblock::decode(&newer), None);
+    let why = Superblock::unknown(&newer).map(|unknown: Unknown| unknown.to_string());
+    assert_eq!(why.as_deref(), Some("is of version 4, and this program knows version 3"));
+}
+
+#[test]
+fn the_bytes_of_a_heartbeat_are_fixed() {
+    let beat = Heartbeat {
+        array: Uuid::from_u128(1),
+        session: Uuid::from_u128(2),
+        counter: 3,
+        stopped: true,
+        confirmed: 7,
+        elapsed: Duration::from_millis(1500),
+        before: Some((Uuid::from_u128(9), Duration::from_millis(2500))),
+    };
+    let known = block(HEARTBEAT);
+    assert_eq!(beat.encode()[..], known);
+    assert_eq!(Heartbeat::decode(&known), Some(beat));
+}
+
+#[test]
+fn the_bytes_of_a_journal_record_are_fixed() {
+    let piece = |role, at, byte, len| Piece { role, at, bytes: Buf::copy_of(&vec![byte; len]) };
+    let record = JournalRecord {
+        kind: RecordKind::Commit,
+        epoch: 3,
+        epoch_start: 12 << 10,
+        pos: (1 << 20) + 56 * 1024,
+        seq: 9,
+        tail: 1 << 20,
+        row: 77,
+        covers: vec![5, 8],
+        pieces: vec![piece(Role::Data(2), 4096, 7, 4096), piece(Role::Q, 0, 8, 8192)],
+    };
+    let bytes = record.encode(Uuid::from_u128(1));
+    assert_eq!(bytes[..BLOCK as usize], block(RECORD));
+    assert_eq!(bytes[BLOCK as usize..], [vec![7; 4096], vec![8; 8192]].concat());
+}
