@@ -198,7 +198,7 @@ fn settings_are_changed_when_asked_and_put_back() {
     }
     assert_eq!(is(PROBING), "0", "nothing is changed unasked");
     let ran = tune("restore");
-    assert!(ran.code == Some(0) && ran.stderr.contains("nothing to put back"), "{ran:?}");
+    assert!(ran.code == Some(0) && ran.stderr.contains("nothing to restore"), "{ran:?}");
 
     let ran = tune("apply");
     assert_eq!(ran.code, Some(0), "{ran:?}");

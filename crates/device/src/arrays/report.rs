@@ -131,7 +131,7 @@ pub struct ScrubReply {
     pub disagreements: Vec<ExtentReply>,
     /// Blocks that did not fit together while they were in use, and were not judged.
     pub unsettled: u64,
-    /// Blocks that wait for members that are absent.
+    /// Blocks that wait for missing members.
     pub waiting: u64,
     /// Blocks of the array's own records that were repaired.
     pub own_blocks: u64,

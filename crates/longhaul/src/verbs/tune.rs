@@ -143,7 +143,7 @@ fn restore(root: &RootOptions, output: Output) -> Outcome {
     let mut saved = SavedSettings::load(&root.root)?;
     if saved.settings.is_empty() {
         output.event(&TuneRestored { restored: Vec::new(), failed: 0 });
-        let message = "nothing was changed by 'longhaul tune apply': nothing to put back";
+        let message = "nothing was changed by 'longhaul tune apply': nothing to restore";
         return root.nothing.nothing(message, output);
     }
     let machine = HostSettings::at(&root.root);
@@ -154,7 +154,7 @@ fn restore(root: &RootOptions, output: Output) -> Outcome {
             output.line(format_args!("{}: {}", setting.name, setting.advised));
         }
     }
-    ended(&failed, done.len(), "put back")
+    ended(&failed, done.len(), "restored")
 }
 
 /// The exit status, by whether all, some or no settings could be written.

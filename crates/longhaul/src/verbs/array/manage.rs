@@ -217,10 +217,9 @@ pub(super) fn scrub(args: &Scrub, output: Output) -> Outcome {
     let count = |name: &str| report[name].as_u64().unwrap_or(0);
     let (exit, why) = match (count("lost"), count("disagreeing"), count("waiting")) {
         (0, 0, 0) => return Ok(()),
-        (0, 0, waiting) => (
-            Exit::Partly,
-            format!("{waiting} blocks cannot be repaired before the members that are absent are back"),
-        ),
+        (0, 0, waiting) => {
+            (Exit::Partly, format!("{waiting} blocks cannot be repaired before the missing members are back"))
+        }
         (0, blocks, _) => (
             Exit::Mismatch,
             format!(

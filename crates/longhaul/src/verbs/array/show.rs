@@ -107,7 +107,7 @@ pub(super) fn scrub_summary(report: &Value, output: Output) {
     for (count, words) in [
         ("inconsistent", "matched their checksums, but the others showed them to be wrong"),
         ("unsettled", "did not fit together while they were in use, and were not judged"),
-        ("waiting", "wait for members that are absent"),
+        ("waiting", "wait for missing members"),
     ] {
         if let Some(blocks) = report[count].as_u64().filter(|blocks| *blocks > 0) {
             output.line(format_args!("  {blocks} blocks {words}"));

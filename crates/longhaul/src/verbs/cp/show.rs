@@ -336,7 +336,7 @@ pub(super) fn summary(
     if counts.failed > 0 {
         words.push(format!("{} failed", counts.failed));
     }
-    let resumed = if summary.resumed { ", taken up again" } else { "" };
+    let resumed = if summary.resumed { ", resumed" } else { "" };
     let words = words.join(", ");
     let share = match (path, share) {
         (Some(path), Some(share)) => {

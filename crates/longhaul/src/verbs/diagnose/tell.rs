@@ -103,6 +103,6 @@ fn people(diagnosis: &Diagnosis, output: Output) {
         (None, Some(command)) => {
             format!("not tried, since it is a setting of a machine or an agent; {command}")
         }
-        (None, None) => "not tried: that remedy is no setting".into(),
+        (None, None) => "not tried: that remedy is not a setting".into(),
     });
 }
