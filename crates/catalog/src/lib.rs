@@ -31,12 +31,14 @@ mod clock;
 mod error;
 mod etcd;
 mod file;
+mod spec;
 mod types;
 
 pub use clock::{Clock, HostClock, ManualClock};
 pub use error::{Error, Result};
 pub use etcd::EtcdCatalog;
 pub use file::{FileCatalog, Options as FileOptions};
+pub use spec::CatalogSpec;
 pub use types::{
     Commit, Entry, Event, Expect, LeaseId, MAX_OPERATIONS, MAX_TRANSACTION, Op, Revision, Snapshot, Txn,
 };

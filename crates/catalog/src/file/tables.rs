@@ -110,25 +110,27 @@ impl Reading {
         if revision > newest {
             return Err(Error::Invalid(format!("revision {revision} is to come; the newest is {newest}")));
         }
-        let mut entries = BTreeMap::new();
+        let mut found = Vec::new();
         for row in self.entries.range::<&[u8]>(prefix..).map_err(|e| self.failed(e))? {
             let (key, row) = row.map_err(|e| self.failed(e))?;
             if !key.value().starts_with(prefix) {
                 break;
             }
-            entries.insert(key.value().to_vec(), entry(key.value(), row.value()));
+            found.push(entry(key.value(), row.value()));
         }
-        if revision < newest {
-            let later = self.history.range((revision + 1, 0)..).map_err(|e| self.failed(e))?;
-            for change in later.rev() {
-                let change = change.map_err(|e| self.failed(e))?.1;
-                let (key, _, before) = change.value();
-                if key.starts_with(prefix) {
-                    match before {
-                        None => entries.remove(key),
-                        Some(row) => entries.insert(key.to_vec(), entry(key, row)),
-                    };
-                }
+        if revision == newest {
+            return Ok(Snapshot { revision, entries: found });
+        }
+        let mut entries: BTreeMap<_, _> = found.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
+        let later = self.history.range((revision + 1, 0)..).map_err(|e| self.failed(e))?;
+        for change in later.rev() {
+            let change = change.map_err(|e| self.failed(e))?.1;
+            let (key, _, before) = change.value();
+            if key.starts_with(prefix) {
+                match before {
+                    None => entries.remove(key),
+                    Some(row) => entries.insert(key.to_vec(), entry(key, row)),
+                };
             }
         }
         Ok(Snapshot { revision, entries: entries.into_values().collect() })
