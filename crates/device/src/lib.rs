@@ -9,6 +9,9 @@
 //! | `mem:SIZE` | memory |
 //! | `null:SIZE` | reads zeroes, forgets writes |
 //!
+//! Layers above add kinds of names to an [`Opener`] by a [`Scheme`], as that of pools does for
+//! `volume:POOL/NAME`.
+//!
 //! Local devices take options, such as `mem:1GiB,ro,delay=5ms`: see
 //! [`BackendSpec`](longhaul_block::BackendSpec).
 //!
@@ -44,7 +47,7 @@ mod user;
 
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
-pub use opener::Opener;
+pub use opener::{Opener, Scheme};
 pub use rights::needs_root;
 pub use user::User;
 

@@ -5,9 +5,26 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use longhaul_block::{BackendSpec, BlockDevice};
 use longhaul_initiator::{Options, RemoteDevice, SCHEME, Uri};
+use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
+
+/// A further kind of names, of a layer above this one.
+pub trait Scheme: fmt::Debug + Send + Sync {
+    /// What its names begin with, such as `volume:`.
+    fn prefix(&self) -> &'static str;
+
+    /// The form of its names, for messages: `volume:POOL/NAME`.
+    fn form(&self) -> &'static str;
+
+    /// Opens the device `name`, from which the prefix is cut, on a thread without an engine. Remote
+    /// namespaces and arrays of it are opened by `opener`.
+    ///
+    /// # Errors
+    /// As for [`crate::open`].
+    fn open(&self, name: &str, opener: &Opener) -> Result<Device>;
+}
 
 /// Opens devices by name.
 #[derive(Clone, Debug)]
@@ -16,12 +33,26 @@ pub struct Opener {
     pub(crate) options: Options,
     /// Threads that use one device at the same time.
     threads: u16,
+    /// Further kinds of names.
+    schemes: Vec<Arc<dyn Scheme>>,
 }
 
 impl Opener {
     /// An opener with these options, for devices that one thread uses at a time.
     pub fn new(options: Options) -> Opener {
-        Opener { options, threads: 1 }
+        Opener { options, threads: 1, schemes: Vec::new() }
+    }
+
+    /// The same opener, which knows the names of `scheme` too.
+    #[must_use]
+    pub fn with_scheme(mut self, scheme: Arc<dyn Scheme>) -> Opener {
+        self.schemes.push(scheme);
+        self
+    }
+
+    /// Options of connections to targets.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// The same opener, for devices that `threads` use at the same time.
@@ -83,12 +114,32 @@ impl Opener {
             let array = RunningArray::open(&ArrayRecord::find(array)?, &opener)?;
             return Ok(Device::Array(Box::new(array)));
         }
+        for scheme in &self.schemes {
+            if let Some(rest) = name.strip_prefix(scheme.prefix()) {
+                return scheme.open(rest, self);
+            }
+        }
         let spec = match BackendSpec::parse(name) {
             Ok(spec) => spec,
             Err(e) if looks_like_backend(name) => return Err(Error::invalid(e)),
-            Err(_) => path_spec(name)?,
+            Err(_) => self.path_spec(name)?,
         };
         spec.open().map(Device::Local).map_err(Error::failed)
+    }
+
+    fn path_spec(&self, name: &str) -> Result<BackendSpec> {
+        let kind = match std::fs::metadata(Path::new(name)) {
+            Ok(meta) if meta.file_type().is_block_device() => "block",
+            Ok(_) => "file",
+            Err(e) => {
+                let more: String = self.schemes.iter().map(|scheme| format!("{}, ", scheme.form())).collect();
+                return Err(Error::failed(format!(
+                    "cannot open '{name}': {e}; a device is a path, file:PATH, mem:SIZE, null:SIZE, \
+                     array:NAME, {more}or nvme+tcp://HOST/SUBNQN"
+                )));
+            }
+        };
+        BackendSpec::parse(&format!("{kind}:{}", name.replace(',', ",,"))).map_err(Error::invalid)
     }
 }
 
@@ -100,18 +151,4 @@ impl Default for Opener {
 
 fn looks_like_backend(name: &str) -> bool {
     ["file:", "block:", "mem:", "null:"].iter().any(|kind| name.starts_with(kind))
-}
-
-fn path_spec(name: &str) -> Result<BackendSpec> {
-    let path = Path::new(name);
-    let kind = match std::fs::metadata(path) {
-        Ok(meta) if meta.file_type().is_block_device() => "block",
-        Ok(_) => "file",
-        Err(e) => {
-            let form =
-                "a device is a path, file:PATH, mem:SIZE, null:SIZE, array:NAME or nvme+tcp://HOST/SUBNQN";
-            return Err(Error::failed(format!("cannot open '{name}': {e}; {form}")));
-        }
-    };
-    BackendSpec::parse(&format!("{kind}:{}", name.replace(',', ",,"))).map_err(Error::invalid)
 }

@@ -22,6 +22,6 @@ pub fn directory() -> PathBuf {
 
 /// The state directory of another user; `XDG_STATE_HOME` of that user's processes is not known.
 /// `None` for a user without a home directory.
-pub(crate) fn directory_of(user: &User) -> Option<PathBuf> {
+pub fn directory_of(user: &User) -> Option<PathBuf> {
     Some(user.home()?.join(IN_HOME).join(SUBDIRECTORY))
 }

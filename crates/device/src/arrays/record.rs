@@ -112,6 +112,13 @@ impl ArrayRecord {
         Ok(all)
     }
 
+    /// The record as it is in its registry now; `None` if it is not there, or cannot be read.
+    pub(super) fn reread(&self) -> Option<ArrayRecord> {
+        let path = self.path();
+        let text = self.registry.with_rights(|| std::fs::read_to_string(path)).and_then(|read| read).ok()?;
+        ArrayRecord::parse(&text, &self.registry)
+    }
+
     fn all_in(registry: &Registry) -> Result<Vec<ArrayRecord>> {
         let directory = registry.directory();
         let read = || {

@@ -11,6 +11,8 @@ use uuid::Uuid;
 
 /// Directory of the records, in the state directory.
 const SUBDIRECTORY: &str = "arrays";
+/// Directory of the records of arrays that are volumes of pools.
+const VOLUMES: &str = "volumes";
 
 /// The records of one user's arrays, and the control sockets of the processes that run them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,12 @@ impl Registry {
             runtime: runtime::directory(),
             user: None,
         }
+    }
+
+    /// The registry of arrays that are volumes of pools: they are found by their pool, and are not
+    /// listed as arrays.
+    pub fn of_volumes() -> Registry {
+        Registry { directory: state::directory().join(VOLUMES), ..Registry::own() }
     }
 
     /// The registry of root, for lookups by other users.

@@ -33,7 +33,8 @@ pub struct RunningArray {
 
 /// The devices that an array needs and has not opened.
 struct MissingMembers {
-    array: Uuid,
+    /// The array, as it was when it was opened.
+    array: ArrayRecord,
     /// Names that could not be opened, or whose superblock could not be read.
     missing: Vec<String>,
     /// Member UUIDs of the other names, from their superblocks.
@@ -48,7 +49,7 @@ impl MissingMembers {
     fn names(&self, unattached: &[Uuid]) -> Vec<String> {
         let mut names = self.missing.clone();
         if !unattached.is_empty()
-            && let Ok(record) = ArrayRecord::find(&self.array.to_string())
+            && let Some(record) = self.array.reread()
         {
             let may_be = |name: &String| self.known.get(name).is_none_or(|uuid| unattached.contains(uuid));
             names.extend(record.devices.into_iter().filter(may_be));
@@ -203,7 +204,7 @@ impl RunningArray {
         }
         let mut updated = record.clone();
         updated.members.extend(known.iter().map(|(name, member)| (name.clone(), *member)));
-        let search = MissingMembers { array: record.uuid, missing, known, reported: HashSet::new() };
+        let search = MissingMembers { array: record.clone(), missing, known, reported: HashSet::new() };
         let mut running = RunningArray::start(record, ours, search, opener, degraded)?;
         running.members = found;
         if updated != *record
