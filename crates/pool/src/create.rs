@@ -15,13 +15,14 @@ use crate::keys;
 use crate::label::Label;
 use crate::name::check_name;
 use crate::place::{Candidate, Need, place};
-use crate::pool::{Pool, TRIES, each, wall_time};
+use crate::pool::{Pool, TRIES, each};
 use crate::record::{
     Intent, IntentKind, Member, TargetRecord, Usage, VolumeRecord, VolumeState, decode, encode,
 };
 use crate::remove::Removed;
 use crate::shape::{Shape, VolumeLayout};
-use crate::spaces::{Space, SpaceError};
+use crate::spaces::{Space, SpaceError, shown};
+use crate::time::wall_time;
 use longhaul_catalog::{Expect, Revision, Txn};
 use std::collections::BTreeMap;
 use uuid::Uuid;
@@ -43,12 +44,14 @@ pub struct VolumeRequest {
     pub unit: u64,
     /// Most members in one failure domain; one, unless the user allows more.
     pub per_domain: usize,
-    /// NQNs of the hosts that may use it; all hosts if empty.
+    /// NQNs of the hosts that may use it.
     pub hosts: Vec<String>,
     /// The job that it is for.
     pub job: Option<String>,
     /// When it may be removed, in seconds since 1970.
     pub expires: Option<u64>,
+    /// Its namespaces take capacity as they are written to; it is promised to them all the same.
+    pub thin: bool,
 }
 
 /// A target as it is known, with its revision, and its space or why it cannot be used.
@@ -62,6 +65,9 @@ impl Pool {
     /// [`Error::Shortage`], [`Error::Quota`], [`Error::Exists`]; [`Error::Space`] if a target fails.
     pub fn create_volume(&self, request: &VolumeRequest) -> Result<VolumeRecord> {
         check_name("volume", &request.name)?;
+        if let Some(job) = &request.job {
+            check_name("job", job)?;
+        }
         if let Some(expires) = request.expires.filter(|expires| *expires <= wall_time()) {
             return Err(Error::Shape(format!("its lifetime has ended already, at {expires} s since 1970")));
         }
@@ -131,6 +137,9 @@ impl Pool {
                 hosts: request.hosts.clone(),
                 job: request.job.clone(),
                 expires: request.expires,
+                thin: request.thin,
+                made_by: self.host.name.clone(),
+                made_at: wall_time(),
                 state: VolumeState::Creating,
             },
             host: self.host.name.clone(),
@@ -229,7 +238,7 @@ impl Pool {
                     let (id, domain) = (target.id.clone(), target.domain.clone());
                     candidates.push(Candidate { id, domain, free });
                 }
-                Err(e) => unreachable.push((target.address.clone(), e.to_string())),
+                Err(e) => unreachable.push((shown(&target.address), e.to_string())),
             }
         }
         let need =
@@ -258,14 +267,14 @@ impl Pool {
                 address: target.address.clone(),
                 source,
             };
-            made.map(|uuid| (target.address.clone(), uuid)).map_err(failed)
+            made.map(|id| (target.address.clone(), id)).map_err(failed)
         });
         let made = made.into_iter().collect::<Result<Vec<_>>>()?;
-        for (member, (_, uuid)) in volume.members.iter_mut().zip(&made) {
-            member.namespace = Some(*uuid);
+        for (member, (_, id)) in volume.members.iter_mut().zip(&made) {
+            member.namespace = Some(*id);
         }
         if volume.shape.layout != VolumeLayout::Single {
-            let addresses: Vec<&str> = made.iter().map(|(address, _)| address.as_str()).collect();
+            let addresses: Vec<String> = made.iter().map(|(address, _)| shown(address)).collect();
             let failed =
                 |source| Error::Space { attempted: "make an array", address: addresses.join(", "), source };
             volume.array = Some(spaces.format(&volume, &made).map_err(failed)?);

@@ -1,8 +1,9 @@
 //! Errors of pools.
 
 use crate::place::Shortage;
-use crate::spaces::SpaceError;
+use crate::spaces::{SpaceError, shown};
 use longhaul_block::units::format_size;
+use longhaul_device::ErrorKind;
 
 /// The result of a call to a pool.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -68,7 +69,7 @@ pub enum Error {
     #[error("{0}")]
     Shortage(Shortage),
     /// A target did not do as asked.
-    #[error("cannot {attempted} at target {address}: {source}")]
+    #[error("cannot {attempted} at target {}: {source}", shown(address))]
     Space {
         /// What was attempted.
         attempted: &'static str,
@@ -78,13 +79,22 @@ pub enum Error {
         source: SpaceError,
     },
     /// A target belongs to something else.
-    #[error("target {address} is not used: {why}")]
+    #[error("target {} is not used: {why}", shown(address))]
     Foreign {
         /// Address of the target.
         address: String,
         /// What it belongs to.
         why: String,
     },
+    /// This host does not know the pool.
+    #[error("{0}")]
+    Unknown(String),
+    /// A file of this host cannot be read or written, or it has no thread to spare.
+    #[error("{0}")]
+    Local(String),
+    /// A name may mean several things.
+    #[error("{0}")]
+    Ambiguous(String),
     /// Another host has taken over what this one was doing: its lease had run out.
     #[error("volume {0} was undone by another host, as this one did not keep its lease: try again")]
     Overtaken(String),
@@ -102,4 +112,21 @@ pub enum Error {
     /// The catalog did not do as asked.
     #[error(transparent)]
     Catalog(#[from] longhaul_catalog::Error),
+}
+
+impl From<Error> for longhaul_device::Error {
+    fn from(e: Error) -> longhaul_device::Error {
+        let kind = match &e {
+            Error::Name { .. } | Error::Shape(_) | Error::Unknown(_) | Error::Ambiguous(_) => {
+                ErrorKind::Invalid
+            }
+            Error::InUse { .. } | Error::Foreign { .. } => ErrorKind::Refused,
+            Error::Space { source: SpaceError::Unreachable(_), .. }
+            | Error::Catalog(longhaul_catalog::Error::Unreachable { .. }) => ErrorKind::Unreachable,
+            Error::Space { source: SpaceError::Refused(_), .. } => ErrorKind::Refused,
+            Error::Catalog(longhaul_catalog::Error::Busy { .. }) => ErrorKind::TimedOut,
+            _ => ErrorKind::Failed,
+        };
+        longhaul_device::Error::new(kind, e)
+    }
 }

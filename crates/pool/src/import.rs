@@ -4,12 +4,13 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::label::Label;
 use crate::name::check_name;
-use crate::pool::{Host, Pool, each, wall_time};
+use crate::pool::{Host, Pool, each};
 use crate::record::{
     Intent, IntentKind, Member, PoolRecord, Quota, TargetRecord, Usage, VolumeRecord, VolumeState, encode,
 };
 use crate::shape::VolumeLayout;
-use crate::spaces::Namespace;
+use crate::spaces::{Namespace, machine, shown};
+use crate::time::wall_time;
 use longhaul_catalog::{Expect, Txn};
 use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
@@ -89,14 +90,15 @@ fn look(host: &Host, addresses: &[String]) -> Result<Vec<(TargetRecord, Vec<Name
         let failed = |source| Error::Space { attempted: "look", address: address.clone(), source };
         let space = host.spaces.space(address).map_err(failed)?;
         let namespaces = host.spaces.list(address).map_err(failed)?;
-        // Each its own failure domain, unless a label says more.
-        let (address, domain) = (address.clone(), address.clone());
+        // Its host fails as a whole, unless a label says more.
+        let (address, domain) = (address.clone(), machine(address).to_owned());
         Ok((TargetRecord { id: space.id, address, domain, capacity: space.capacity }, namespaces))
     });
     let looked = looked.into_iter().collect::<Result<Vec<_>>>()?;
     let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
     for (target, _) in &looked {
         if let Some(other) = seen.insert(&target.id, &target.address) {
+            let other = shown(other);
             let why = format!("it has the identity of target {other}: a copy of its disk, or the same one");
             return Err(Error::Foreign { address: target.address.clone(), why });
         }
@@ -122,8 +124,7 @@ fn choose(found: &[Found], wanted: Option<&str>, name: Option<&str>) -> Result<P
         Some((uuid, name)) => {
             let all = std::iter::once((uuid, name)).chain(pools);
             let all: Vec<String> = all.map(|(uuid, name)| format!("{name} ({uuid})")).collect();
-            let why = format!("there are several pools: name one of {}", all.join(", "));
-            return Err(Error::Foreign { address: place(), why });
+            return Err(Error::Ambiguous(format!("there are several pools: name one of {}", all.join(", "))));
         }
         None => {
             let name = "of any name".to_owned();
@@ -159,11 +160,14 @@ fn gather(
             hosts: label.hosts.clone(),
             job: label.job.clone(),
             expires: label.expires,
+            thin: label.thin,
+            made_by: label.made_by.clone(),
+            made_at: label.made_at,
             state: VolumeState::Ready,
         };
         for (at, namespace, label) in &parts {
             if let Some(member) = volume.members.get_mut(label.index) {
-                *member = Member { target: targets[*at].id.clone(), namespace: Some(namespace.uuid) };
+                *member = Member { target: targets[*at].id.clone(), namespace: Some(namespace.id) };
             }
         }
         // An array is made before the volume is published, over all of its members.
@@ -202,7 +206,7 @@ fn array_of(host: &Host, targets: &[TargetRecord], parts: &[Found]) -> Result<Op
         let address = &targets[*at].address;
         let failed =
             |source| Error::Space { attempted: "read a namespace", address: address.clone(), source };
-        if let Some(array) = host.spaces.array_on(address, namespace.uuid).map_err(failed)? {
+        if let Some(array) = host.spaces.array_on(address, namespace.id).map_err(failed)? {
             return Ok(Some(array));
         }
     }

@@ -25,12 +25,18 @@ pub struct Label {
     pub index: usize,
     /// Shape of the volume.
     pub shape: Shape,
-    /// NQNs of the hosts that may use it; of all hosts if empty.
+    /// NQNs of the hosts that may use it.
     pub hosts: Vec<String>,
     /// The job that it was made for.
     pub job: Option<String>,
     /// When it may be removed, in seconds since 1970.
     pub expires: Option<u64>,
+    /// It takes capacity as it is written to.
+    pub thin: bool,
+    /// The host that made the volume, and when, in seconds since 1970.
+    pub made_by: String,
+    /// See [`made_by`](Self::made_by).
+    pub made_at: u64,
 }
 
 impl Label {
@@ -48,6 +54,9 @@ impl Label {
             hosts: volume.hosts.clone(),
             job: volume.job.clone(),
             expires: volume.expires,
+            thin: volume.thin,
+            made_by: volume.made_by.clone(),
+            made_at: volume.made_at,
         }
     }
 
@@ -72,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_label_is_read_back_and_its_form_is_fixed() {
-        let text = r#"{"format":1,"pool":"00000000-0000-0000-0000-000000000001","pool_name":"p","domain":"r1","volume":"00000000-0000-0000-0000-000000000002","name":"v","renames":3,"index":4,"shape":{"layout":"double-parity","width":6,"spares":1,"unit":262144,"size":1099511627776,"member_size":275951648768},"hosts":["nqn.2014-08.org.example:a"],"job":"4711","expires":1790000000}"#;
+        let text = r#"{"format":1,"pool":"00000000-0000-0000-0000-000000000001","pool_name":"p","domain":"r1","volume":"00000000-0000-0000-0000-000000000002","name":"v","renames":3,"index":4,"shape":{"layout":"double-parity","width":6,"spares":1,"unit":262144,"size":1099511627776,"member_size":275951648768},"hosts":["nqn.2014-08.org.example:a"],"job":"4711","expires":1790000000,"thin":false,"made_by":"dtn1","made_at":1780000000}"#;
         let label = Label::parse(text).expect("read");
         assert_eq!((label.index, label.shape.width, label.expires), (4, 6, Some(1_790_000_000)));
         assert_eq!(label.to_text(), text);

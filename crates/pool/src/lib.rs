@@ -10,36 +10,53 @@
 //! host. So each begins with an *intent* in the catalog, held by a lease; once that has run out,
 //! any host undoes a volume that was not published, and finishes a removal ([`Pool::recover`]).
 //!
-//! Nothing here knows a protocol: namespaces are made by a [`Spaces`].
+//! Namespaces are made by a [`Spaces`]: [`Targets`] makes them at targets by NVMe's own commands. A volume
+//! is opened as any device is, by its name `volume:POOL/NAME` ([`Volumes`]).
 
 #![forbid(unsafe_code)]
 
+mod change;
 mod claim;
 mod create;
 mod error;
 mod import;
+mod job;
 mod keys;
+mod known;
 mod label;
 mod name;
+mod nodes;
+mod open;
 mod place;
 mod pool;
 mod record;
 mod recover;
+mod remote;
 mod remove;
 mod shape;
 mod spaces;
+mod targets;
+mod time;
+mod wire;
 
 pub use create::VolumeRequest;
 pub use error::{Error, Result};
 pub use import::{Import, Missing, import};
+pub use job::{JobStatus, volume_of_job};
+pub use known::{KnownPool, default_catalog};
 pub use label::Label;
 pub use name::{MAX_NAME, check_name};
+pub use nodes::{MAX_NODES, expand_nodes};
+pub use open::{SCHEME, VolumeName, Volumes};
 pub use place::{Candidate, Need, Shortage, place};
 pub use pool::{Host, Pool, Status, TargetStatus};
 pub use record::{
-    Intent, IntentKind, Member, PoolRecord, Quota, TargetRecord, Usage, VolumeRecord, VolumeState,
+    BriefShape, Intent, IntentKind, Member, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief,
+    VolumeRecord, VolumeState,
 };
 pub use recover::Recovered;
+pub use remote::Targets;
 pub use remove::Removed;
 pub use shape::{Shape, VolumeLayout};
-pub use spaces::{Namespace, Space, SpaceError, Spaces};
+pub use spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces, machine, shown};
+pub use time::{end_of, format_time, wall_time};

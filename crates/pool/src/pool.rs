@@ -1,15 +1,17 @@
-//! A pool: its targets and volumes.
+//! A pool: what is recorded of it.
 
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::label::Label;
 use crate::name::check_name;
-use crate::record::{Intent, PoolRecord, Quota, TargetRecord, Usage, VolumeRecord, decode, encode};
+use crate::record::{
+    Intent, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief, VolumeRecord, decode, encode,
+};
 use crate::spaces::{Space, SpaceError, Spaces};
+use crate::targets::same;
 use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, Revision, Txn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Most targets of a pool: its creation is one transaction.
@@ -72,11 +74,6 @@ pub(crate) fn each<T: Sync, R: Send>(items: &[T], call: impl Fn(&T) -> R + Sync)
         // A panic of a call is one of the caller.
         threads.into_iter().map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
     })
-}
-
-/// Seconds since 1970 by the wall clock.
-pub(crate) fn wall_time() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// A pool of a catalog.
@@ -170,100 +167,6 @@ impl Pool {
         Error::NotFound { what, name: name.to_owned(), place }
     }
 
-    /// Asks a target whether it can be of this pool.
-    fn examine(&self, address: &str, domain: &str) -> Result<TargetRecord> {
-        let failed = |source| Error::Space { attempted: "look", address: address.to_owned(), source };
-        let space = self.host.spaces.space(address).map_err(failed)?;
-        for namespace in self.host.spaces.list(address).map_err(failed)? {
-            if let Some(Ok(label)) = namespace.label
-                && label.pool != self.uuid()
-            {
-                let Label { pool_name, pool, .. } = label;
-                let why = format!(
-                    "it has namespaces of pool {pool_name} ({pool}): import that pool, or remove them"
-                );
-                return Err(Error::Foreign { address: address.to_owned(), why });
-            }
-        }
-        let (address, domain) = (address.to_owned(), domain.to_owned());
-        Ok(TargetRecord { id: space.id, address, domain, capacity: space.capacity })
-    }
-
-    /// Adds the space at an address. One of this pool that is not found at its address any more
-    /// gets this one.
-    ///
-    /// # Errors
-    /// The target cannot be used, or another one of the pool has its identity.
-    pub fn add_target(&self, address: &str, domain: &str) -> Result<TargetRecord> {
-        let target = self.examine(address, domain)?;
-        let key = keys::target(self.uuid(), &target.id);
-        for _ in 0..TRIES {
-            let known = self.targets()?.remove(&target.id);
-            let expect = match &known {
-                None => Expect::Absent,
-                Some((known, _)) if *known == target => return Ok(target),
-                Some((known, revision)) => {
-                    let there = self.host.spaces.space(&known.address);
-                    if known.address != address && there.is_ok_and(|space| space.id == target.id) {
-                        return Err(same(&target, known));
-                    }
-                    Expect::Modified(*revision)
-                }
-            };
-            let txn = Txn::new().expect(&keys::usage(self.uuid()), Expect::Present);
-            let txn = txn.expect(&key, expect).put(&key, &encode(&target));
-            let is_made = || Ok(self.targets()?.get(&target.id).is_some_and(|(known, _)| *known == target));
-            if self.host.commit(&txn, is_made)? {
-                return Ok(target);
-            }
-            // It conflicts also if the pool is gone.
-            self.usage()?;
-        }
-        Err(Error::Contended(self.record.name.clone()))
-    }
-
-    /// Removes a target, by its address or identity.
-    ///
-    /// # Errors
-    /// [`Error::InUse`] if volumes have members there.
-    pub fn remove_target(&self, target: &str) -> Result<TargetRecord> {
-        for _ in 0..TRIES {
-            let (usage, usage_at) = self.usage()?;
-            let is_it = |(found, _): &(TargetRecord, Revision)| found.address == target || found.id == target;
-            let Some((found, at)) = self.targets()?.into_values().find(is_it) else {
-                return Err(self.not_found("target", target));
-            };
-            if usage.targets.contains_key(&found.id) {
-                let uses = |volume: &VolumeRecord| volume.members.iter().any(|m| m.target == found.id);
-                let waiting = self.intents()?.into_iter().map(|(intent, _)| intent.volume);
-                let mut names: Vec<String> =
-                    self.volumes()?.into_iter().chain(waiting).filter(uses).map(|v| v.name).collect();
-                names.sort_unstable();
-                names.dedup();
-                let why = format!("it has members of {}", names.join(", "));
-                return Err(Error::InUse { what: format!("target {}", found.address), why });
-            }
-            let key = keys::target(self.uuid(), &found.id);
-            let txn = Txn::new().expect(&keys::usage(self.uuid()), Expect::Modified(usage_at));
-            let txn = txn.expect(&key, Expect::Modified(at)).delete(&key);
-            if self.host.commit(&txn, || Ok(self.host.catalog.get(&key)?.is_none()))? {
-                return Ok(found);
-            }
-        }
-        Err(Error::Contended(self.record.name.clone()))
-    }
-
-    /// Targets by identity, with the revision of their record.
-    pub(crate) fn targets(&self) -> Result<BTreeMap<String, (TargetRecord, Revision)>> {
-        let found = self.host.catalog.range(&keys::target(self.uuid(), ""), None)?;
-        let mut targets = BTreeMap::new();
-        for entry in found.entries {
-            let target: TargetRecord = decode("the record of a target", &entry.value)?;
-            targets.insert(target.id.clone(), (target, entry.modified));
-        }
-        Ok(targets)
-    }
-
     /// What is promised, and the revision of that record.
     pub(crate) fn usage(&self) -> Result<(Usage, Revision)> {
         let Some(entry) = self.host.catalog.get(&keys::usage(self.uuid()))? else {
@@ -276,6 +179,17 @@ impl Pool {
     pub(crate) fn intents(&self) -> Result<Vec<(Intent, Revision)>> {
         let found = self.host.catalog.range(&keys::intent(self.uuid(), ""), None)?.entries;
         found.iter().map(|entry| Ok((decode("an intent", &entry.value)?, entry.modified))).collect()
+    }
+
+    /// Calls `show` with what a list shows of each volume, in the order of their names.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn list_volumes(&self, mut show: impl FnMut(VolumeBrief<'_>)) -> Result<()> {
+        for entry in self.host.catalog.range(&keys::volume(self.uuid(), ""), None)?.entries {
+            show(decode("the record of a volume", &entry.value)?);
+        }
+        Ok(())
     }
 
     /// All volumes, by name.
@@ -318,64 +232,6 @@ impl Pool {
         });
         let intents = self.intents()?.into_iter().map(|(intent, _)| intent).collect();
         Ok(Status { record: self.record.clone(), targets, volumes: self.volumes()?, intents, usage })
-    }
-
-    /// The space of a target, if it is still that one.
-    pub(crate) fn space(&self, target: &TargetRecord) -> std::result::Result<Space, SpaceError> {
-        let space = self.host.spaces.space(&target.address)?;
-        if space.id != target.id {
-            return Err(SpaceError::Failed(format!("it is {}, and not {}", space.id, target.id)));
-        }
-        Ok(space)
-    }
-
-    /// Gives a volume another name.
-    ///
-    /// # Errors
-    /// The name is taken.
-    pub fn rename_volume(&self, name: &str, to: &str) -> Result<VolumeRecord> {
-        check_name("volume", to)?;
-        let (volume, at) = self.find(name)?;
-        self.check_ready(&volume)?;
-        let renamed = VolumeRecord { name: to.to_owned(), renames: volume.renames + 1, ..volume.clone() };
-        let (old, new) = (keys::volume(self.uuid(), name), keys::volume(self.uuid(), to));
-        let txn = Txn::new().expect(&new, Expect::Absent).expect(&old, Expect::Modified(at));
-        let txn = txn.delete(&old).put(&new, &encode(&renamed));
-        let is_made = || Ok(self.find(to).is_ok_and(|(found, _)| found.uuid == volume.uuid));
-        if !self.host.commit(&txn, is_made)? {
-            return match self.find(to) {
-                Ok(_) => Err(Error::Exists { what: "volume", name: to.to_owned() }),
-                Err(_) => Err(Error::Contended(self.record.name.clone())),
-            };
-        }
-        self.relabel(&renamed)?;
-        Ok(renamed)
-    }
-
-    /// Writes the labels of a volume's namespaces anew. At a target that cannot be reached the old
-    /// one stays: of several, an import takes the newest.
-    fn relabel(&self, volume: &VolumeRecord) -> Result<()> {
-        let targets = self.targets()?;
-        let members: Vec<(usize, Uuid, &TargetRecord)> = volume
-            .members
-            .iter()
-            .enumerate()
-            .filter_map(|(i, member)| Some((i, member.namespace?, &targets.get(&member.target)?.0)))
-            .collect();
-        let relabelled = each(&members, |(index, namespace, target)| {
-            let label = Label::of(volume, (self.uuid(), &self.record.name), &target.domain, *index);
-            self.host.spaces.relabel(&target.address, *namespace, &label)
-        });
-        for ((_, _, target), result) in members.iter().zip(relabelled) {
-            if let Err(e) = result {
-                tracing::warn!(
-                    "target {} still has volume {} under its old name: {e}",
-                    target.address,
-                    volume.name
-                );
-            }
-        }
-        Ok(())
     }
 
     /// Refuses a volume that is being made.
@@ -437,13 +293,4 @@ impl Pool {
         }
         Ok(())
     }
-}
-
-/// Two targets that cannot both be of a pool.
-fn same(target: &TargetRecord, other: &TargetRecord) -> Error {
-    let why = format!(
-        "it has the identity of target {} ({}): it is the same one by another address, or a copy of its disk",
-        other.address, other.id
-    );
-    Error::Foreign { address: target.address.clone(), why }
 }

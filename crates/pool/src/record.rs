@@ -1,9 +1,10 @@
 //! Records in the catalog: JSON with a version.
 
 use crate::error::{Error, Result};
-use crate::shape::Shape;
-use serde::de::DeserializeOwned;
+use crate::shape::{Shape, VolumeLayout};
+use crate::spaces::NamespaceId;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -29,8 +30,17 @@ pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(&Versioned { format: FORMAT, record }).unwrap_or_default()
 }
 
+/// How a record of this version begins.
+const BEGIN: &[u8] = b"{\"format\":1,";
+
 /// Reads a record, which `what` names in messages.
-pub(crate) fn decode<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T> {
+pub(crate) fn decode<'de, T: Deserialize<'de>>(what: &str, bytes: &'de [u8]) -> Result<T> {
+    // In one pass, as thousands of records are read at a time.
+    if bytes.starts_with(BEGIN)
+        && let Ok(record) = serde_json::from_slice(bytes)
+    {
+        return Ok(record);
+    }
     let refuse = |why: String| Error::Format { what: what.to_owned(), why };
     let damaged = |e: serde_json::Error| refuse(format!("it is damaged: {e}"));
     let version: Version = serde_json::from_slice(bytes).map_err(damaged)?;
@@ -79,8 +89,8 @@ pub struct TargetRecord {
 pub struct Member {
     /// Identity of the target; empty if it was not found at an import.
     pub target: String,
-    /// UUID of the namespace, once it was made.
-    pub namespace: Option<Uuid>,
+    /// The namespace, once it was made.
+    pub namespace: Option<NamespaceId>,
 }
 
 /// Whether a volume can be used.
@@ -108,14 +118,50 @@ pub struct VolumeRecord {
     pub members: Vec<Member>,
     /// The array over the members; none for a single namespace.
     pub array: Option<Uuid>,
-    /// NQNs of the hosts that may use it; all hosts if empty.
+    /// NQNs of the hosts that may use it.
     pub hosts: Vec<String>,
     /// The job that it was made for.
     pub job: Option<String>,
     /// When it may be removed, in seconds since 1970.
     pub expires: Option<u64>,
+    /// Its namespaces take capacity as they are written to.
+    pub thin: bool,
+    /// The host that made it, and when, in seconds since 1970.
+    pub made_by: String,
+    /// See [`made_by`](Self::made_by).
+    pub made_at: u64,
     /// Whether it can be used.
     pub state: VolumeState,
+}
+
+/// What a list of volumes shows of one.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct VolumeBrief<'a> {
+    /// Its name.
+    #[serde(borrow)]
+    pub name: Cow<'a, str>,
+    /// How it lies on its members.
+    pub shape: BriefShape,
+    /// The job that it was made for.
+    #[serde(borrow)]
+    pub job: Option<Cow<'a, str>>,
+    /// When it may be removed, in seconds since 1970.
+    pub expires: Option<u64>,
+    /// Whether it can be used.
+    pub state: VolumeState,
+}
+
+/// A part of a [`Shape`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct BriefShape {
+    /// Distribution over the members.
+    pub layout: VolumeLayout,
+    /// Members, without spares.
+    pub width: usize,
+    /// Members that wait to replace one.
+    pub spares: usize,
+    /// Size in bytes that was asked for.
+    pub size: u64,
 }
 
 /// What is done to a volume.
@@ -197,7 +243,7 @@ mod tests {
 
     #[test]
     fn the_form_of_records_is_fixed() {
-        let text = r#"{"format":1,"uuid":"00000000-0000-0000-0000-000000000001","kind":"create","volume":{"uuid":"00000000-0000-0000-0000-000000000002","name":"v","renames":0,"shape":{"layout":"single","width":1,"spares":0,"unit":0,"size":5,"member_size":1048576},"members":[{"target":"t","namespace":null}],"array":null,"hosts":[],"job":"7","expires":null,"state":"creating"},"host":"h","since":9}"#;
+        let text = r#"{"format":1,"uuid":"00000000-0000-0000-0000-000000000001","kind":"create","volume":{"uuid":"00000000-0000-0000-0000-000000000002","name":"v","renames":0,"shape":{"layout":"single","width":1,"spares":0,"unit":0,"size":5,"member_size":1048576},"members":[{"target":"t","namespace":null}],"array":null,"hosts":[],"job":"7","expires":null,"thin":false,"made_by":"h","made_at":9,"state":"creating"},"host":"h","since":9}"#;
         let intent: Intent = decode("an intent", text.as_bytes()).expect("read");
         assert_eq!(String::from_utf8(encode(&intent)).expect("text"), text);
         let mut usage = Usage::default();

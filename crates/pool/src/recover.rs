@@ -6,6 +6,7 @@ use crate::keys;
 use crate::pool::{Pool, each};
 use crate::record::{Intent, IntentKind, TargetRecord, encode};
 use crate::remove::Removed;
+use crate::spaces::shown;
 use longhaul_catalog::{Expect, Revision, Txn};
 use std::collections::BTreeSet;
 use uuid::Uuid;
@@ -30,6 +31,35 @@ impl Pool {
     /// # Errors
     /// The catalog cannot be read or changed. A target that cannot be reached is no error.
     pub fn recover(&self) -> Result<Recovered> {
+        let mut recovered = self.finish()?;
+        self.sweep(&mut recovered)?;
+        recovered.waiting.sort_unstable();
+        recovered.waiting.dedup();
+        Ok(recovered)
+    }
+
+    /// What every command does first: volumes whose lifetime has ended at `now`, in seconds since 1970,
+    /// are removed, and intents of lost hosts are finished. Namespaces are listed only where a host was
+    /// lost while it made a volume.
+    ///
+    /// # Errors
+    /// As for [`Self::recover`].
+    pub fn collect(&self, now: u64) -> Result<Recovered> {
+        let lost = self.intents()?.iter().any(|(intent, _)| intent.kind == IntentKind::Create);
+        let mut recovered = self.finish()?;
+        if let Removed::Later(why) = self.expire(now)? {
+            recovered.waiting.extend(why);
+        }
+        if lost && recovered.finished > 0 {
+            self.sweep(&mut recovered)?;
+        }
+        recovered.waiting.sort_unstable();
+        recovered.waiting.dedup();
+        Ok(recovered)
+    }
+
+    /// Finishes the intents without an owner.
+    fn finish(&self) -> Result<Recovered> {
         let mut recovered = Recovered::default();
         for (intent, at) in self.intents()? {
             match self.take_over(&intent, at)? {
@@ -38,9 +68,6 @@ impl Pool {
                 Some(Removed::Later(why)) => recovered.waiting.extend(why),
             }
         }
-        self.sweep(&mut recovered)?;
-        recovered.waiting.sort_unstable();
-        recovered.waiting.dedup();
         Ok(recovered)
     }
 
@@ -82,20 +109,20 @@ impl Pool {
         let intents = self.intents()?.into_iter().map(|(intent, _)| intent.volume.uuid);
         let known: BTreeSet<Uuid> = intents.chain(self.volumes()?.iter().map(|volume| volume.uuid)).collect();
         for (target, listed) in targets.iter().zip(listed) {
-            let address = &target.address;
+            let (address, name) = (&target.address, shown(&target.address));
             let namespaces = match listed {
                 Ok(namespaces) => namespaces,
                 Err(e) => {
-                    recovered.waiting.push(format!("target {address}: {e}"));
+                    recovered.waiting.push(format!("target {name}: {e}"));
                     continue;
                 }
             };
             for namespace in namespaces {
                 let Some(Ok(label)) = namespace.label else { continue };
                 if label.pool == self.uuid() && !known.contains(&label.volume) {
-                    match self.host.spaces.remove(address, namespace.uuid) {
+                    match self.host.spaces.remove(address, namespace.id) {
                         Ok(()) => recovered.swept += 1,
-                        Err(e) => recovered.waiting.push(format!("target {address}: {e}")),
+                        Err(e) => recovered.waiting.push(format!("target {name}: {e}")),
                     }
                 }
             }

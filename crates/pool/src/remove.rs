@@ -3,9 +3,10 @@
 use crate::claim::Claim;
 use crate::error::{Error, Result};
 use crate::keys;
-use crate::pool::{Pool, TRIES, each, wall_time};
-use crate::record::{Intent, IntentKind, VolumeRecord, encode};
-use crate::spaces::SpaceError;
+use crate::pool::{Pool, TRIES, each};
+use crate::record::{Intent, IntentKind, TargetRecord, VolumeRecord, VolumeState, encode};
+use crate::spaces::{SpaceError, shown};
+use crate::time::wall_time;
 use longhaul_catalog::{Expect, Txn};
 use std::collections::BTreeSet;
 use uuid::Uuid;
@@ -54,6 +55,7 @@ impl Pool {
             let key = keys::volume(self.uuid(), name);
             let txn = self.intent_txn(&intent, &claim).expect(&key, Expect::Modified(at)).delete(&key);
             if self.host.commit(&txn, || self.has(&intent))? {
+                self.forget_array(&intent.volume);
                 let removed = self.remove_members(&intent)?;
                 claim.release();
                 return Ok(removed);
@@ -113,8 +115,9 @@ impl Pool {
         (keys::intent(self.uuid(), &intent.uuid.to_string()), keys::owner(self.uuid(), intent.uuid))
     }
 
-    /// Removes the namespaces of a volume wherever their labels name it, and what is done from the
-    /// records. Several hosts may do this at a time.
+    /// Removes the namespaces of a volume, and what is done from the records: those that its record
+    /// names, or of a volume that was not published, those whose labels name it. Several hosts may do
+    /// this at a time.
     pub(crate) fn remove_members(&self, intent: &Intent) -> Result<Removed> {
         let volume = &intent.volume;
         let targets = self.targets()?;
@@ -122,8 +125,8 @@ impl Pool {
         let at: Vec<&str> = at.into_iter().filter(|target| !target.is_empty()).collect();
         let removed = each(&at, |id| match targets.get(*id) {
             Some((target, _)) => {
-                let gone = self.space(target).and_then(|_| self.remove_of(&target.address, volume.uuid));
-                gone.map_err(|e| format!("target {}: {e}", target.address))
+                let gone = self.space(target).and_then(|_| self.remove_at(target, volume));
+                gone.map_err(|e| format!("target {}: {e}", shown(&target.address)))
             }
             None => Err(format!("target {id} is not known any more")),
         });
@@ -138,13 +141,25 @@ impl Pool {
         Ok(if reasons.is_empty() { Removed::Whole } else { Removed::Later(reasons) })
     }
 
-    /// Removes the namespaces of a volume at one target.
+    /// Removes the namespaces of a volume at one of its targets.
+    fn remove_at(&self, target: &TargetRecord, volume: &VolumeRecord) -> std::result::Result<(), SpaceError> {
+        let there = || volume.members.iter().filter(|member| member.target == target.id);
+        // Of a published volume all are known, so that the others there need not be looked at.
+        if volume.state == VolumeState::Creating || there().any(|member| member.namespace.is_none()) {
+            return self.remove_of(&target.address, volume.uuid);
+        }
+        there()
+            .filter_map(|member| member.namespace)
+            .try_for_each(|namespace| self.host.spaces.remove(&target.address, namespace))
+    }
+
+    /// Removes the namespaces at one target whose labels name a volume.
     pub(crate) fn remove_of(&self, address: &str, volume: Uuid) -> std::result::Result<(), SpaceError> {
         for namespace in self.host.spaces.list(address)? {
             if let Some(Ok(label)) = &namespace.label
                 && label.volume == volume
             {
-                self.host.spaces.remove(address, namespace.uuid)?;
+                self.host.spaces.remove(address, namespace.id)?;
             }
         }
         Ok(())

@@ -10,6 +10,9 @@ use std::str::FromStr;
 const ROUND: u64 = 1 << 20;
 /// Largest volume in bytes: sums of sizes of a pool cannot overflow.
 const MAX_SIZE: u64 = 1 << 56;
+/// Most members of a volume whose width the user does not say: beyond it a stripe takes more memory
+/// and round trips than it saves capacity.
+const SUITED_WIDTH: usize = 8;
 /// The name of the layout of one namespace.
 const SINGLE: &str = "single";
 
@@ -22,12 +25,36 @@ pub enum VolumeLayout {
     Array(Layout),
 }
 
+impl VolumeLayout {
+    /// Its name, such as `parity`.
+    pub fn name(self) -> &'static str {
+        match self {
+            VolumeLayout::Single => SINGLE,
+            VolumeLayout::Array(layout) => layout.name(),
+        }
+    }
+
+    /// Names of all of them.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        Layout::ALL.into_iter().map(Layout::name).chain([SINGLE])
+    }
+
+    /// How many members a volume has, unless the user says, where they can be in `domains` failure
+    /// domains.
+    pub(crate) fn suited_width(self, domains: usize) -> usize {
+        let most = domains.min(SUITED_WIDTH);
+        match self {
+            VolumeLayout::Single => 1,
+            VolumeLayout::Array(Layout::Mirror) => 2,
+            VolumeLayout::Array(Layout::StripeMirror) => most / 2 * 2,
+            VolumeLayout::Array(_) => most,
+        }
+    }
+}
+
 impl fmt::Display for VolumeLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            VolumeLayout::Single => f.write_str(SINGLE),
-            VolumeLayout::Array(layout) => layout.fmt(f),
-        }
+        f.write_str(self.name())
     }
 }
 
@@ -155,6 +182,13 @@ mod tests {
         }
         let error = "raid5".parse::<VolumeLayout>().expect_err("unknown");
         assert!(error.ends_with("double-parity, single"), "{error}");
+    }
+
+    #[test]
+    fn the_width_follows_the_failure_domains() {
+        let width = |name: &str, domains| name.parse::<VolumeLayout>().expect(name).suited_width(domains);
+        assert_eq!((width("parity", 6), width("double-parity", 20), width("stripe", 3)), (6, 8, 3));
+        assert_eq!((width("mirror", 6), width("stripe+mirror", 5), width("single", 6)), (2, 4, 1));
     }
 
     #[test]

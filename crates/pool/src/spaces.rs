@@ -2,6 +2,7 @@
 
 use crate::label::Label;
 use crate::record::VolumeRecord;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// A space of a target.
@@ -15,11 +16,34 @@ pub struct Space {
     pub free: u64,
 }
 
+/// An address as messages have it: of `HOST:PORT/NQN` the name that ends the NQN.
+pub fn shown(address: &str) -> String {
+    match address.split_once("/nqn.") {
+        Some((machine, nqn)) => format!("{machine}/{}", nqn.rsplit(':').next().unwrap_or(nqn)),
+        None => address.to_owned(),
+    }
+}
+
+/// The host of an address `HOST:PORT/NQN`.
+pub fn machine(address: &str) -> &str {
+    let host = address.split('/').next().unwrap_or_default();
+    host.rsplit_once(':').map_or(host, |(host, _)| host)
+}
+
+/// Which namespace of a space is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceId {
+    /// Its number there, by which hosts reach it; used again some time after it was removed.
+    pub nsid: u32,
+    /// Its identity, which is never used again.
+    pub uuid: Uuid,
+}
+
 /// A namespace of a space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Its identity, which is never used again.
-    pub uuid: Uuid,
+    /// Its number and identity.
+    pub id: NamespaceId,
     /// Size in bytes.
     pub size: u64,
     /// What it is a part of; none for one that no pool made, and the reason for one that cannot be
@@ -60,34 +84,50 @@ pub trait Spaces: Send + Sync {
     /// As for [`Self::space`].
     fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError>;
 
-    /// Makes a namespace that reads as zeroes, and returns its UUID. Its label is written with it,
+    /// Makes a namespace that reads as zeroes, for the hosts of its label. Its label is written with it,
     /// in one step.
     ///
     /// # Errors
     /// [`SpaceError::Full`], or as for [`Self::space`].
-    fn make(&self, address: &str, size: u64, label: &Label) -> Result<Uuid, SpaceError>;
+    fn make(&self, address: &str, size: u64, label: &Label) -> Result<NamespaceId, SpaceError>;
 
     /// Removes a namespace. One that does not exist is not an error.
     ///
     /// # Errors
     /// As for [`Self::space`].
-    fn remove(&self, address: &str, namespace: Uuid) -> Result<(), SpaceError>;
+    fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError>;
 
-    /// Puts another label in place of that of a namespace.
+    /// Puts another label in place of that of a namespace, whose hosts are those that may use it then.
     ///
     /// # Errors
     /// As for [`Self::space`].
-    fn relabel(&self, address: &str, namespace: Uuid, label: &Label) -> Result<(), SpaceError>;
+    fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError>;
 
     /// Makes the array of a volume, whose members are at these addresses, and returns its UUID.
     ///
     /// # Errors
     /// A member cannot be reached, or written.
-    fn format(&self, volume: &VolumeRecord, members: &[(String, Uuid)]) -> Result<Uuid, SpaceError>;
+    fn format(&self, volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError>;
 
     /// The array whose superblock is on a namespace.
     ///
     /// # Errors
     /// The namespace cannot be read.
-    fn array_on(&self, address: &str, namespace: Uuid) -> Result<Option<Uuid>, SpaceError>;
+    fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_shown_short() {
+        for (address, short, host) in [
+            ("dtn1:4420/nqn.2026-11.io.longhaul:ab12:fast", "dtn1:4420/fast", "dtn1"),
+            ("[::1]:4499/nqn.2014-08.org.example.x", "[::1]:4499/2014-08.org.example.x", "[::1]"),
+            ("t1", "t1", "t1"),
+        ] {
+            assert_eq!((shown(address).as_str(), machine(address)), (short, host));
+        }
+    }
 }

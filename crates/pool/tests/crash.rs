@@ -5,8 +5,8 @@ mod common;
 use common::{Doomed, GIB, MIB, Rig, check, check_empty, request};
 use longhaul_array::Layout;
 use longhaul_pool::{
-    Error, Host, Label, Namespace, Pool, Quota, Recovered, Removed, Space, SpaceError, Spaces, VolumeLayout,
-    VolumeRecord, VolumeRequest,
+    Error, Host, Label, Namespace, NamespaceId, Pool, Quota, Recovered, Removed, Space, SpaceError, Spaces,
+    VolumeLayout, VolumeRecord, VolumeRequest,
 };
 use std::sync::Arc;
 use uuid::Uuid;
@@ -160,20 +160,20 @@ impl Spaces for Stopped {
     fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError> {
         self.targets.list(address)
     }
-    fn make(&self, address: &str, size: u64, label: &Label) -> Result<Uuid, SpaceError> {
+    fn make(&self, address: &str, size: u64, label: &Label) -> Result<NamespaceId, SpaceError> {
         // One member only: the others are made at the same time.
         if let Some(meanwhile) = self.before_make.as_ref().filter(|_| label.index == 1) {
             meanwhile();
         }
         self.targets.make(address, size, label)
     }
-    fn remove(&self, address: &str, namespace: Uuid) -> Result<(), SpaceError> {
+    fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
         self.targets.remove(address, namespace)
     }
-    fn relabel(&self, address: &str, namespace: Uuid, label: &Label) -> Result<(), SpaceError> {
+    fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError> {
         self.targets.relabel(address, namespace, label)
     }
-    fn format(&self, volume: &VolumeRecord, members: &[(String, Uuid)]) -> Result<Uuid, SpaceError> {
+    fn format(&self, volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
         // The superblocks are written, and then it is stopped.
         let array = self.targets.format(volume, members);
         if let Some(meanwhile) = &self.before_format {
@@ -181,7 +181,7 @@ impl Spaces for Stopped {
         }
         array
     }
-    fn array_on(&self, address: &str, namespace: Uuid) -> Result<Option<Uuid>, SpaceError> {
+    fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError> {
         self.targets.array_on(address, namespace)
     }
 }

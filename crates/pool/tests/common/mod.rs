@@ -8,8 +8,8 @@ use longhaul_catalog::{
     Snapshot, Txn, Watch,
 };
 use longhaul_pool::{
-    Host, Label, Namespace, Pool, Quota, Space, SpaceError, Spaces, Usage, VolumeLayout, VolumeRecord,
-    VolumeRequest, VolumeState,
+    Host, Label, Namespace, NamespaceId, Pool, Quota, Space, SpaceError, Spaces, Usage, VolumeLayout,
+    VolumeRecord, VolumeRequest, VolumeState,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -91,6 +91,11 @@ impl Targets {
     }
 }
 
+/// Numbers mean nothing to these targets.
+fn id(uuid: Uuid) -> NamespaceId {
+    NamespaceId { nsid: 1, uuid }
+}
+
 impl Spaces for Targets {
     fn space(&self, address: &str) -> Result<Space, SpaceError> {
         self.with(address, |target| {
@@ -105,13 +110,13 @@ impl Spaces for Targets {
             let namespace = |(uuid, stored): (&Uuid, &Stored)| {
                 // As a target keeps it: as text.
                 let label = Label::parse(&stored.label.to_text()).map_err(|e| e.to_string());
-                Namespace { uuid: *uuid, size: stored.size, label: Some(label) }
+                Namespace { id: id(*uuid), size: stored.size, label: Some(label) }
             };
             Ok(target.namespaces.iter().map(namespace).collect())
         })
     }
 
-    fn make(&self, address: &str, size: u64, label: &Label) -> Result<Uuid, SpaceError> {
+    fn make(&self, address: &str, size: u64, label: &Label) -> Result<NamespaceId, SpaceError> {
         self.with(address, |target| {
             let used: u64 = target.namespaces.values().map(|stored| stored.size).sum();
             if used + size > target.capacity {
@@ -120,19 +125,19 @@ impl Spaces for Targets {
             }
             let uuid = Uuid::new_v4();
             target.namespaces.insert(uuid, Stored { size, label: label.clone(), array: None });
-            Ok(uuid)
+            Ok(id(uuid))
         })
     }
 
-    fn remove(&self, address: &str, namespace: Uuid) -> Result<(), SpaceError> {
+    fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
         self.with(address, |target| {
-            target.namespaces.remove(&namespace);
+            target.namespaces.remove(&namespace.uuid);
             Ok(())
         })
     }
 
-    fn relabel(&self, address: &str, namespace: Uuid, label: &Label) -> Result<(), SpaceError> {
-        self.with(address, |target| match target.namespaces.get_mut(&namespace) {
+    fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError> {
+        self.with(address, |target| match target.namespaces.get_mut(&namespace.uuid) {
             Some(stored) => {
                 stored.label = label.clone();
                 Ok(())
@@ -141,10 +146,10 @@ impl Spaces for Targets {
         })
     }
 
-    fn format(&self, _volume: &VolumeRecord, members: &[(String, Uuid)]) -> Result<Uuid, SpaceError> {
+    fn format(&self, _volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
         let array = Uuid::new_v4();
         for (address, namespace) in members {
-            self.with(address, |target| match target.namespaces.get_mut(namespace) {
+            self.with(address, |target| match target.namespaces.get_mut(&namespace.uuid) {
                 Some(stored) => {
                     stored.array = Some(array);
                     Ok(())
@@ -155,8 +160,10 @@ impl Spaces for Targets {
         Ok(array)
     }
 
-    fn array_on(&self, address: &str, namespace: Uuid) -> Result<Option<Uuid>, SpaceError> {
-        self.with(address, |target| Ok(target.namespaces.get(&namespace).and_then(|stored| stored.array)))
+    fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError> {
+        self.with(address, |target| {
+            Ok(target.namespaces.get(&namespace.uuid).and_then(|stored| stored.array))
+        })
     }
 }
 
@@ -307,7 +314,7 @@ impl Spaces for Doomed {
         self.space(|targets| targets.list(address))
     }
 
-    fn make(&self, address: &str, size: u64, label: &Label) -> Result<Uuid, SpaceError> {
+    fn make(&self, address: &str, size: u64, label: &Label) -> Result<NamespaceId, SpaceError> {
         match self.fate() {
             Fate::Done => self.targets.make(address, size, label),
             fate => {
@@ -325,19 +332,19 @@ impl Spaces for Doomed {
         }
     }
 
-    fn remove(&self, address: &str, namespace: Uuid) -> Result<(), SpaceError> {
+    fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
         self.space(|targets| targets.remove(address, namespace))
     }
 
-    fn relabel(&self, address: &str, namespace: Uuid, label: &Label) -> Result<(), SpaceError> {
+    fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError> {
         self.space(|targets| targets.relabel(address, namespace, label))
     }
 
-    fn format(&self, volume: &VolumeRecord, members: &[(String, Uuid)]) -> Result<Uuid, SpaceError> {
+    fn format(&self, volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
         self.space(|targets| targets.format(volume, members))
     }
 
-    fn array_on(&self, address: &str, namespace: Uuid) -> Result<Option<Uuid>, SpaceError> {
+    fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError> {
         self.space(|targets| targets.array_on(address, namespace))
     }
 }
@@ -397,6 +404,7 @@ pub fn request(name: &str, size: u64) -> VolumeRequest {
         hosts: Vec::new(),
         job: None,
         expires: None,
+        thin: false,
     }
 }
 
@@ -420,7 +428,7 @@ pub fn check(pool: &Pool, targets: &Targets) {
     for volume in volumes {
         for (index, member) in volume.members.iter().enumerate() {
             let target = all.values().find(|target| target.id == member.target).expect("known");
-            let stored = &target.namespaces[&member.namespace.expect("made")];
+            let stored = &target.namespaces[&member.namespace.expect("made").uuid];
             assert_eq!((stored.label.volume, stored.label.index), (volume.uuid, index));
             assert_eq!((stored.array, stored.size), (volume.array, volume.shape.member_size));
         }

@@ -1,0 +1,77 @@
+//! Changes of a volume: its name, its hosts.
+
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::label::Label;
+use crate::name::check_name;
+use crate::pool::{Pool, TRIES, each};
+use crate::record::{TargetRecord, VolumeRecord, encode};
+use crate::spaces::{NamespaceId, shown};
+use longhaul_catalog::{Expect, Txn};
+
+impl Pool {
+    /// Gives a volume another name.
+    ///
+    /// # Errors
+    /// The name is taken.
+    pub fn rename_volume(&self, name: &str, to: &str) -> Result<VolumeRecord> {
+        check_name("volume", to)?;
+        let (volume, at) = self.find(name)?;
+        self.check_ready(&volume)?;
+        let renamed = VolumeRecord { name: to.to_owned(), renames: volume.renames + 1, ..volume.clone() };
+        let (old, new) = (keys::volume(self.uuid(), name), keys::volume(self.uuid(), to));
+        let txn = Txn::new().expect(&new, Expect::Absent).expect(&old, Expect::Modified(at));
+        let txn = txn.delete(&old).put(&new, &encode(&renamed));
+        let is_made = || Ok(self.find(to).is_ok_and(|(found, _)| found.uuid == volume.uuid));
+        if !self.host.commit(&txn, is_made)? {
+            return match self.find(to) {
+                Ok(_) => Err(Error::Exists { what: "volume", name: to.to_owned() }),
+                Err(_) => Err(Error::Contended(self.record.name.clone())),
+            };
+        }
+        // Where the old name stays, an import takes the newer one of another label.
+        for why in self.relabel(&renamed)? {
+            tracing::warn!("volume {to} still has its old name in a label: {why}");
+        }
+        Ok(renamed)
+    }
+
+    /// Sets the hosts that may use a volume, and returns the targets that do not know of it yet, with
+    /// the reasons: there the former hosts stay.
+    ///
+    /// # Errors
+    /// The volume is being made, or the catalog cannot be changed.
+    pub fn set_hosts(&self, name: &str, hosts: &[String]) -> Result<(VolumeRecord, Vec<String>)> {
+        for _ in 0..TRIES {
+            let (volume, at) = self.find(name)?;
+            self.check_ready(&volume)?;
+            let changed = VolumeRecord { hosts: hosts.to_vec(), ..volume };
+            let key = keys::volume(self.uuid(), name);
+            let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode(&changed));
+            if self.host.commit(&txn, || Ok(self.find(name).is_ok_and(|(found, _)| found == changed)))? {
+                let waiting = self.relabel(&changed)?;
+                return Ok((changed, waiting));
+            }
+        }
+        Err(Error::Contended(self.record.name.clone()))
+    }
+
+    /// Writes the labels of a volume's namespaces anew, and returns why that failed at targets.
+    fn relabel(&self, volume: &VolumeRecord) -> Result<Vec<String>> {
+        let targets = self.targets()?;
+        let members: Vec<(usize, NamespaceId, &TargetRecord)> = volume
+            .members
+            .iter()
+            .enumerate()
+            .filter_map(|(i, member)| Some((i, member.namespace?, &targets.get(&member.target)?.0)))
+            .collect();
+        let relabelled = each(&members, |(index, namespace, target)| {
+            let label = Label::of(volume, (self.uuid(), &self.record.name), &target.domain, *index);
+            self.host.spaces.relabel(&target.address, *namespace, &label)
+        });
+        let failed = members.iter().zip(relabelled).filter_map(|((_, _, target), result)| {
+            Some(format!("target {}: {}", shown(&target.address), result.err()?))
+        });
+        Ok(failed.collect())
+    }
+}

@@ -1,0 +1,337 @@
+//! The spaces of targets, by NVMe's own commands.
+//!
+//! An address is `HOST:PORT/NQN`: the NQN of the space's subsystem is its identity too. This host has
+//! to be an administrator there. What a pool writes on a namespace is in the label that the target
+//! keeps with it: names, job and expiry in fields of their own, hosts as the ones that
+//! the namespace is attached to, and the rest as text.
+//!
+//! To make or read an array, this host attaches the namespaces to itself; afterwards they are
+//! attached to the hosts of their volume and no other. A crash in between leaves it attached.
+
+use crate::error::{Error, Result};
+use crate::label::Label;
+use crate::record::VolumeRecord;
+use crate::shape::VolumeLayout;
+use crate::spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces};
+use crate::wire::{authority, from_wire, to_wire, uri_of};
+use futures_util::future::try_join_all;
+use longhaul_block::BlockDevice;
+use longhaul_engine::{Handle, Thread};
+use longhaul_initiator::namespaces::{
+    Administrator, AllocatedNamespace, ManagementError, ManagementResult, NewNamespace,
+};
+use longhaul_initiator::{Options, RemoteDevice, Uri, discover, parse_authority};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Bytes of a logical block of namespaces.
+const BLOCK_SIZE: u32 = 4096;
+/// How long I/O to a new member waits for a connection that is lost: a target that comes back later is
+/// one whose volume is undone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// See the module.
+pub struct Targets {
+    thread: Thread,
+    options: Options,
+    /// Connections by address.
+    connected: Mutex<BTreeMap<String, Arc<Administrator>>>,
+}
+
+impl Targets {
+    /// Targets that are reached with these options; the host NQN of these is that of this host.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn new(options: Options) -> Result<Targets> {
+        let thread = Thread::start("longhaul-pool", options.engine.clone());
+        let thread = thread.map_err(|e| Error::Local(format!("cannot start a thread: {e}")))?;
+        Ok(Targets { thread, options, connected: Mutex::default() })
+    }
+
+    /// The address of the space that `name` means: `HOST[:PORT]` where that target has one space, or
+    /// `HOST[:PORT]/SPACE`, with its name or NQN.
+    ///
+    /// # Errors
+    /// The target cannot be reached, has no such space, or does not let this host manage it.
+    pub fn find(&self, name: &str) -> Result<String> {
+        let failed = |source| Error::Space { attempted: "find a space", address: name.to_owned(), source };
+        let (machine, space) = name.split_once('/').map_or((name, None), |(a, b)| (a, Some(b)));
+        let (host, port) = parse_authority(machine)
+            .map_err(|why| failed(SpaceError::Failed(format!("{why}: the form is HOST[:PORT][/SPACE]"))))?;
+        let address = |nqn: &str| format!("{}/{nqn}", authority(&host, port));
+        if let Some(nqn) = space.filter(|space| space.starts_with("nqn.")) {
+            return Ok(address(nqn));
+        }
+        let found = discover(&host, port, self.options.clone()).map_err(|e| failed(e.into()))?;
+        let mut nqns: Vec<String> =
+            found.records.into_iter().filter(|r| r.uri().is_some()).map(|r| r.subnqn).collect();
+        nqns.sort_unstable();
+        nqns.dedup();
+        if let Some(space) = space {
+            nqns.retain(|nqn| nqn.rsplit(':').next() == Some(space));
+        }
+        // Which of them are spaces is known by what they offer to this host.
+        let mut refused = None;
+        let mut spaces = Vec::new();
+        for nqn in nqns {
+            match self.administrator(&address(&nqn)) {
+                Ok(_) => spaces.push(nqn),
+                Err(e) => refused = Some(e),
+            }
+        }
+        match &spaces[..] {
+            [nqn] => Ok(address(nqn)),
+            [] => Err(failed(refused.unwrap_or_else(|| {
+                let what = space.map_or_else(|| "no space".to_owned(), |space| format!("no space {space}"));
+                let own = &self.options.hostnqn;
+                SpaceError::Refused(format!(
+                    "it has {what}: start 'longhaul target' there with --space NAME=dir:PATH and --admin {own}"
+                ))
+            }))),
+            several => {
+                let names: Vec<&str> =
+                    several.iter().map(|nqn| nqn.rsplit(':').next().unwrap_or(nqn)).collect();
+                let names = names.join(", ");
+                Err(Error::Ambiguous(format!("target {name} has the spaces {names}: name one, as {machine}/NAME")))
+            }
+        }
+    }
+
+    /// NQN of this host.
+    pub fn hostnqn(&self) -> &str {
+        &self.options.hostnqn
+    }
+
+    /// The connection to a space, made if there is none yet.
+    fn administrator(&self, address: &str) -> std::result::Result<Arc<Administrator>, SpaceError> {
+        let lock = || self.connected.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connected) = lock().get(address) {
+            return Ok(Arc::clone(connected));
+        }
+        let made = Administrator::connect_blocking(&uri_of(address, None)?, self.options.clone())?;
+        Ok(Arc::clone(lock().entry(address.to_owned()).or_insert(Arc::new(made))))
+    }
+
+    /// Runs `work` with the connection to a space.
+    fn with<T, F>(
+        &self,
+        address: &str,
+        work: impl FnOnce(Arc<Administrator>) -> F + Send + 'static,
+    ) -> std::result::Result<T, SpaceError>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<T, SpaceError>> + 'static,
+    {
+        let administrator = self.administrator(address)?;
+        run(&self.thread.handle(), move || work(administrator))
+    }
+
+    /// Replaces the hosts of a namespace as `change` says, if that makes a difference.
+    fn change_hosts(
+        &self,
+        address: &str,
+        namespace: NamespaceId,
+        change: impl FnOnce(&mut Vec<String>) + Send + 'static,
+    ) -> std::result::Result<bool, SpaceError> {
+        self.with(address, move |space| async move {
+            let mut label = current(&space, namespace).await?.label;
+            let before = label.hosts.clone();
+            change(&mut label.hosts);
+            if label.hosts == before {
+                return Ok(false);
+            }
+            space.set_label(namespace.nsid, &label).await?;
+            Ok(true)
+        })
+    }
+
+    /// Attaches a namespace to this host, if it is not; whether it was not.
+    fn attach(&self, address: &str, namespace: NamespaceId) -> std::result::Result<bool, SpaceError> {
+        let own = self.options.hostnqn.clone();
+        self.change_hosts(address, namespace, move |hosts| {
+            if !hosts.contains(&own) {
+                hosts.push(own);
+            }
+        })
+    }
+
+    fn detach(&self, address: &str, namespace: NamespaceId) -> std::result::Result<(), SpaceError> {
+        let own = self.options.hostnqn.clone();
+        self.change_hosts(address, namespace, move |hosts| hosts.retain(|host| *host != own)).map(drop)
+    }
+
+    /// Whether the array on a namespace was started and not stopped.
+    pub(crate) fn is_unstopped(
+        &self,
+        address: &str,
+        namespace: NamespaceId,
+    ) -> std::result::Result<bool, SpaceError> {
+        Ok(self.superblock(address, namespace)?.is_some_and(|label| !label.clean))
+    }
+
+    /// What the superblock on a namespace says.
+    fn superblock(
+        &self,
+        address: &str,
+        namespace: NamespaceId,
+    ) -> std::result::Result<Option<longhaul_array::Label>, SpaceError> {
+        let was_detached = self.attach(address, namespace)?;
+        let (uri, options) = (uri_of(address, Some(namespace.nsid))?, self.device_options());
+        let found = run(&self.thread.handle(), move || async move {
+            let device = connect(uri, namespace, options).await?;
+            let label = longhaul_array::survey(&[device]).await.pop();
+            Ok(label.transpose()?.flatten())
+        });
+        if was_detached {
+            self.detach(address, namespace)?;
+        }
+        found
+    }
+
+    fn device_options(&self) -> Options {
+        Options { ctrl_loss: Some(PATIENCE), queues: 1, ..self.options.clone() }
+    }
+}
+
+/// Runs a future on an engine, for threads without one.
+fn run<T, F>(engine: &Handle, work: impl FnOnce() -> F + Send + 'static) -> std::result::Result<T, SpaceError>
+where
+    T: Send + 'static,
+    F: Future<Output = std::result::Result<T, SpaceError>> + 'static,
+{
+    engine.spawn(work).wait().map_err(|e| SpaceError::Failed(e.to_string()))?
+}
+
+/// A namespace, if it is still that one.
+async fn current(
+    space: &Administrator,
+    namespace: NamespaceId,
+) -> std::result::Result<AllocatedNamespace, SpaceError> {
+    match found(space, namespace).await? {
+        Some(found) => Ok(found),
+        None => Err(SpaceError::Failed(format!("it has no namespace {} any more", namespace.uuid))),
+    }
+}
+
+/// As [`current`]; `None` if it was removed.
+async fn found(space: &Administrator, wanted: NamespaceId) -> ManagementResult<Option<AllocatedNamespace>> {
+    match space.namespace(wanted.nsid).await {
+        Ok(found) => Ok((found.uuid == wanted.uuid).then_some(found)),
+        Err(ManagementError::NotFound { .. }) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Connects to a namespace as a device.
+async fn connect(
+    uri: Uri,
+    namespace: NamespaceId,
+    options: Options,
+) -> std::result::Result<Arc<dyn BlockDevice>, SpaceError> {
+    let device = RemoteDevice::connect(&uri, options).await?;
+    if device.info().uuid != Some(namespace.uuid) {
+        return Err(SpaceError::Failed(format!("{uri} is not namespace {}", namespace.uuid)));
+    }
+    Ok(device)
+}
+
+impl Spaces for Targets {
+    fn space(&self, address: &str) -> std::result::Result<Space, SpaceError> {
+        let id = uri_of(address, None)?.subnqn;
+        self.with(address, |space| async move {
+            let capacity = space.capacity().await?;
+            let bytes = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
+            Ok(Space { id, capacity: bytes(capacity.total), free: bytes(capacity.unallocated) })
+        })
+    }
+
+    fn list(&self, address: &str) -> std::result::Result<Vec<Namespace>, SpaceError> {
+        self.with(address, |space| async move {
+            let namespace = |found: AllocatedNamespace| Namespace {
+                id: NamespaceId { nsid: found.nsid, uuid: found.uuid },
+                size: found.size,
+                label: from_wire(&found),
+            };
+            Ok(space.list().await?.into_iter().map(namespace).collect())
+        })
+    }
+
+    fn make(&self, address: &str, size: u64, label: &Label) -> std::result::Result<NamespaceId, SpaceError> {
+        let mut hosts = label.hosts.clone();
+        // An array is made on it by this host.
+        if label.shape.layout != VolumeLayout::Single && !hosts.contains(&self.options.hostnqn) {
+            hosts.push(self.options.hostnqn.clone());
+        }
+        let new = NewNamespace { size, block_size: BLOCK_SIZE, label: to_wire(label, &hosts) };
+        self.with(address, move |space| async move {
+            let nsid = space.create_namespace(&new).await?;
+            Ok(NamespaceId { nsid, uuid: space.namespace(nsid).await?.uuid })
+        })
+    }
+
+    fn remove(&self, address: &str, namespace: NamespaceId) -> std::result::Result<(), SpaceError> {
+        self.with(address, move |space| async move {
+            if found(&space, namespace).await?.is_none() {
+                return Ok(());
+            }
+            match space.delete_namespace(namespace.nsid).await {
+                // Another host was first.
+                Err(ManagementError::NotFound { .. }) => Ok(()),
+                removed => Ok(removed?),
+            }
+        })
+    }
+
+    fn relabel(
+        &self,
+        address: &str,
+        namespace: NamespaceId,
+        label: &Label,
+    ) -> std::result::Result<(), SpaceError> {
+        let label = to_wire(label, &label.hosts);
+        self.with(address, move |space| async move {
+            current(&space, namespace).await?;
+            Ok(space.set_label(namespace.nsid, &label).await?)
+        })
+    }
+
+    fn format(
+        &self,
+        volume: &VolumeRecord,
+        members: &[(String, NamespaceId)],
+    ) -> std::result::Result<Uuid, SpaceError> {
+        let VolumeLayout::Array(layout) = volume.shape.layout else {
+            return Err(SpaceError::Failed("a single namespace is no array".to_owned()));
+        };
+        let uri = |(address, namespace): &(String, NamespaceId)| {
+            Ok((uri_of(address, Some(namespace.nsid))?, *namespace))
+        };
+        let uris = members.iter().map(uri).collect::<std::result::Result<Vec<_>, SpaceError>>()?;
+        let (options, width) = (self.device_options(), volume.shape.width);
+        let (name, unit) = (volume.name.clone(), volume.shape.unit);
+        let shape = longhaul_array::Shape { name, layout, unit, force: false };
+        let array = run(&self.thread.handle(), move || async move {
+            let connecting = uris.into_iter().map(|(uri, of)| connect(uri, of, options.clone()));
+            let devices = try_join_all(connecting).await?;
+            let (members, spares) = devices.split_at(width.min(devices.len()));
+            Ok(longhaul_array::create(members, spares, &shape).await?)
+        })?;
+        if !volume.hosts.contains(&self.options.hostnqn) {
+            let detached =
+                crate::pool::each(members, |(address, namespace)| self.detach(address, *namespace));
+            detached.into_iter().collect::<std::result::Result<Vec<()>, SpaceError>>()?;
+        }
+        Ok(array)
+    }
+
+    fn array_on(
+        &self,
+        address: &str,
+        namespace: NamespaceId,
+    ) -> std::result::Result<Option<Uuid>, SpaceError> {
+        Ok(self.superblock(address, namespace)?.map(|label| label.array))
+    }
+}

@@ -1,0 +1,174 @@
+//! The targets of a pool.
+
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::label::Label;
+use crate::pool::{Pool, TRIES};
+use crate::record::{TargetRecord, VolumeRecord, decode, encode};
+use crate::shape::VolumeLayout;
+use crate::spaces::{Space, SpaceError, shown};
+use crate::time::format_time;
+use longhaul_catalog::{Expect, Revision, Txn};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Pool {
+    /// Asks a target whether it can be of this pool.
+    pub(crate) fn examine(&self, address: &str, domain: &str) -> Result<TargetRecord> {
+        let failed = |source| Error::Space { attempted: "look", address: address.to_owned(), source };
+        let space = self.host.spaces.space(address).map_err(failed)?;
+        for namespace in self.host.spaces.list(address).map_err(failed)? {
+            if let Some(Ok(label)) = namespace.label
+                && label.pool != self.uuid()
+            {
+                let Label { pool_name, pool, name, made_by, made_at, .. } = label;
+                let when = format_time(made_at);
+                let why = format!(
+                    "pool {pool_name} ({pool}) uses it: {made_by} made volume {name} there on {when}; use that \
+                     pool, import it, or remove its volumes"
+                );
+                return Err(Error::Foreign { address: address.to_owned(), why });
+            }
+        }
+        let (address, domain) = (address.to_owned(), domain.to_owned());
+        Ok(TargetRecord { id: space.id, address, domain, capacity: space.capacity })
+    }
+
+    /// Adds the space at an address. One of this pool that is not found at its address any more
+    /// gets this one.
+    ///
+    /// # Errors
+    /// The target cannot be used, or another one of the pool has its identity.
+    pub fn add_target(&self, address: &str, domain: &str) -> Result<TargetRecord> {
+        let target = self.examine(address, domain)?;
+        let key = keys::target(self.uuid(), &target.id);
+        for _ in 0..TRIES {
+            let known = self.targets()?.remove(&target.id);
+            let expect = match &known {
+                None => Expect::Absent,
+                Some((known, _)) if *known == target => return Ok(target),
+                Some((known, revision)) => {
+                    let there = self.host.spaces.space(&known.address);
+                    if known.address != address && there.is_ok_and(|space| space.id == target.id) {
+                        return Err(same(&target, known));
+                    }
+                    Expect::Modified(*revision)
+                }
+            };
+            let txn = Txn::new().expect(&keys::usage(self.uuid()), Expect::Present);
+            let txn = txn.expect(&key, expect).put(&key, &encode(&target));
+            let is_made = || Ok(self.targets()?.get(&target.id).is_some_and(|(known, _)| *known == target));
+            if self.host.commit(&txn, is_made)? {
+                return Ok(target);
+            }
+            // It conflicts also if the pool is gone.
+            self.usage()?;
+        }
+        Err(Error::Contended(self.record.name.clone()))
+    }
+
+    /// Removes a target, by its address or identity.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if volumes have members there.
+    pub fn remove_target(&self, target: &str) -> Result<TargetRecord> {
+        for _ in 0..TRIES {
+            let (usage, usage_at) = self.usage()?;
+            let (found, at) = self.find_target(target)?;
+            if usage.targets.contains_key(&found.id) {
+                let uses = |volume: &VolumeRecord| volume.members.iter().any(|m| m.target == found.id);
+                let waiting = self.intents()?.into_iter().map(|(intent, _)| intent.volume);
+                let mut names: Vec<String> =
+                    self.volumes()?.into_iter().chain(waiting).filter(uses).map(|v| v.name).collect();
+                names.sort_unstable();
+                names.dedup();
+                let why = format!("it has members of {}", names.join(", "));
+                return Err(Error::InUse { what: format!("target {}", shown(&found.address)), why });
+            }
+            let key = keys::target(self.uuid(), &found.id);
+            let txn = Txn::new().expect(&keys::usage(self.uuid()), Expect::Modified(usage_at));
+            let txn = txn.expect(&key, Expect::Modified(at)).delete(&key);
+            if self.host.commit(&txn, || Ok(self.host.catalog.get(&key)?.is_none()))? {
+                return Ok(found);
+            }
+        }
+        Err(Error::Contended(self.record.name.clone()))
+    }
+
+    /// A target by its identity, its address, or the beginning of that: host and port where there is
+    /// one space.
+    fn find_target(&self, name: &str) -> Result<(TargetRecord, Revision)> {
+        let is_it = |target: &TargetRecord| {
+            let (address, short) = (target.address.as_str(), shown(&target.address));
+            let machine = address.split('/').next().unwrap_or_default();
+            [&target.id, address, &short, machine, machine.trim_end_matches(":4420")].contains(&name)
+        };
+        let all = self.targets()?;
+        let mut found = all.values().filter(|(target, _)| is_it(target));
+        match (found.next(), found.next()) {
+            (Some(one), None) => Ok(one.clone()),
+            (None, _) => Err(self.not_found("target", name)),
+            (Some((one, _)), Some((other, _))) => {
+                let (one, other) = (shown(&one.address), shown(&other.address));
+                Err(Error::Ambiguous(format!("target {name} may be {one} or {other}: name one of them")))
+            }
+        }
+    }
+
+    /// Targets by identity, with the revision of their record.
+    pub(crate) fn targets(&self) -> Result<BTreeMap<String, (TargetRecord, Revision)>> {
+        let found = self.host.catalog.range(&keys::target(self.uuid(), ""), None)?;
+        let mut targets = BTreeMap::new();
+        for entry in found.entries {
+            let target: TargetRecord = decode("the record of a target", &entry.value)?;
+            targets.insert(target.id.clone(), (target, entry.modified));
+        }
+        Ok(targets)
+    }
+
+    /// Bytes of the spaces of all targets, as of when they were added.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn capacity(&self) -> Result<u64> {
+        Ok(self.targets()?.values().map(|(target, _)| target.capacity).sum())
+    }
+
+    /// How many members, without spares, a volume has unless the user says: by the failure domains.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn suited_width(&self, layout: VolumeLayout, spares: usize) -> Result<usize> {
+        let targets = self.targets()?;
+        let domains: BTreeSet<&str> = targets.values().map(|(target, _)| target.domain.as_str()).collect();
+        Ok(layout.suited_width(domains.len().saturating_sub(spares)))
+    }
+
+    /// Addresses of the targets of a volume's members; empty for one that is not known.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn member_addresses(&self, volume: &VolumeRecord) -> Result<Vec<String>> {
+        let targets = self.targets()?;
+        let address = |id: &String| targets.get(id).map_or_else(String::new, |(t, _)| t.address.clone());
+        Ok(volume.members.iter().map(|member| address(&member.target)).collect())
+    }
+
+    /// The space of a target, if it is still that one.
+    pub(crate) fn space(&self, target: &TargetRecord) -> std::result::Result<Space, SpaceError> {
+        let space = self.host.spaces.space(&target.address)?;
+        if space.id != target.id {
+            return Err(SpaceError::Failed(format!("it is {}, and not {}", space.id, target.id)));
+        }
+        Ok(space)
+    }
+}
+
+/// Two targets that cannot both be of a pool.
+pub(crate) fn same(target: &TargetRecord, other: &TargetRecord) -> Error {
+    let why = format!(
+        "it has the identity of target {} ({}): it is the same one by another address, or a copy of its disk",
+        shown(&other.address),
+        other.id
+    );
+    Error::Foreign { address: target.address.clone(), why }
+}
