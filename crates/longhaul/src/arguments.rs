@@ -6,6 +6,7 @@ use longhaul_block::units::parse_duration;
 use longhaul_device::{Device, Opener};
 use longhaul_engine::address::{self, ListenAddress};
 use longhaul_initiator::{Options, PathOptions, RemoteDevice};
+use longhaul_pool::Volumes;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,7 +160,7 @@ impl InitiatorArgs {
 
     /// An opener of devices with these options.
     pub(crate) fn opener(&self) -> Opener {
-        Opener::new(self.options())
+        Opener::new(self.options()).with_scheme(Arc::new(Volumes))
     }
 
     /// Opens the device `name`, for use by `threads` at a time.

@@ -43,6 +43,10 @@ pub(crate) enum Verb {
     Bench(verbs::bench::BenchArgs),
     /// Create and manage arrays of devices
     Array(Box<verbs::array::ArrayVerbArgs>),
+    /// Make and manage pools of targets' spaces, and what jobs have of them
+    Pool(Box<verbs::pool::PoolVerbArgs>),
+    /// Make and manage volumes of pools
+    Volume(Box<verbs::volume::VolumeVerbArgs>),
     /// Copy files and directories between machines
     Cp(verbs::cp::CpArgs),
     /// Synchronize a directory with another one

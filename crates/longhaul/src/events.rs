@@ -14,9 +14,11 @@ mod diagnose;
 mod general;
 mod info;
 mod namespaces;
+mod pool;
 mod study;
 mod target;
 mod tune;
+mod volume;
 mod wan;
 
 pub(crate) use array::*;
@@ -28,9 +30,11 @@ pub(crate) use diagnose::*;
 pub(crate) use general::*;
 pub(crate) use info::*;
 pub(crate) use namespaces::*;
+pub(crate) use pool::*;
 pub(crate) use study::*;
 pub(crate) use target::*;
 pub(crate) use tune::*;
+pub(crate) use volume::*;
 pub(crate) use wan::*;
 
 use std::time::Duration;

@@ -14,7 +14,7 @@ use uuid::Uuid;
 pub(crate) enum Source {
     /// A local back end: a file, a block device, memory.
     Backend(BackendSpec),
-    /// An array (`array:NAME`), or a namespace of another target, by URI.
+    /// An array (`array:NAME`), a volume (`volume:POOL/NAME`), or a namespace of another target, by URI.
     Named(String),
 }
 
@@ -60,11 +60,14 @@ impl FromStr for Export {
             }
         }
         let backend = backend.join(",");
-        let named = [arrays::SCHEME, SCHEME].iter().any(|scheme| backend.starts_with(scheme));
+        let named =
+            [arrays::SCHEME, longhaul_pool::SCHEME, SCHEME].iter().any(|scheme| backend.starts_with(scheme));
         let source = match named {
             true if backend.contains(',') => {
                 let taken = "uuid=, nqn=, allow-host= and create";
-                return Err(format!("an array or a remote namespace takes no options here but {taken}"));
+                return Err(format!(
+                    "an array, a volume or a remote namespace takes no options here but {taken}"
+                ));
             }
             true => Source::Named(backend),
             false => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),

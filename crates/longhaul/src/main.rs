@@ -13,6 +13,7 @@ mod export;
 mod helper;
 mod live;
 mod output;
+mod pools;
 mod screen;
 mod verbs;
 mod words;
@@ -52,6 +53,8 @@ fn run(cli: Cli, output: Output) -> Outcome {
         Verb::Ns(args) => verbs::ns::run(*args, output),
         Verb::Bench(args) => verbs::bench::run(args, output),
         Verb::Array(args) => verbs::array::run(*args, output),
+        Verb::Pool(args) => verbs::pool::run(*args, output),
+        Verb::Volume(args) => verbs::volume::run(*args, output),
         Verb::Cp(args) => verbs::cp::cp(args, output),
         Verb::Sync(args) => verbs::cp::sync(args, output),
         Verb::Agent(args) => verbs::agent::run(args, output),

@@ -6,6 +6,7 @@ use clap::{Arg, Command};
 use longhaul_array::Layout;
 use longhaul_attach::Via;
 use longhaul_load::Rw;
+use longhaul_pool::VolumeLayout;
 use longhaul_transfer::dataset;
 use std::ffi::OsStr;
 use std::marker::PhantomData;
@@ -47,6 +48,11 @@ pub(crate) fn patterns() -> OneOf<Rw> {
 /// Values of `array create --layout`.
 pub(crate) fn layouts() -> OneOf<Layout> {
     OneOf::new(Layout::ALL.map(Layout::name))
+}
+
+/// Values of `volume create --layout`.
+pub(crate) fn volume_layouts() -> OneOf<VolumeLayout> {
+    OneOf::new(VolumeLayout::names())
 }
 
 /// Layouts that need no superblock on the devices.

@@ -26,7 +26,7 @@ const MEASURE_BYTES: u64 = 8 << 30;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct InfoArgs {
-    /// The namespace: nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]
+    /// The namespace: nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]; or volume:POOL/NAME
     uri: String,
     /// Measure the path to it, by reading for several seconds
     #[arg(long)]
@@ -36,6 +36,13 @@ pub(crate) struct InfoArgs {
 }
 
 pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
+    if let Some(name) = args.uri.strip_prefix(longhaul_pool::SCHEME) {
+        if args.path {
+            return Err(Failure::usage("a volume has several paths: give --path with the URI of a member"));
+        }
+        let name = name.parse().map_err(Failure::usage)?;
+        return super::volume::info(name, args.initiator.clone(), output);
+    }
     let device = args.initiator.connect(&args.uri)?;
     let (controller, ns, info) = (device.controller(), device.namespace(), device.info());
     let round_trip = controller.round_trip;

@@ -8,6 +8,7 @@ use crate::output::Output;
 use longhaul_device::{Device, Opener, state};
 use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_initiator::{IO_PORT, Options};
+use longhaul_pool::Volumes;
 use longhaul_target::{
     Config, DirSpace, Error, HostAccess, MediumSpec, ServedMedium, Space, SpaceError, SpaceSpec, Target,
     TargetState, is_loopback,
@@ -30,6 +31,7 @@ Back ends:
   mem:SIZE                 memory
   null:SIZE                reads zeroes, forgets writes
   array:NAME               an array that is known on this host (longhaul array)
+  volume:POOL/NAME         a volume of a pool (longhaul volume)
   nvme+tcp://HOST/SUBNQN   a namespace of another target, passed on
 Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE,
 error=SHARE, uuid=UUID, nqn=NQN, allow-host=HOSTNQN, create (serve the medium
@@ -176,7 +178,7 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
     // The connections to other targets, whose namespaces are re-exported, have these options too.
     let options =
         Options { engine: args.engine.config(), congestion: args.congestion.clone(), ..Options::default() };
-    let opener = Opener::new(options).for_threads(threads);
+    let opener = Opener::new(options).with_scheme(Arc::new(Volumes)).for_threads(threads);
     let listen = args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
     check_access(&args.space, &listen, args.insecure)?;
     let state = TargetState::at(state::directory());

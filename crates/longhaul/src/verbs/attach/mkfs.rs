@@ -2,9 +2,10 @@
 
 use super::observe;
 use super::open::DeviceArgs;
+use crate::arguments::InitiatorArgs;
 use crate::complete;
 use crate::events::MkfsSummary;
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::output::{Output, say};
 use longhaul_attach::filesystem::FileSystemKind;
 use longhaul_attach::{NewFileSystem, OpenDevice, hidden_file};
@@ -35,6 +36,19 @@ pub(crate) struct MkfsArgs {
 }
 
 pub(crate) fn run(args: &MkfsArgs, output: Output) -> Outcome {
+    let (made, opened) = create(args)?;
+    print_summary(args, &made, &opened, output);
+    Ok(())
+}
+
+/// Makes a file system on a device that was made for it, without a summary.
+pub(crate) fn make_on(device: String, fs: FileSystemKind, initiator: InitiatorArgs) -> Outcome {
+    let device_args = DeviceArgs::of_one(initiator);
+    let args = MkfsArgs { devices: vec![device], fs, label: None, force: false, device: device_args };
+    create(&args).map(drop)
+}
+
+fn create(args: &MkfsArgs) -> Result<(NewFileSystem, OpenDevice), Failure> {
     let path = hidden_file()?;
     let opened = args.device.open(&args.devices, &path)?;
     let name = args.devices.join(" ");
@@ -42,8 +56,7 @@ pub(crate) fn run(args: &MkfsArgs, output: Output) -> Outcome {
     // From here on there is a mount to clean up: a signal is an event.
     let (event_sender, events) = observe::events()?;
     new.make(&opened, &path, (event_sender, &events), |text| say(text))?;
-    print_summary(args, &new, &opened, output);
-    Ok(())
+    Ok((new, opened))
 }
 
 fn print_summary(args: &MkfsArgs, made: &NewFileSystem, opened: &OpenDevice, output: Output) {

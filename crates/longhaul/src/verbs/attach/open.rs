@@ -7,6 +7,9 @@ use longhaul_array::Layout;
 use longhaul_attach::{OpenDevice, OpenOptions};
 use std::path::Path;
 
+/// Memory for read-ahead and write-behind, as `--memory` has by default, in bytes.
+const MEMORY: u64 = 256 << 20;
+
 /// How devices are joined and used.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArgs {
@@ -53,6 +56,12 @@ impl UseArgs {
 }
 
 impl DeviceArgs {
+    /// Of one device, with the defaults of the command line.
+    pub(crate) fn of_one(initiator: InitiatorArgs) -> DeviceArgs {
+        let using = UseArgs { read_only: false, memory: MEMORY, initiator };
+        DeviceArgs { layout: None, stripe_unit: None, using }
+    }
+
     /// Opens the devices with these names, to appear at `path`.
     pub(crate) fn open(&self, names: &[String], path: &Path) -> Result<OpenDevice, Failure> {
         let DeviceArgs { layout, stripe_unit, using } = self;

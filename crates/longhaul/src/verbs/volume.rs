@@ -1,0 +1,326 @@
+//! `longhaul volume`.
+
+mod show;
+
+use super::attach::mkfs;
+use crate::arguments::{InitiatorArgs, parse_bytes, parse_time};
+use crate::events::{VolumeMade, VolumeOpened, VolumeRenamed, VolumesRemoved};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::Output;
+use crate::pools::{OpenPool, PoolArgs, end};
+use crate::words::volume_layouts;
+use longhaul_array::DEFAULT_UNIT;
+use longhaul_attach::filesystem::FileSystemKind;
+use longhaul_pool::{Pool, Removed, SCHEME, VolumeLayout, VolumeName, VolumeRequest, end_of};
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct VolumeVerbArgs {
+    #[command(subcommand)]
+    verb: VolumeVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum VolumeVerb {
+    /// Make a volume
+    Create(Create),
+    /// List the volumes of pools
+    #[command(alias = "list")]
+    Ls(Ls),
+    /// Show a volume: its members, its hosts
+    #[command(alias = "status")]
+    Info(Named),
+    /// Let further hosts use a volume
+    Open(Open),
+    /// Give a volume another name
+    Rename(Rename),
+    /// Remove volumes and their data
+    Rm(Rm),
+}
+
+/// What a volume is like.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShapeArgs {
+    /// Size of the volume
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    size: u64,
+    /// parity, double-parity, mirror, stripe+mirror, stripe, or single: one
+    /// namespace, for hosts without Longhaul
+    #[arg(long, value_name = "KIND", value_parser = volume_layouts(), hide_possible_values = true)]
+    layout: VolumeLayout,
+    /// Members, without spares [default: two of a mirror, otherwise one for each
+    /// failure domain, at most 8]
+    #[arg(long, value_name = "N")]
+    width: Option<usize>,
+    /// Members that wait to replace one
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    spares: usize,
+    /// Bytes of a stripe on one member
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    stripe_unit: Option<u64>,
+    /// Most members in one failure domain
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    per_domain: usize,
+    /// Take capacity as it is written to, instead of all of it now
+    #[arg(long)]
+    thin: bool,
+    /// Host that may use it [default: this one]; may be repeated
+    #[arg(long = "for", value_name = "HOSTNQN")]
+    pub(crate) hosts: Vec<String>,
+    /// Make a file system on it: xfs or ext4
+    #[arg(long, value_name = "KIND")]
+    pub(crate) fs: Option<FileSystemKind>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Members are in different failure domains, on the targets with the most free
+capacity. volume:POOL/NAME is then the name of a device.
+
+Example:
+  longhaul volume create scratch/run7 --size 2TiB --layout parity --fs xfs
+  sudo longhaul mount volume:scratch/run7 /mnt/run7")]
+struct Create {
+    /// The volume: POOL/NAME
+    volume: VolumeName,
+    #[command(flatten)]
+    shape: ShapeArgs,
+    /// Time after which it may be removed, by any later command [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    lifetime: Option<Duration>,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct Ls {
+    /// Pools [default: all that this host knows]
+    #[arg(value_name = "POOL")]
+    pools: Vec<String>,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct Named {
+    /// The volume: POOL/NAME
+    volume: VolumeName,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct Open {
+    /// The volume: POOL/NAME
+    volume: VolumeName,
+    /// Host that may use it too [default: this one]; may be repeated
+    #[arg(long = "for", value_name = "HOSTNQN")]
+    hosts: Vec<String>,
+    /// These hosts only, in place of those that may use it now
+    #[arg(long)]
+    only: bool,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct Rename {
+    /// The volume: POOL/NAME
+    volume: VolumeName,
+    /// Its new name, without the pool
+    to: String,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct Rm {
+    /// The volumes: POOL/NAME
+    #[arg(value_name = "VOLUME", required = true)]
+    volumes: Vec<VolumeName>,
+    /// Also volumes that a host uses, or used when it crashed
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+impl ShapeArgs {
+    /// A volume of this shape in a pool, of no job and for no host yet.
+    pub(crate) fn request(&self, pool: &Pool, name: String) -> Result<VolumeRequest, Failure> {
+        let width = match self.width {
+            Some(width) => width,
+            None => pool.suited_width(self.layout, self.spares)?,
+        };
+        Ok(VolumeRequest {
+            name,
+            size: self.size,
+            layout: self.layout,
+            width,
+            spares: self.spares,
+            unit: self.stripe_unit.unwrap_or(DEFAULT_UNIT),
+            per_domain: self.per_domain,
+            hosts: Vec::new(),
+            job: None,
+            expires: None,
+            thin: self.thin,
+        })
+    }
+
+    /// The hosts that may use it: this one, unless others are named.
+    pub(crate) fn hosts_or(&self, own: &str) -> Vec<String> {
+        if self.hosts.is_empty() { vec![own.to_owned()] } else { self.hosts.clone() }
+    }
+
+    /// The hosts that may use it while it is made: this one too if it makes the file system.
+    pub(crate) fn hosts_while_made(&self, hosts: &[String], own: &str) -> Vec<String> {
+        let more = (self.fs.is_some() && !hosts.iter().any(|host| host == own)).then(|| own.to_owned());
+        hosts.iter().cloned().chain(more).collect()
+    }
+}
+
+pub(crate) fn run(args: VolumeVerbArgs, output: Output) -> Outcome {
+    match args.verb {
+        VolumeVerb::Create(args) => create(&args, output),
+        VolumeVerb::Ls(args) => show::list(&args, output),
+        VolumeVerb::Info(args) => show::info(&args, output),
+        VolumeVerb::Open(args) => open(&args, output),
+        VolumeVerb::Rename(args) => rename(&args, output),
+        VolumeVerb::Rm(args) => remove(&args, output),
+    }
+}
+
+/// Shows a volume, as `longhaul volume info` does.
+pub(crate) fn info(volume: VolumeName, initiator: InitiatorArgs, output: Output) -> Outcome {
+    show::info(&Named { volume, access: PoolArgs { catalog: None, initiator } }, output)
+}
+
+fn device(name: &VolumeName) -> String {
+    format!("{SCHEME}{name}")
+}
+
+fn create(args: &Create, output: Output) -> Outcome {
+    let too_long = || Failure::usage("--lifetime is too long");
+    let expires = args.lifetime.map(|lifetime| end_of(lifetime).ok_or_else(too_long)).transpose()?;
+    let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
+    let own = args.access.hostnqn();
+    let hosts = args.shape.hosts_or(&own);
+    let request = VolumeRequest {
+        hosts: args.shape.hosts_while_made(&hosts, &own),
+        expires,
+        ..args.shape.request(&opened.pool, args.volume.name.clone())?
+    };
+    let volume = opened.pool.create_volume(&request)?;
+    if let Some(fs) = args.shape.fs
+        && let Err(failure) = make_file_system(&opened.pool, &volume.name, fs, &hosts, &args.access)
+    {
+        if let Err(e) = opened.pool.remove_volume(&volume.name) {
+            tracing::warn!("volume {} is left: {e}", args.volume);
+        }
+        return Err(failure);
+    }
+    let device = device(&args.volume);
+    if !output.is_json() {
+        match args.shape.fs {
+            Some(_) => output.line(format_args!("longhaul mount {device} DIR")),
+            None => output.line(&device),
+        }
+    }
+    output.event(&VolumeMade {
+        device,
+        uuid: volume.uuid.to_string(),
+        size: volume.shape.size,
+        layout: volume.shape.layout.to_string(),
+        targets: opened.pool.member_addresses(&volume)?,
+        hosts,
+        fs: args.shape.fs.map(|fs| fs.name().to_owned()),
+    });
+    Ok(())
+}
+
+/// Makes a file system on a volume that this host may use, and leaves it to `hosts`.
+pub(crate) fn make_file_system(
+    pool: &Pool,
+    name: &str,
+    fs: FileSystemKind,
+    hosts: &[String],
+    access: &PoolArgs,
+) -> Outcome {
+    let device = format!("{SCHEME}{}/{name}", pool.record().name);
+    mkfs::make_on(device, fs, access.initiator.clone())?;
+    if pool.volume(name)?.hosts != hosts {
+        let (_, waiting) = pool.set_hosts(name, hosts)?;
+        for why in waiting {
+            tracing::warn!("volume {name} is still attached to this host: {why}");
+        }
+    }
+    Ok(())
+}
+
+fn open(args: &Open, output: Output) -> Outcome {
+    let opened = args.access.open(&args.volume.pool)?;
+    let more = if args.hosts.is_empty() { vec![args.access.hostnqn()] } else { args.hosts.clone() };
+    let mut hosts = if args.only { Vec::new() } else { opened.pool.volume(&args.volume.name)?.hosts };
+    for host in more {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    let (volume, waiting) = opened.pool.set_hosts(&args.volume.name, &hosts)?;
+    let device = device(&args.volume);
+    if !output.is_json() {
+        output.line(format_args!("{device} is for {}", volume.hosts.join(", ")));
+    }
+    output.event(&VolumeOpened { device: device.clone(), hosts: volume.hosts, waiting: waiting.clone() });
+    end(&waiting, &device, output)
+}
+
+fn rename(args: &Rename, output: Output) -> Outcome {
+    let opened = args.access.open(&args.volume.pool)?;
+    opened.pool.rename_volume(&args.volume.name, &args.to)?;
+    let device = format!("{SCHEME}{}/{}", args.volume.pool, args.to);
+    if !output.is_json() {
+        output.line(&device);
+    }
+    output.event(&VolumeRenamed { device });
+    Ok(())
+}
+
+fn remove(args: &Rm, output: Output) -> Outcome {
+    let (mut removed, mut waiting) = (Vec::new(), Vec::new());
+    let mut opened: Option<OpenPool> = None;
+    for name in &args.volumes {
+        let pool = match opened.take().filter(|opened| opened.known.name == name.pool) {
+            Some(pool) => pool,
+            None => args.access.open_and_collect(&name.pool)?.0,
+        };
+        if !args.force {
+            check_unused(&pool, name)?;
+        }
+        if let Removed::Later(why) = pool.pool.remove_volume(&name.name)? {
+            waiting.extend(why);
+        }
+        removed.push(device(name));
+        if !output.is_json() {
+            output.line(format_args!("removed {}", device(name)));
+        }
+        opened = Some(pool);
+    }
+    let what = removed.join(", ");
+    output.event(&VolumesRemoved { volumes: removed, waiting: waiting.clone() });
+    end(&waiting, &what, output)
+}
+
+/// Refuses a volume whose array runs.
+fn check_unused(opened: &OpenPool, name: &VolumeName) -> Outcome {
+    let volume = opened.pool.volume(&name.name)?;
+    let user = match opened.pool.running_status(&volume)? {
+        Some(_) => "a process of this host uses it",
+        None if opened.pool.is_unstopped(&volume, &opened.targets)? => {
+            "its array was not stopped: a host uses it, or did so when it crashed"
+        }
+        None => return Ok(()),
+    };
+    let why = format!("volume {name} is not removed: {user}; end that, or give --force");
+    Err(Failure::new(Exit::Refused, why))
+}

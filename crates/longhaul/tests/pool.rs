@@ -1,0 +1,352 @@
+//! `pool` and `volume`, over targets that run as programs.
+
+mod common;
+
+use common::{PATIENCE, Ran, Target, command, finish, signal, text};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+const ADMIN: &str = "nqn.2014-08.org.example:admin";
+const NODE: &str = "nqn.2014-08.org.example:node";
+
+/// Targets with a space each, and the state of the host that manages them.
+struct Site {
+    directory: tempfile::TempDir,
+    targets: Vec<Option<Target>>,
+}
+
+impl Site {
+    fn new(count: usize) -> Site {
+        // In memory where this machine has such a file system: these tests do not depend on a disk.
+        let memory = Path::new("/dev/shm");
+        let root = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let directory = tempfile::tempdir_in(root).expect("a directory");
+        let mut site = Site { directory, targets: Vec::new() };
+        for number in 0..count {
+            let target = site.serve(number, "127.0.0.1:0");
+            site.targets.push(Some(target));
+        }
+        site
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A target with an installation of its own.
+    fn serve(&self, number: usize, listen: &str) -> Target {
+        let space = format!("fast=dir:{},size=256MiB", text(&self.path(&format!("space{number}"))));
+        let args = ["target", "--json", "--discovery", "none", "--threads", "1", "--listen", listen];
+        let mut command = command(&[&args[..], &["--space", &space, "--admin", ADMIN]].concat());
+        command.env("XDG_STATE_HOME", self.path(&format!("state{number}")));
+        Target::spawn(command)
+    }
+
+    fn addr(&self, number: usize) -> String {
+        self.targets[number].as_ref().expect("a target").addr()
+    }
+
+    /// Targets as `pool create` takes them, each in a rack of its own.
+    fn specs(&self, numbers: std::ops::Range<usize>) -> Vec<String> {
+        numbers.map(|n| format!("{},domain=rack{n}", self.addr(n))).collect()
+    }
+
+    fn kill(&mut self, number: usize) -> String {
+        let mut target = self.targets[number].take().expect("a target");
+        signal(&target.child, "KILL");
+        target.child.end(PATIENCE).expect("killed");
+        target.addr()
+    }
+
+    fn restart(&mut self, number: usize, listen: &str) {
+        self.targets[number] = Some(self.serve(number, listen));
+    }
+
+    /// Runs the program with the state of the host `state`.
+    fn run_as(&self, state: &str, args: &[&str]) -> Ran {
+        let mut command = command(args);
+        command.env("XDG_STATE_HOME", self.path(state)).env("XDG_RUNTIME_DIR", self.path(state));
+        std::fs::create_dir_all(self.path(state)).expect("made");
+        finish(command.spawn().expect("started"))
+    }
+
+    /// Runs a verb of pools as the administrator.
+    fn run(&self, args: &[&str]) -> Ran {
+        self.run_as("host", &[&["--json"], args, &["--hostnqn", ADMIN]].concat())
+    }
+
+    /// Its events; it has succeeded.
+    fn done(&self, args: &[&str]) -> Vec<Value> {
+        let ran = self.run(args);
+        assert_eq!(ran.code, Some(0), "{args:?}: {ran:?}");
+        ran.events()
+    }
+
+    fn last(&self, args: &[&str]) -> Value {
+        self.done(args).pop().expect("a summary")
+    }
+
+    /// Its message; it has ended with this status.
+    fn refused(&self, code: i32, args: &[&str]) -> String {
+        let ran = self.run(args);
+        assert_eq!(ran.code, Some(code), "{args:?}: {ran:?}");
+        ran.stderr
+    }
+
+    /// The pool `p` of all targets.
+    fn create(&self) -> Value {
+        let specs = self.specs(0..self.targets.len());
+        let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+        self.last(&[&["pool", "create", "p", "--target"], &specs[..]].concat())
+    }
+
+    /// Files of namespaces of all spaces.
+    fn files(&self) -> usize {
+        let count = |n| std::fs::read_dir(self.path(&format!("space{n}"))).expect("readable").count() - 1;
+        (0..self.targets.len()).map(count).sum()
+    }
+}
+
+/// Writes data with checksums to a device, or verifies it.
+fn bench(device: &str, rw: &str) -> Vec<String> {
+    let args = ["bench", device, "--rw", rw, "--bs", "64k", "--size", "4m", "--verify", "crc32c"];
+    args.map(str::to_owned).to_vec()
+}
+
+#[test]
+fn from_nothing_to_a_verified_volume_that_survives_a_target() {
+    let mut site = Site::new(6);
+    let made = site.create();
+    assert_eq!((&made["targets"], &made["capacity"]), (&json!(6), &json!(6 << 28)));
+    let volume = site.last(&["volume", "create", "p/run7", "--size", "64MiB", "--layout", "parity"]);
+    assert_eq!((&volume["device"], &volume["hosts"]), (&json!("volume:p/run7"), &json!([ADMIN])));
+    assert_eq!(volume["targets"].as_array().expect("a list").len(), 6);
+    let device = "volume:p/run7";
+    for rw in ["write", "read"] {
+        let args = bench(device, rw);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let ran = site.run(&args);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+    // One target is lost: everything is still there.
+    let at = site.kill(2);
+    let ran = site.run(&bench(device, "read").iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let status = site.run(&["pool", "status", "p"]);
+    assert_eq!(status.code, Some(3), "{status:?}");
+    let down: Vec<Value> = status.events().into_iter().filter(|event| event["error"].is_string()).collect();
+    assert_eq!((down.len(), &down[0]["domain"]), (1, &json!("rack2")));
+
+    // What cannot be reached is removed later; the name is free at once.
+    let ran = site.run(&["volume", "rm", "p/run7"]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.stderr.contains("a later command finishes it"), "{ran:?}");
+    assert_eq!(site.files(), 2, "the record and the data at the lost target");
+    site.restart(2, &at);
+    let status = site.last(&["pool", "status", "p"]);
+    assert_eq!((&status["volumes"], &status["used"], &status["pending"]), (&json!(0), &json!(0), &json!([])));
+    assert_eq!(site.files(), 0);
+    assert_eq!(site.last(&["pool", "destroy", "p"])["name"], "p");
+    assert_eq!(site.last(&["pool", "ls"])["pools"], 0);
+}
+
+#[test]
+fn a_volume_is_used_wherever_a_device_is_named() {
+    let site = Site::new(3);
+    site.create();
+    site.done(&["volume", "create", "p/v", "--size", "32MiB", "--layout", "double-parity", "--for", ADMIN]);
+    // A target exports it; its array runs there, and nowhere else meanwhile.
+    let mut head = command(&["target", "--json", "--discovery", "none", "--listen", "127.0.0.1:0"]);
+    head.args(["--export", "x=volume:p/v"]);
+    head.env("XDG_STATE_HOME", site.path("host")).env("XDG_RUNTIME_DIR", site.path("host"));
+    if !Path::new("/etc/machine-id").exists() {
+        return longhaul_skip::skip!(
+            "this machine has no identity, so that a target has another host NQN each time"
+        );
+    }
+    // The head is a host like others: the volume is for it too.
+    let own = longhaul_initiator::Options::default().hostnqn;
+    assert_eq!(site.last(&["volume", "open", "p/v", "--for", &own])["hosts"], json!([ADMIN, own]));
+    let head = Target::spawn(head);
+    let uri = head.uri(0);
+    let ran =
+        site.run(&["bench", &uri, "--rw", "write", "--bs", "64k", "--size", "1m", "--verify", "crc32c"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let info = site.last(&["info", "volume:p/v"]);
+    assert_eq!((&info["layout"], &info["health"]), (&json!("double-parity"), &json!("healthy")));
+    assert!(
+        site.refused(6, &["bench", "volume:p/v", "--rw", "read", "--size", "1m"])
+            .contains("runs on this host")
+    );
+    let why = site.refused(6, &["volume", "rm", "p/v"]);
+    assert!(why.contains("a process of this host uses it"), "{why}");
+    let uuid = head.ready["exports"][0]["uuid"].clone();
+    head.stop();
+    // It has the same identity wherever it is served.
+    assert_eq!(uuid, site.last(&["volume", "info", "p/v"])["array"]);
+    let stranger = ["bench", "volume:p/v", "--rw", "read", "--size", "1m", "--hostnqn", NODE];
+    let ran = site.run_as("host", &stranger);
+    assert!(ran.code == Some(6) && ran.stderr.contains("is not for this host"), "{ran:?}");
+    site.last(&["volume", "open", "p/v", "--for", NODE, "--only"]);
+    let why = site.refused(6, &["bench", "volume:p/v", "--rw", "read", "--size", "1m"]);
+    assert!(why.contains("longhaul volume open p/v --for"), "{why}");
+    assert_eq!(site.last(&["volume", "rename", "p/v", "w"])["device"], "volume:p/w");
+    let listed = site.done(&["volume", "ls"]);
+    assert_eq!((&listed[0]["name"], &listed[1]["volumes"]), (&json!("w"), &json!(1)));
+    site.done(&["volume", "rm", "p/w"]);
+    assert_eq!(site.files(), 0);
+}
+
+#[test]
+fn a_job_gets_volumes_and_gives_them_back() {
+    let mut site = Site::new(4);
+    site.create();
+    let allocate = [
+        "pool",
+        "allocate",
+        "p",
+        "--size",
+        "16MiB",
+        "--layout",
+        "parity",
+        "--width",
+        "3",
+        "--for-job",
+        "4711",
+        "--lifetime",
+        "8h",
+        "--nodes",
+        "n[1-3]",
+        "--node-nqn",
+        "nqn.2014-08.org.example:{}",
+    ];
+    let made = site.done(&allocate);
+    assert_eq!(made.len(), 4, "{made:?}");
+    assert_eq!(
+        (&made[0]["node"], &made[0]["device"], &made[0]["hosts"]),
+        (&json!("n1"), &json!("volume:p/job-4711-n1"), &json!(["nqn.2014-08.org.example:n1"]))
+    );
+    assert_eq!(made[3]["volumes"], 3);
+    let ran = site.run_as(
+        "host",
+        &[
+            "bench",
+            "volume:p/job-4711-n2",
+            "--rw",
+            "write",
+            "--size",
+            "1m",
+            "--hostnqn",
+            "nqn.2014-08.org.example:n2",
+        ],
+    );
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(site.refused(1, &allocate).contains("already"));
+    let jobs = site.done(&["pool", "jobs"]);
+    assert_eq!((&jobs[0]["job"], jobs[0]["volumes"].as_array().map(Vec::len)), (&json!("4711"), Some(3)));
+    // The lifetime of another one ends at once, and any command collects it.
+    let past =
+        ["pool", "allocate", "p", "--size", "1MiB", "--layout", "single", "--for-job", "1", "--lifetime"];
+    let why = site.refused(2, &[&past[..], &["0"]].concat());
+    assert!(why.contains("its lifetime has ended already"), "{why}");
+    site.done(&[&past[..], &["1s"]].concat());
+    common::until("the lifetime to end", || site.last(&["pool", "jobs", "p"])["jobs"] == 1);
+
+    // A target is gone when the job ends.
+    let at = site.kill(1);
+    let ran = site.run(&["pool", "release", "--for-job", "4711"]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert_eq!(site.last(&["volume", "ls", "p"])["volumes"], 0);
+    assert!(site.files() > 0);
+    site.restart(1, &at);
+    let released = site.last(&["pool", "release", "--for-job", "4711"]);
+    assert_eq!((&released["volumes"], &released["waiting"]), (&json!([]), &json!([])));
+    site.done(&["pool", "release", "--for-job", "4711"]);
+    assert_eq!(site.last(&["pool", "jobs"])["jobs"], 0);
+    assert_eq!(site.files(), 0);
+}
+
+#[test]
+fn a_killed_allocation_leaves_nothing() {
+    let site = Site::new(3);
+    site.create();
+    let args = ["volume", "create", "p/v", "--size", "16MiB", "--layout", "parity", "--hostnqn", ADMIN];
+    let mut command = command(&args);
+    command.env("XDG_STATE_HOME", site.path("host")).env("XDG_RUNTIME_DIR", site.path("host"));
+    let child = common::Running(command.spawn().expect("started"));
+    common::until("a namespace to be made", || site.files() > 0);
+    drop(child);
+    // Its lease runs out; then any command undoes what was not finished.
+    common::until("the lease to run out", || site.last(&["pool", "recover", "p"])["held"] == 0);
+    if site.last(&["volume", "ls", "p"])["volumes"] == 1 {
+        site.done(&["volume", "rm", "p/v"]);
+    }
+    assert_eq!(site.files(), 0);
+    let status = site.last(&["pool", "status", "p"]);
+    assert_eq!((&status["used"], &status["pending"]), (&json!(0), &json!([])), "{status}");
+}
+
+#[test]
+fn a_lost_catalog_is_made_again() {
+    let mut site = Site::new(3);
+    let pool = site.create();
+    site.done(&["volume", "create", "p/Größe", "--size", "16MiB", "--layout", "parity"]);
+    let ran = site.run(&bench("volume:p/Größe", "write").iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let before = site.last(&["volume", "info", "p/Größe"]);
+    // Another pool cannot have these targets, and the message says which pool does.
+    let taken = ["pool", "create", "q", "--target", &site.addr(0)];
+    let why = site.refused(6, &taken);
+    assert!(why.contains("pool p (") && why.contains("made volume Größe there on"), "{why}");
+    std::fs::remove_dir_all(site.path("host")).expect("removed");
+    let (a, b, c) = (site.addr(0), site.addr(1), site.addr(2));
+    let unknown = site.refused(2, &["volume", "ls", "p"]);
+    assert!(unknown.contains("no pool p is known"), "{unknown}");
+    let imported = site.last(&["pool", "import", &a, &b, &c]);
+    assert_eq!((&imported["name"], &imported["uuid"]), (&json!("p"), &pool["uuid"]));
+    assert_eq!(imported["whole"], json!(["Größe"]));
+    assert_eq!(site.last(&["volume", "info", "p/Größe"]), before);
+    let ran = site.run(&bench("volume:p/Größe", "read").iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+
+    // With a target missing it says so, and the volume serves.
+    assert_eq!(site.last(&["pool", "export", "p"])["name"], "p");
+    site.kill(0);
+    let ran = site.run(&["pool", "import", &b, &c, "--name", "again"]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.stderr.contains("it serves, degraded"), "{ran:?}");
+    let ran = site.run(&bench("volume:again/Größe", "read").iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
+fn bad_input_is_refused_with_a_sentence() {
+    let site = Site::new(3);
+    site.create();
+    fn create<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [&["volume", "create"], more].concat()
+    }
+    let shape = ["--size", "1MiB", "--layout", "parity"];
+    for (code, args, why) in [
+        (2, create(&[&["p/a/b"], &shape[..]].concat()), "it has '/'"),
+        (2, create(&[&["p"], &shape[..]].concat()), "the form is POOL/NAME"),
+        (2, create(&[&["p/x\u{202e}"], &shape[..]].concat()), "letters, digits"),
+        (2, create(&["p/v", "--size", "1MiB", "--layout", "raid5"]), "double-parity, single"),
+        (2, create(&["q/v", "--size", "1MiB", "--layout", "parity"]), "no pool q is known"),
+        (1, create(&["p/v", "--size", "4GiB", "--layout", "parity"]), "add targets, or ask for fewer"),
+        (1, create(&["p/v", "--size", "1MiB", "--layout", "parity", "--width", "4"]), "and 3 can be placed"),
+        (1, vec!["volume", "rm", "p/none"], "there is no volume called none in pool p"),
+        (2, vec!["pool", "status", "p", "--catalog", "redis:x"], "the form is file:PATH or etcd:"),
+        (5, vec!["pool", "create", "q", "--target", "127.0.0.1:1"], "nothing listens there"),
+        (6, vec!["pool", "create", "q", "--target", &site.addr(0), &site.addr(0)], "the identity of target"),
+    ] {
+        let message = site.refused(code, &args);
+        assert!(message.contains(why), "{args:?}: {message}");
+    }
+    let long = format!("p/{}", "x".repeat(255));
+    let why = site.refused(2, &create(&[&[long.as_str()], &shape[..]].concat()));
+    assert!(why.contains("it has 255 bytes, and at most 64"), "{why}");
+    let ran = site.run_as("host", &["pool", "add-target", "p", &site.addr(0), "--hostnqn", NODE]);
+    assert!(ran.code == Some(6) && ran.stderr.contains(&format!("--admin {NODE}")), "{ran:?}");
+    assert_eq!(site.files(), 0);
+}
