@@ -39,7 +39,7 @@ pub struct KnownPool {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct PlaceRecord {
     catalog: String,
 }
 
@@ -118,7 +118,7 @@ impl KnownPool {
                 continue;
             }
             let text = std::fs::read_to_string(&path).map_err(|e| failed(&path, e))?;
-            let record: Record = serde_json::from_str(&text).map_err(|e| failed(&path, e))?;
+            let record: PlaceRecord = serde_json::from_str(&text).map_err(|e| failed(&path, e))?;
             let catalog = record.catalog.parse().map_err(|e| failed(&path, e))?;
             all.push(KnownPool { name, catalog, user: user.cloned() });
         }
@@ -154,7 +154,7 @@ impl KnownPool {
         }
         let directory = own_directory();
         let (path, new) = (self.path(&directory), directory.join(format!("{}.new", self.name)));
-        let record = Record { catalog: self.catalog.to_string() };
+        let record = PlaceRecord { catalog: self.catalog.to_string() };
         let text = serde_json::to_string(&record).map_err(|e| failed(&path, e))?;
         std::fs::create_dir_all(&directory).map_err(|e| failed(&directory, e))?;
         std::fs::write(&new, text + "\n").map_err(|e| failed(&new, e))?;

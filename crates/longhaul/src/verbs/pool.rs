@@ -20,12 +20,12 @@ pub(crate) struct PoolVerbArgs {
 #[derive(Debug, clap::Subcommand)]
 enum PoolVerb {
     /// Make a pool of the spaces of targets
-    Create(Create),
+    Create(CreatePool),
     /// List the pools that this host knows
     #[command(alias = "list")]
-    Ls(Ls),
+    Ls(ListPools),
     /// Show the targets of a pool and what is free there
-    Status(Named),
+    Status(PoolNamed),
     /// Add targets to a pool
     AddTarget(AddTarget),
     /// Remove targets from a pool, which have no members of volumes
@@ -33,11 +33,11 @@ enum PoolVerb {
     /// Make the records of a pool again from its targets
     Import(Import),
     /// Give a pool up to another catalog; its volumes stay at the targets
-    Export(Named),
+    Export(PoolNamed),
     /// Remove a pool without volumes
-    Destroy(Named),
+    Destroy(PoolNamed),
     /// Finish what lost hosts have begun, and remove what they left
-    Recover(Named),
+    Recover(PoolNamed),
     /// Make volumes for a job
     Allocate(Allocate),
     /// Remove the volumes of a job
@@ -93,7 +93,7 @@ Example:
   longhaul pool create scratch --target dtn1 dtn2 dtn3 dtn4 dtn5 dtn6
   longhaul volume create scratch/run7 --size 2TiB --layout parity --fs xfs
   sudo longhaul mount volume:scratch/run7 /mnt/run7")]
-struct Create {
+struct CreatePool {
     /// Name of the pool
     name: String,
     /// Its targets; may be repeated
@@ -112,13 +112,13 @@ struct Create {
 }
 
 #[derive(Debug, clap::Args)]
-struct Ls {
+struct ListPools {
     #[command(flatten)]
     access: PoolArgs,
 }
 
 #[derive(Debug, clap::Args)]
-struct Named {
+struct PoolNamed {
     /// Name of the pool
     pool: String,
     #[command(flatten)]

@@ -23,19 +23,19 @@ pub(crate) struct VolumeVerbArgs {
 #[derive(Debug, clap::Subcommand)]
 enum VolumeVerb {
     /// Make a volume
-    Create(Create),
+    Create(CreateVolume),
     /// List the volumes of pools
     #[command(alias = "list")]
-    Ls(Ls),
+    Ls(ListVolumes),
     /// Show a volume: its members, its hosts
     #[command(alias = "status")]
-    Info(Named),
+    Info(VolumeNamed),
     /// Let further hosts use a volume
     Open(Open),
     /// Give a volume another name
     Rename(Rename),
     /// Remove volumes and their data
-    Rm(Rm),
+    Rm(RemoveVolumes),
 }
 
 /// What a volume is like.
@@ -80,7 +80,7 @@ capacity. volume:POOL/NAME is then the name of a device.
 Example:
   longhaul volume create scratch/run7 --size 2TiB --layout parity --fs xfs
   sudo longhaul mount volume:scratch/run7 /mnt/run7")]
-struct Create {
+struct CreateVolume {
     /// The volume: POOL/NAME
     volume: VolumeName,
     #[command(flatten)]
@@ -93,7 +93,7 @@ struct Create {
 }
 
 #[derive(Debug, clap::Args)]
-struct Ls {
+struct ListVolumes {
     /// Pools [default: all that this host knows]
     #[arg(value_name = "POOL")]
     pools: Vec<String>,
@@ -102,7 +102,7 @@ struct Ls {
 }
 
 #[derive(Debug, clap::Args)]
-struct Named {
+struct VolumeNamed {
     /// The volume: POOL/NAME
     volume: VolumeName,
     #[command(flatten)]
@@ -134,7 +134,7 @@ struct Rename {
 }
 
 #[derive(Debug, clap::Args)]
-struct Rm {
+struct RemoveVolumes {
     /// The volumes: POOL/NAME
     #[arg(value_name = "VOLUME", required = true)]
     volumes: Vec<VolumeName>,
@@ -192,14 +192,14 @@ pub(crate) fn run(args: VolumeVerbArgs, output: Output) -> Outcome {
 
 /// Shows a volume, as `longhaul volume info` does.
 pub(crate) fn info(volume: VolumeName, initiator: InitiatorArgs, output: Output) -> Outcome {
-    show::info(&Named { volume, access: PoolArgs { catalog: None, initiator } }, output)
+    show::info(&VolumeNamed { volume, access: PoolArgs { catalog: None, initiator } }, output)
 }
 
 fn device(name: &VolumeName) -> String {
     format!("{SCHEME}{name}")
 }
 
-fn create(args: &Create, output: Output) -> Outcome {
+fn create(args: &CreateVolume, output: Output) -> Outcome {
     let too_long = || Failure::usage("--lifetime is too long");
     let expires = args.lifetime.map(|lifetime| end_of(lifetime).ok_or_else(too_long)).transpose()?;
     let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
@@ -286,7 +286,7 @@ fn rename(args: &Rename, output: Output) -> Outcome {
     Ok(())
 }
 
-fn remove(args: &Rm, output: Output) -> Outcome {
+fn remove(args: &RemoveVolumes, output: Output) -> Outcome {
     let (mut removed, mut waiting) = (Vec::new(), Vec::new());
     let mut opened: Option<OpenPool> = None;
     for name in &args.volumes {

@@ -1,6 +1,6 @@
 //! `longhaul pool create`, `add-target`, `remove-target`, `import`, `export`, `destroy`, `recover`.
 
-use super::{AddTarget, Create, Domain, Import, Named, RemoveTarget, TargetSpec};
+use super::{AddTarget, CreatePool, Domain, Import, PoolNamed, RemoveTarget, TargetSpec};
 use crate::events::{IncompleteVolume, PoolGone, PoolImported, PoolMade, PoolRecovered, PoolTargetsChanged};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -29,7 +29,7 @@ fn locate(targets: &Targets, specs: &[TargetSpec], domain: Domain) -> Result<Vec
     })
 }
 
-pub(super) fn create(args: &Create, output: Output) -> Outcome {
+pub(super) fn create(args: &CreatePool, output: Output) -> Outcome {
     let catalog = args.access.catalog.clone().unwrap_or_else(default_catalog);
     let known = KnownPool::new(&args.name, &catalog)?;
     longhaul_pool::check_name("pool", &args.name)?;
@@ -148,13 +148,13 @@ pub(super) fn import(args: &Import, output: Output) -> Outcome {
     Ok(())
 }
 
-pub(super) fn export(args: &Named, output: Output) -> Outcome {
+pub(super) fn export(args: &PoolNamed, output: Output) -> Outcome {
     let (opened, _) = args.access.open_and_collect(&args.pool)?;
     opened.pool.export()?;
     gone(&opened.known, "exported", output)
 }
 
-pub(super) fn destroy(args: &Named, output: Output) -> Outcome {
+pub(super) fn destroy(args: &PoolNamed, output: Output) -> Outcome {
     let (opened, _) = args.access.open_and_collect(&args.pool)?;
     opened.pool.destroy()?;
     gone(&opened.known, "destroyed", output)
@@ -169,7 +169,7 @@ fn gone(known: &KnownPool, done: &str, output: Output) -> Outcome {
     Ok(())
 }
 
-pub(super) fn recover(args: &Named, output: Output) -> Outcome {
+pub(super) fn recover(args: &PoolNamed, output: Output) -> Outcome {
     let opened = args.access.open(&args.pool)?;
     let recovered = opened.pool.recover()?;
     if !output.is_json() {

@@ -1,6 +1,6 @@
 //! `longhaul pool ls` and `status`.
 
-use super::{Ls, Named};
+use super::{ListPools, PoolNamed};
 use crate::events::{PendingVolume, PoolList, PoolListed, PoolSummary, PoolTarget};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -9,7 +9,7 @@ use comfy_table::presets::NOTHING;
 use longhaul_block::units::format_size;
 use longhaul_pool::{IntentKind, KnownPool, Pool, Status, TargetStatus, format_time, shown};
 
-pub(super) fn list(args: &Ls, output: Output) -> Outcome {
+pub(super) fn list(args: &ListPools, output: Output) -> Outcome {
     let targets = args.access.targets()?;
     let mut found = Vec::new();
     if let Some(catalog) = &args.access.catalog {
@@ -41,7 +41,7 @@ pub(super) fn list(args: &Ls, output: Output) -> Outcome {
     Ok(())
 }
 
-pub(super) fn status(args: &Named, output: Output) -> Outcome {
+pub(super) fn status(args: &PoolNamed, output: Output) -> Outcome {
     let (opened, waiting) = args.access.open_and_collect(&args.pool)?;
     let status = opened.pool.status()?;
     for target in &status.targets {

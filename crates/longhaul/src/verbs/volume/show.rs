@@ -1,6 +1,6 @@
 //! `longhaul volume ls` and `info`.
 
-use super::{Ls, Named, device};
+use super::{ListVolumes, VolumeNamed, device};
 use crate::events::{VolumeInfo, VolumeList, VolumeListed, VolumeMember};
 use crate::exit::Outcome;
 use crate::output::Output;
@@ -8,7 +8,7 @@ use longhaul_block::units::format_size;
 use longhaul_pool::{KnownPool, VolumeBrief, VolumeState, format_time};
 use std::fmt::Write;
 
-pub(super) fn list(args: &Ls, output: Output) -> Outcome {
+pub(super) fn list(args: &ListVolumes, output: Output) -> Outcome {
     let pools = match (&args.pools[..], &args.access.catalog) {
         ([], None) => KnownPool::all()?.into_iter().map(|pool| pool.name).collect(),
         ([], Some(catalog)) => KnownPool::new("", catalog)?.host(args.access.targets()?)?.pools()?,
@@ -77,7 +77,7 @@ fn add_line(lines: &mut String, pool: &str, volume: &VolumeBrief<'_>) {
     lines.push('\n');
 }
 
-pub(super) fn info(args: &Named, output: Output) -> Outcome {
+pub(super) fn info(args: &VolumeNamed, output: Output) -> Outcome {
     let opened = args.access.open(&args.volume.pool)?;
     let volume = opened.pool.volume(&args.volume.name)?;
     let uris = opened.pool.member_uris(&volume)?;
