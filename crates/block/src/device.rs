@@ -1,6 +1,6 @@
 //! The `BlockDevice` interface.
 
-use crate::Advice;
+use crate::{Advice, Reservations};
 use longhaul_engine::{Buf, BufMut, Segment};
 use std::fmt;
 use std::future::Future;
@@ -260,6 +260,12 @@ pub trait BlockIo {
     /// Since when the device has been unreachable, if it is; its operations wait for a reconnect. A
     /// caller that has the data elsewhere too need not wait.
     fn away_since(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The reservation commands of the device, if it has them and keeps reservations through a
+    /// restart: several hosts reach it, and one of them is to be the only one that changes it.
+    fn reservations(&self) -> Option<Rc<dyn Reservations>> {
         None
     }
 

@@ -22,7 +22,9 @@ pub use rate::Bound;
 pub use readonly::ReadOnly;
 pub use stats::{OpStats, Stats, StatsSnapshot};
 
-use crate::{Advice, BlockDevice, BlockIo, DeviceInfo, IoFuture, IoResult, Open, WriteFlags, ZeroFlags};
+use crate::{
+    Advice, BlockDevice, BlockIo, DeviceInfo, IoFuture, IoResult, Open, Reservations, WriteFlags, ZeroFlags,
+};
 use longhaul_engine::{Buf, BufMut, Segment};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -204,6 +206,10 @@ impl<F: Around> BlockIo for FilteredIo<F> {
 
     fn away_since(&self) -> Option<Instant> {
         self.inner.away_since()
+    }
+
+    fn reservations(&self) -> Option<Rc<dyn Reservations>> {
+        self.inner.reservations()
     }
 
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {

@@ -13,7 +13,8 @@
 //! - a flush that failed, or was given up, covers nothing.
 
 use crate::{
-    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, Reservations, WriteFlags,
+    ZeroFlags,
 };
 use longhaul_engine::{Buf, BufMut, Segment};
 use std::rc::Rc;
@@ -193,6 +194,10 @@ impl BlockIo for TellingIo {
 
     fn away_since(&self) -> Option<Instant> {
         self.inner.away_since()
+    }
+
+    fn reservations(&self) -> Option<Rc<dyn Reservations>> {
+        self.inner.reservations()
     }
 
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {

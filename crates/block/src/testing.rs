@@ -1,10 +1,12 @@
-//! For tests of users of devices: a disk that fails on request.
+//! For tests of users of devices: a disk that fails on request, and that hosts share.
 
 mod fault_disk;
+mod reservations;
 
 #[cfg(test)]
 pub(crate) use at_once::{done, now, open};
 pub use fault_disk::{DiskCounts, Fault, FaultDisk, FaultRule, Operation};
+pub use reservations::ReservationTable;
 
 #[cfg(test)]
 mod at_once {

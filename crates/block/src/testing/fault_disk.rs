@@ -3,11 +3,15 @@
 //! Invariants:
 //! - `unflushed` has, in the order of the writes, the content before each write that no flush and no
 //!   FUA has made durable: undone in reverse, they give what a power cut leaves;
-//! - an operation that was begun runs to its end, also if its future is dropped.
+//! - an operation that was begun runs to its end, also if its future is dropped;
+//! - whether the host of an operation may change the disk is looked at when that takes effect: what a
+//!   preempted host has under way changes nothing.
 
 use crate::filter::OpKind;
+use crate::testing::ReservationTable;
 use crate::{
-    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, ReservationState,
+    Reservations, WriteFlags, ZeroFlags,
 };
 use futures_channel::oneshot;
 use longhaul_engine::{Buf, BufMut, sleep, spawn};
@@ -136,6 +140,7 @@ struct State {
     disconnected: bool,
     advice: Option<Advice>,
     counts: DiskCounts,
+    reservations: ReservationTable,
 }
 
 impl State {
@@ -202,9 +207,13 @@ impl Shared {
     }
 }
 
-/// The disk; clones are the same one.
+/// The disk; clones are the same one, for the same host.
 #[derive(Clone)]
-pub struct FaultDisk(Arc<Shared>);
+pub struct FaultDisk {
+    shared: Arc<Shared>,
+    /// See [`FaultDisk::for_host`].
+    host: Option<u64>,
+}
 
 impl FaultDisk {
     /// A disk of `size` bytes, all zeroes, with blocks of 512 bytes and a volatile write cache.
@@ -227,90 +236,105 @@ impl FaultDisk {
         };
         change(&mut info);
         let state = State { content: vec![0; info.size as usize], ..State::default() };
-        FaultDisk(Arc::new(Shared { info, state: Mutex::new(state) }))
+        FaultDisk { shared: Arc::new(Shared { info, state: Mutex::new(state) }), host: None }
+    }
+
+    /// The same disk as a host with this number sees it: it has reservations.
+    #[must_use]
+    pub fn for_host(&self, host: u64) -> FaultDisk {
+        FaultDisk { host: Some(host), ..self.clone() }
+    }
+
+    /// Its reservation.
+    pub fn reservation(&self) -> ReservationState {
+        self.state().reservations.state()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state()
     }
 
     /// Bytes as a read returns them.
     pub fn content(&self, range: Range<u64>) -> Vec<u8> {
-        self.0.state().content[range.start as usize..range.end as usize].to_vec()
+        self.state().content[range.start as usize..range.end as usize].to_vec()
     }
 
     /// The counts so far.
     pub fn counts(&self) -> DiskCounts {
-        self.0.state().counts.clone()
+        self.state().counts.clone()
     }
 
     /// How often the power was cut.
     pub fn power_cuts(&self) -> u64 {
-        self.0.state().generation
+        self.state().generation
     }
 
     /// Loses everything that is not durable, with an unchanged generation.
     pub fn forget(&self) {
-        self.0.state().forget();
+        self.state().forget();
     }
 
     /// Loses everything that is not durable; the disk works again at once, with another generation.
     pub fn cut_power(&self) {
-        self.0.state().cut_power();
+        self.state().cut_power();
     }
 
     /// Cuts the power before or after each operation for which `due` says so, until it is replaced.
     pub fn cut_power_when(&self, due: impl FnMut() -> bool + Send + 'static) {
-        self.0.state().power_cuts = Some(Box::new(due));
+        self.state().power_cuts = Some(Box::new(due));
     }
 
     /// Each operation waits for a time that `delay` gives before it begins, and for another one
     /// before it is acknowledged.
     pub fn delay(&self, delay: impl FnMut() -> Duration + Send + 'static) {
-        self.0.state().delays = Some(Box::new(delay));
+        self.state().delays = Some(Box::new(delay));
     }
 
     /// The next `times` operations of this kind hang before they begin, until
     /// [`release`](Self::release); other ones are not held any more.
     pub fn hold(&self, operation: impl Into<Operation>, times: usize) {
-        self.0.state().hold = Some((operation.into(), times));
+        self.state().hold = Some((operation.into(), times));
     }
 
     /// Number of operations that hang.
     pub fn held(&self) -> usize {
-        self.0.state().held.len()
+        self.state().held.len()
     }
 
     /// Continues all operations that hang. Those that [`hold`](Self::hold) counts are still held.
     pub fn release(&self) {
-        self.0.state().held.clear();
+        self.state().held.clear();
     }
 
     /// Operations have this fault from now on. The first rule that takes an operation counts.
     pub fn inject(&self, rule: FaultRule) {
-        self.0.state().rules.push(rule);
+        self.state().rules.push(rule);
     }
 
     /// Takes back all faults of [`inject`](Self::inject).
     pub fn heal(&self) {
-        self.0.state().rules.clear();
+        self.state().rules.clear();
     }
 
     /// Whether operations fail from now on, since the disk is unreachable.
     pub fn disconnect(&self, disconnected: bool) {
-        self.0.state().disconnected = disconnected;
+        self.state().disconnected = disconnected;
     }
 
     /// The advice that it gives from now on.
     pub fn advise(&self, advice: Advice) {
-        self.0.state().advice = Some(advice);
+        self.state().advice = Some(advice);
     }
 }
 
 impl BlockDevice for FaultDisk {
     fn info(&self) -> DeviceInfo {
-        self.0.info.clone()
+        self.shared.info.clone()
     }
 
     fn open(&self) -> Open<'_> {
         Box::pin(async move {
-            let gate = self.0.state().gate(Operation::Open);
+            let gate = self.state().gate(Operation::Open);
             if let Some(gate) = gate {
                 let _ = gate.await;
             }
@@ -329,7 +353,7 @@ impl FaultDiskIo {
         (kind, offset, len): (OpKind, u64, u64),
         does: impl FnOnce(&mut State, Option<Fault>) -> IoResult<T> + 'static,
     ) -> IoFuture<T> {
-        let info = &self.0.0.info;
+        let info = &self.0.shared.info;
         let moves = matches!(kind, OpKind::Read | OpKind::Write);
         if moves && len > u64::from(info.max_io) {
             return IoFuture::ready(Err(IoError::Unsupported("a transfer of more than max_io")));
@@ -337,7 +361,7 @@ impl FaultDiskIo {
         if let Err(e) = info.check(offset, len) {
             return IoFuture::ready(Err(e));
         }
-        let shared = Arc::clone(&self.0.0);
+        let (shared, host) = (Arc::clone(&self.0.shared), self.0.host);
         let mut state = shared.state();
         let in_flight = if moves { len } else { 0 };
         if kind == OpKind::Flush {
@@ -357,7 +381,9 @@ impl FaultDiskIo {
         drop(state);
         let run = move |shared: &Shared| {
             shared.maybe_cut_power();
+            let refused = kind != OpKind::Read && !shared.state().reservations.allows(host);
             let result = match fault {
+                _ if refused => Err(IoError::Reserved),
                 Some(Fault::Error(e)) => Err(e),
                 fault => does(&mut shared.state(), fault),
             };
@@ -425,7 +451,7 @@ impl BlockIo for FaultDiskIo {
 
     fn flush(&self) -> IoFuture<()> {
         // It covers writes that completed before it began.
-        let mark = self.0.0.state().next;
+        let mark = self.0.state().next;
         self.begin((OpKind::Flush, 0, 0), move |state, _| {
             state.unflushed.retain(|write| write.number >= mark);
             Ok(())
@@ -444,11 +470,57 @@ impl BlockIo for FaultDiskIo {
     }
 
     fn advice(&self) -> Option<Advice> {
-        self.0.0.state().advice
+        self.0.state().advice
     }
 
     fn generation(&self) -> u64 {
-        self.0.0.state().generation
+        self.0.state().generation
+    }
+
+    fn reservations(&self) -> Option<Rc<dyn Reservations>> {
+        let host = self.0.host?;
+        Some(Rc::new(DiskReservations { disk: self.0.clone(), host }))
+    }
+}
+
+/// The reservation commands, which take no time.
+struct DiskReservations {
+    disk: FaultDisk,
+    host: u64,
+}
+
+impl DiskReservations {
+    fn run<T>(&self, change: impl FnOnce(&mut ReservationTable) -> IoResult<T>) -> IoFuture<T> {
+        let mut state = self.disk.state();
+        if state.disconnected {
+            return IoFuture::ready(Err(IoError::Unreachable("the fault disk is disconnected".into())));
+        }
+        IoFuture::ready(change(&mut state.reservations))
+    }
+}
+
+impl Reservations for DiskReservations {
+    fn register(&self, key: u64) -> IoFuture<()> {
+        self.run(|table| {
+            table.register(self.host, key);
+            Ok(())
+        })
+    }
+
+    fn unregister(&self, key: u64) -> IoFuture<()> {
+        self.run(|table| table.unregister(self.host, key))
+    }
+
+    fn acquire(&self, key: u64) -> IoFuture<()> {
+        self.run(|table| table.acquire(self.host, key))
+    }
+
+    fn preempt(&self, key: u64, other: u64) -> IoFuture<()> {
+        self.run(|table| table.preempt(self.host, key, other))
+    }
+
+    fn report(&self) -> IoFuture<ReservationState> {
+        self.run(|table| Ok(table.state()))
     }
 }
 
@@ -509,5 +581,29 @@ mod tests {
         assert!(read(&io).is_err_and(|e| e.is_out_of_reach()));
         disk.disconnect(false);
         assert_eq!(read(&io), Ok(vec![6; 512]));
+    }
+
+    #[test]
+    fn what_a_preempted_host_has_under_way_changes_nothing() {
+        let disk = FaultDisk::new(4096);
+        let [old, new] = [1, 2].map(|host| open(&disk.for_host(host)));
+        let [first, second] = [&old, &new].map(|io| io.reservations().expect("it is a host's"));
+        assert!(open(&disk).reservations().is_none());
+        done(first.register(10)).expect("registered");
+        done(first.acquire(10)).expect("reserved");
+        done(old.write(0, block(1), FLAGS)).expect("the holder");
+        done(second.register(20)).expect("registered");
+        assert_eq!(done(new.write(0, block(2), FLAGS)), Err(IoError::Reserved), "a registration is no right");
+        assert_eq!(done(open(&disk).flush()), Err(IoError::Reserved));
+        longhaul_engine::Engine::simulated(1).expect("engine").block_on(async {
+            disk.hold(OpKind::Write, 1);
+            let late = old.write(0, block(3), FLAGS);
+            second.preempt(20, 10).await.expect("taken over");
+            new.write(0, block(4), FLAGS).await.expect("the new holder");
+            disk.release();
+            assert_eq!(late.await, Err(IoError::Reserved));
+        });
+        assert_eq!(disk.content(0..512), [4; 512]);
+        assert_eq!(disk.reservation().holder, Some(20));
     }
 }
