@@ -52,6 +52,8 @@ struct ControllerState {
     set_up: SetUp,
     /// How often a session was lost.
     disconnects: u64,
+    /// Key of this host's registration, if it has one.
+    registered: Option<u64>,
     /// Why the last attempt to reconnect was made.
     reason: String,
     /// I/O queues that want a connection.
@@ -135,6 +137,7 @@ impl Controller {
             namespace: first.namespace.clone(),
             set_up: first.set_up,
             disconnects: 0,
+            registered: None,
             reason: String::new(),
             io_queues: 0,
             watchers: Vec::new(),
@@ -339,6 +342,16 @@ impl Controller {
         self.lock().disconnects
     }
 
+    /// Records the key that this host has registered with, or that its registration ends.
+    pub(crate) fn set_registered(&self, key: Option<u64>) {
+        self.lock().registered = key;
+    }
+
+    /// The key that this host has registered with.
+    pub(crate) fn registered(&self) -> Option<u64> {
+        self.lock().registered
+    }
+
     /// Since when it is lost, and being connected to again.
     pub(crate) fn away_since(&self) -> Option<Instant> {
         match self.lock().phase {
@@ -426,6 +439,14 @@ impl Controller {
     pub(crate) async fn give_up(&self, reason: &str) {
         self.over(IoError::Refused(format!("{}: {reason}", self.info().address)));
         self.close().await;
+    }
+
+    /// Ends everything, since another host has ended the registration of this one.
+    pub(crate) fn preempted(&self) {
+        self.over(IoError::Reserved);
+        let (reply, _) = oneshot::channel();
+        // The task that keeps it connected may have ended.
+        let _ = self.requests.unbounded_send(Request::Close(reply));
     }
 
     /// Shuts the controller down and waits until it has.

@@ -149,10 +149,11 @@ impl RemoteDevice {
     /// # Errors
     /// The controller is lost for good, or has no queue left.
     pub async fn open_io(&self) -> Result<Rc<RemoteIo>> {
-        let shift = self.namespace().block_size.ilog2();
+        let NamespaceInfo { block_size, rescap, .. } = self.namespace();
+        let shift = block_size.ilog2();
         let (pool, sharer) = ConnectionPool::join(&self.controller, shift, &self.paths).await?;
         let ControllerInfo { oncs, max_zeroes, .. } = *self.controller();
-        Ok(Rc::new(RemoteIo { pool, sharer, nsid: self.nsid, shift, oncs, max_zeroes }))
+        Ok(Rc::new(RemoteIo { pool, sharer, nsid: self.nsid, shift, oncs, rescap, max_zeroes }))
     }
 
     /// The last measurement of a path to it, and the settings chosen for it, by any thread that has

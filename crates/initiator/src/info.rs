@@ -74,6 +74,8 @@ pub struct NamespaceInfo {
     pub optimal_io: u32,
     /// It refuses writes.
     pub read_only: bool,
+    /// Reservation capabilities (RESCAP), as bits.
+    pub rescap: u8,
     /// UUID, if the namespace reports one.
     pub uuid: Option<Uuid>,
     /// Identity of 16 bytes, all zero if it has none.
@@ -309,6 +311,7 @@ pub(crate) async fn namespace_info(admin: &Admin, nsid: u32) -> Result<Namespace
         block_size,
         optimal_io: if hints { (u32::from(ns.nows) + 1).saturating_mul(block_size) } else { 0 },
         read_only: ns.nsattr & longhaul_wire::identify::nsattr::WRITE_PROTECTED != 0,
+        rescap: ns.rescap,
         uuid,
         nguid: ns.nguid,
         eui64: ns.eui64,
@@ -327,6 +330,7 @@ mod tests {
             block_size: 512,
             optimal_io: 0,
             read_only: false,
+            rescap: 0,
             uuid: Some(Uuid::from_u128(1)),
             nguid: [1; 16],
             eui64: [1; 8],

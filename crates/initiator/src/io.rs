@@ -5,7 +5,7 @@ use crate::error::io_error;
 use crate::path::{ConnectionPool, Sharer, Way};
 use crate::split::lengths;
 use futures_util::future::try_join_all;
-use longhaul_block::{Advice, BlockIo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags};
+use longhaul_block::{Advice, BlockIo, IoError, IoFuture, IoResult, Reservations, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_wire::command::{DsmRange, ReadWrite, Sqe, io};
 use longhaul_wire::identify::oncs;
@@ -28,6 +28,8 @@ pub struct RemoteIo {
     /// Logical block size as a power of two.
     pub(crate) shift: u32,
     pub(crate) oncs: u16,
+    /// Reservation capabilities of the namespace.
+    pub(crate) rescap: u8,
     /// Bytes of one Write Zeroes at most, where the controller says.
     pub(crate) max_zeroes: Option<u64>,
 }
@@ -128,6 +130,10 @@ impl BlockIo for RemoteIo {
 
     fn away_since(&self) -> Option<Instant> {
         self.pool.away_since()
+    }
+
+    fn reservations(&self) -> Option<Rc<dyn Reservations>> {
+        self.lasting_reservations()
     }
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {

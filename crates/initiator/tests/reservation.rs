@@ -4,9 +4,10 @@ mod common;
 
 use common::{connect, engines, export, target};
 use longhaul_block::{BlockIo, IoError, WriteFlags};
-use longhaul_engine::{Buf, Engine};
+use longhaul_engine::{Buf, BufMut, Engine, timeout};
 use longhaul_initiator::{Options, PersistChange, Registrant, RemoteIo, ReservationType};
 use std::rc::Rc;
+use std::time::Duration;
 use uuid::Uuid;
 
 const EXCLUSIVE: ReservationType = ReservationType::WriteExclusive;
@@ -57,12 +58,47 @@ fn a_host_that_takes_over_keeps_the_other_out() {
             assert_eq!(old.flush().await, Err(IoError::Reserved));
 
             new_side.release(2, EXCLUSIVE).await.expect("released");
-            write(&old).await.expect("no host holds it");
+            // No host holds it any more, and the old host stays out until it is opened again.
+            assert_eq!(write(&old).await, Err(IoError::Reserved));
+            assert_eq!(old_side.register(1, PersistChange::None).await, Err(IoError::Reserved));
+            let again = host(&uri, &options, 1).await;
+            write(&again).await.expect("no host holds it");
             new_side.unregister(2).await.expect("not registered any more");
             assert_eq!(new_side.unregister(2).await, Err(IoError::Reserved), "it was not");
             assert!(new_side.report().await.expect("a report").registrants.is_empty());
         });
     }
+}
+
+/// The new holder has gone before the old host notices: what that one sends again must not land.
+#[test]
+fn a_preempted_host_writes_nothing_after_the_reservation_has_ended() {
+    let target = target(|_| {});
+    let uri = export(&target, "mem:16MiB,block=4096");
+    let options = Options::default();
+    Engine::new(&options.engine).expect("engine").block_on(async {
+        let (old, new) = (host(&uri, &options, 1).await, host(&uri, &options, 2).await);
+        let (old_side, new_side) = (old.reservation().expect("offered"), new.reservation().expect("offered"));
+        old_side.register(1, PersistChange::None).await.expect("registered");
+        old_side.acquire(1, EXCLUSIVE).await.expect("reserved");
+        write(&old).await.expect("the holder writes");
+        new_side.register(2, PersistChange::None).await.expect("registered");
+        let ends = async {
+            new_side.preempt(2, 1, EXCLUSIVE).await.expect("taken over");
+            new.write(0, Buf::copy_of(&[9; 4096]), WriteFlags::default()).await.expect("written");
+            new_side.unregister(2).await.expect("gone");
+        };
+        // Writes of the old host all the while: those that end well came before the takeover.
+        let writes = async {
+            while write(&old).await.is_ok() {}
+            write(&old).await
+        };
+        let writes = timeout(Duration::from_secs(60), writes);
+        let (refused, ()) = futures_util::join!(writes, ends);
+        assert_eq!(refused.expect("it is refused at some time"), Err(IoError::Reserved));
+        let content = new.read(0, BufMut::zeroed(4096)).await.expect("read");
+        assert_eq!(content[..], [9; 4096], "a write of the preempted host has landed");
+    });
 }
 
 /// More registrants than the first request has room for.

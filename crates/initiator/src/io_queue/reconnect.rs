@@ -7,6 +7,7 @@
 use super::{Gate, IoQueueInner};
 use crate::error::{self, Error, Result};
 use crate::queue::{Queue, take_where};
+use crate::reservation::check_registered;
 use crate::session::Session;
 use crate::split::split;
 use crate::watch::watch;
@@ -35,7 +36,7 @@ impl IoQueueInner {
                 let addr = self.controller.info().address.clone();
                 Error::Unreachable { addr, reason: error::reason(&e), connect: None }
             })?;
-            match session.open_queue(&self.done_bytes).await {
+            match self.open_queue(&session).await {
                 Ok(opened) => return Ok((session, opened)),
                 Err(e @ (Error::Refused { .. } | Error::NotFound(_) | Error::Local(_))) => return Err(e),
                 // It takes no more connections than it has.
@@ -58,6 +59,13 @@ impl IoQueueInner {
                 }
             }
         }
+    }
+
+    /// A connected queue, which this host may use.
+    async fn open_queue(&self, session: &Arc<Session>) -> Result<(Queue, u16, u32)> {
+        let opened = session.open_queue(&self.done_bytes).await?;
+        check_registered(&self.controller, session, &opened.0).await?;
+        Ok(opened)
     }
 
     /// Whether the controller answers, so that the connection to it that failed
@@ -177,7 +185,7 @@ impl IoQueueInner {
             let connect = async move {
                 self.controller.ended(epoch).await;
                 let session = self.controller.session().await?;
-                Ok((session.open_queue(&self.done_bytes).await, session))
+                Ok((self.open_queue(&session).await, session))
             };
             let mut connect = Box::pin(connect.fuse());
             let result = loop {

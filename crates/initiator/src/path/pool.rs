@@ -163,6 +163,11 @@ impl ConnectionPool {
         Ok(pool)
     }
 
+    /// The controller that the connections belong to.
+    pub(crate) fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
     fn options(&self) -> &PathOptions {
         &self.controller.settings.options.path
     }

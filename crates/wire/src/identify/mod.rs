@@ -12,6 +12,7 @@ pub use controller::{
 pub use descriptors::{Identifier, decode_descriptors, encode_descriptors};
 pub use namespace::{
     IdentifyNamespace, IndependentNamespace, LbaFormat, NvmNamespace, dlfeat, nmic, nsattr, nsfeat, nstat,
+    rescap,
 };
 
 /// Length of every Identify data structure in bytes.

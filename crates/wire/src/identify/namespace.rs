@@ -147,6 +147,14 @@ pub mod nsattr {
     pub const WRITE_PROTECTED: u8 = 1 << 0;
 }
 
+/// Bits of RESCAP.
+pub mod rescap {
+    /// Reservations can outlast a loss of power.
+    pub const PERSISTS: u8 = 1 << 0;
+    /// There is the type Write Exclusive.
+    pub const WRITE_EXCLUSIVE: u8 = 1 << 1;
+}
+
 /// Bits of NSTAT.
 #[allow(missing_docs)]
 pub mod nstat {
