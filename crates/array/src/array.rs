@@ -1,17 +1,20 @@
 //! Start, run and stop of an array.
 
 use crate::assembly::assemble;
-use crate::assembly::candidate::examine_all;
+use crate::assembly::candidate::{Candidate, Examined, examine_all};
 use crate::assembly::create::{self, Shape};
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::device::{ArrayDevice, ArrayTask};
 use crate::error::ArrayError;
+use crate::format::heartbeat::Heartbeat;
 use crate::format::superblock::Condition;
 use crate::heal::upkeep;
 use crate::options::Options;
 use crate::session::memory::Memory;
+use crate::session::{fence, guard};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use longhaul_block::{BlockDevice, IoResult};
 use longhaul_engine::{now, spawn};
 use std::cell::RefCell;
@@ -24,6 +27,9 @@ use uuid::Uuid;
 /// What an operation on arrays returns. It is boxed so that the code behind it is compiled once, in
 /// this crate, and not again in each program that awaits it.
 pub type ArrayFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// How often the superblocks may have changed while the array was being taken over.
+const ROUNDS: u32 = 3;
 
 thread_local! {
     /// The running arrays of this thread, by session.
@@ -125,33 +131,88 @@ async fn start(
     session: Uuid,
     memory: Option<Arc<dyn Memory>>,
 ) -> Result<Arc<ArrayDevice>, ArrayError> {
-    let mut candidates = Vec::new();
-    for (result, device) in examine_all(devices).await.into_iter().zip(devices) {
-        match result {
-            Ok(candidate) => candidates.push(candidate),
-            // The device counts as missing.
-            Err(e) => tracing::warn!("{}: {e}", device.info().name),
+    let mut attempt = Attempt { devices, options, session, memory, beats: vec![None; devices.len()] };
+    let mut rounds = ROUNDS;
+    let (core, stale, was_clean) = loop {
+        rounds -= 1;
+        match attempt.own().await? {
+            Owned { core, stale, was_clean, changed: false } => break (core, stale, was_clean),
+            Owned { core, .. } if rounds == 0 => {
+                core.give_back_all().await;
+                let why = "its superblocks change while it is assembled: another host writes to it";
+                return Err(ArrayError::TakenOver(why.into()));
+            }
+            Owned { core, .. } => core.end("it is assembled again"),
         }
-    }
-    let mut assembly = assemble::arrange(candidates, &options)?;
-    assembly.remove_late_members(&options);
-    let known = memory.as_ref().and_then(|memory| memory.recall());
-    assemble::check_enough(&assembly)?;
-    assembly.check_current(options.degraded, known.as_ref())?;
-    let was_clean = assembly.superblock.clean;
-    let (core, stale) = assemble::attach_members(assembly, options, session, memory);
-    crate::session::fence::take_ownership(&core).await?;
+    };
     // Heartbeats start before the recovery, which may take longer than a takeover waits.
-    spawn(crate::session::fence::run_heartbeat(Rc::clone(&core))).detach();
+    spawn(fence::run_heartbeat(Rc::clone(&core))).detach();
     if let Err(e) = begin(&core, was_clean).await {
         core.end("it could not be assembled");
         core.upkeep.ended().await;
-        return Err(ArrayError::Assemble(e));
+        return Err(match core.halt_reason() {
+            Some(HaltReason::TakenOver) => ArrayError::TakenOver(e.to_string()),
+            _ => ArrayError::Assemble(e),
+        });
     }
     for (index, candidate) in stale {
         core.members[index].put(candidate.device, candidate.io);
     }
     Ok(run(core))
+}
+
+/// An assembly, as far as it can be tried again.
+struct Attempt<'a> {
+    devices: &'a [Arc<dyn BlockDevice>],
+    options: Options,
+    session: Uuid,
+    memory: Option<Arc<dyn Memory>>,
+    /// The last heartbeats of other sessions, by place of the device.
+    beats: Vec<Option<Heartbeat>>,
+}
+
+/// An array that this session owns.
+struct Owned {
+    core: Rc<Core>,
+    stale: Vec<(usize, Candidate)>,
+    was_clean: bool,
+    /// The superblocks have changed between their examination and the takeover.
+    changed: bool,
+}
+
+impl Attempt<'_> {
+    /// Examines the devices, decides which are current, and takes ownership of them.
+    async fn own(&mut self) -> Result<Owned, ArrayError> {
+        let mut candidates = Vec::new();
+        let results = examine_all(self.devices).await.into_iter().zip(self.devices);
+        for ((result, device), last) in results.zip(&mut self.beats) {
+            match result {
+                Ok(mut candidate) => {
+                    // An earlier attempt may have written over it.
+                    match candidate.beat {
+                        Some(beat) if beat.session == self.session => candidate.beat = *last,
+                        beat => *last = beat,
+                    }
+                    candidates.push(candidate);
+                }
+                // The device counts as missing.
+                Err(e) => tracing::warn!("{}: {e}", device.info().name),
+            }
+        }
+        let examined: Vec<Examined> = candidates.iter().filter_map(Candidate::examined).collect();
+        let options = self.options.clone();
+        let mut assembly = assemble::arrange(candidates, &options)?;
+        assembly.remove_late_members(&options);
+        let known = self.memory.as_ref().and_then(|memory| memory.recall());
+        assemble::check_enough(&assembly)?;
+        assembly.check_current(options.degraded, known.as_ref())?;
+        let (was_clean, reservable) = (assembly.superblock.clean, guard::reservable(&assembly));
+        let (core, stale) = assemble::attach_members(assembly, options, self.session, self.memory.clone());
+        fence::take_ownership(&core, &reservable).await?;
+        // The last session may have recorded something since the examination, and then ended.
+        let changed = join_all(examined.iter().map(Examined::has_changed)).await.contains(&true);
+        Ok(Owned { core, stale, was_clean, changed })
+    }
 }
 
 /// Recovers from a crash, if there was one, and publishes the new session.
@@ -243,6 +304,6 @@ async fn settle(core: &Rc<Core>) -> IoResult<()> {
     core.publish().await?;
     core.publish_with(|| core.publication.mark_clean()).await?;
     core.remember(true).await;
-    crate::session::fence::release(core).await;
+    fence::release(core).await;
     Ok(())
 }

@@ -27,13 +27,26 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use uuid::Uuid;
 
+/// Why an array does no I/O any more, as a class; the status says it in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HaltReason {
+    /// Another host has taken the array over: nothing of this session is written again.
+    TakenOver,
+    /// A member, or the witness, has recorded another history of the array.
+    Diverged,
+    /// More members are lost than the redundancy covers, or what must be recorded cannot be.
+    Lost,
+    /// It was stopped, or could not be started or stopped in order.
+    Stopped,
+}
+
 pub(crate) struct Core {
     pub(crate) array: Uuid,
     pub(crate) name: String,
     pub(crate) geometry: Geometry,
     pub(crate) options: Options,
     /// Why the array has halted, if so.
-    halted: RefCell<Option<String>>,
+    halted: RefCell<Option<(HaltReason, String)>>,
     pub(crate) session: Session,
     pub(crate) publication: Publication,
     pub(crate) members: MemberSet,
@@ -79,14 +92,19 @@ impl Core {
 
     /// Why the array has halted, if so.
     pub(crate) fn why_halted(&self) -> Option<String> {
-        self.halted.borrow().clone()
+        self.halted.borrow().as_ref().map(|(_, why)| why.clone())
+    }
+
+    /// The class of that.
+    pub(crate) fn halt_reason(&self) -> Option<HaltReason> {
+        self.halted.borrow().as_ref().map(|(reason, _)| *reason)
     }
 
     /// Fails if the array has halted or stopped.
     pub(crate) fn check_running(&self) -> IoResult<()> {
         match &*self.halted.borrow() {
             None => Ok(()),
-            Some(why) => Err(IoError::Offline(format!("array {}: {why}", self.name))),
+            Some((_, why)) => Err(IoError::Offline(format!("array {}: {why}", self.name))),
         }
     }
 
@@ -102,16 +120,20 @@ impl Core {
     }
 
     /// Halts the array for good: acknowledged data stays where it is.
-    pub(crate) fn halt(&self, why: &str) {
+    pub(crate) fn halt(&self, reason: HaltReason, why: &str) {
         if !self.is_halted() {
             tracing::error!("array {}: {why}; it is read-only from now on", self.name);
         }
-        self.end(why);
+        self.end_as(reason, why);
     }
 
     /// As [`halt`](Self::halt), without an error in the log: the end is intended.
     pub(crate) fn end(&self, why: &str) {
-        self.halted.borrow_mut().get_or_insert_with(|| why.to_owned());
+        self.end_as(HaltReason::Stopped, why);
+    }
+
+    fn end_as(&self, reason: HaltReason, why: &str) {
+        self.halted.borrow_mut().get_or_insert_with(|| (reason, why.to_owned()));
         self.journal.halt();
         self.io.admission.wake();
         self.upkeep.changed.notify();

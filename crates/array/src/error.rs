@@ -153,6 +153,31 @@ pub enum ArrayError {
     /// Another host has assembled the array.
     #[error("the array is in use by another host (session {0}): stop it there first")]
     InUse(Uuid),
+    /// The device is reserved by a session that is not known to have ended.
+    #[error(
+        "{device} is reserved by another host that runs an array (key {key:#x}): stop the array there first. If \
+         that host is gone, try again in a moment; create, replace and add-spare take the device with --force"
+    )]
+    Reserved {
+        /// Name of the device, as its `DeviceInfo` gives it.
+        device: String,
+        /// Reservation key of the other host.
+        key: u64,
+    },
+    /// The device is reserved for another purpose.
+    #[error(
+        "{device} is reserved by a host that runs no array (key {key:#x}): release it there, or with nvme \
+         resv-release"
+    )]
+    ReservedByOther {
+        /// Name of the device, as its `DeviceInfo` gives it.
+        device: String,
+        /// Reservation key of the other host.
+        key: u64,
+    },
+    /// Another host has taken the array over during the assembly.
+    #[error("cannot assemble the array: {0}")]
+    TakenOver(String),
     /// The array cannot do this in its present condition; nothing was changed.
     #[error("{0}")]
     Refused(String),

@@ -29,6 +29,7 @@ pub use array::{ArrayFuture, assemble, assemble_as, assemble_with, create, creat
 pub use assembly::create::Shape;
 pub use assembly::measure::measure;
 pub use assembly::survey::{Label, look, survey};
+pub use core::HaltReason;
 pub use device::ArrayDevice;
 pub use error::ArrayError;
 pub use format::geometry::{BLOCK, Geometry};
@@ -42,6 +43,7 @@ pub use member::MemberCounts;
 pub use member::disconnect::OFFLINE_ROUND_TRIPS;
 pub use options::Options;
 pub use report::{Extent, Health, MemberStatus, Progress, Status};
+pub use session::guard::Guard;
 pub use session::memory::{Known, Memory};
 pub use session::witness::WITNESS_SIZE;
 pub use stripe::{Stripe, StripeError};

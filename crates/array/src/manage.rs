@@ -76,8 +76,10 @@ impl Core {
         self.check_needed(index)?;
         let (_, candidate) = self.examine_new_device(device, force, uuid).await?;
         let (_admitted, name) = (self.admit_change()?, candidate.name());
+        self.reserve_given(uuid, &candidate, force).await?;
         let placed = self.replace_member(index, uuid, candidate.device, candidate.io, false).await;
         let Err(source) = placed else { return Ok(()) };
+        self.give_back(uuid, false);
         self.check_needed(index)?;
         Err(ArrayError::Device { device: name, source })
     }
@@ -140,11 +142,15 @@ impl Core {
         }
         let (spare, candidate) = self.examine_new_device(device, force, uuid).await?;
         let _admitted = self.admit_change()?;
+        self.reserve_given(uuid, &candidate, force).await?;
         // The device first: it must be writable, and does not belong to the array until the
         // superblocks of the members list it.
         let superblock = Superblock { member: uuid, ..self.superblock() };
-        crate::assembly::create::enlist(&candidate, &superblock).await?;
-        Ok(self.publish_with(|| self.spares.add(spare)).await?)
+        let added = async {
+            crate::assembly::create::enlist(&candidate, &superblock).await?;
+            Ok(self.publish_with(|| self.spares.add(spare)).await?)
+        };
+        added.await.inspect_err(|_| self.give_back(uuid, false))
     }
 }
 

@@ -35,7 +35,8 @@ use futures_channel::oneshot;
 use futures_util::StreamExt;
 use futures_util::future::{Either, Shared, select};
 use longhaul_block::{
-    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags,
+    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Reservations, WriteFlags,
+    ZeroFlags,
 };
 use longhaul_engine::{Buf, BufMut, now, spawn};
 use std::cell::{Cell, Ref, RefCell};
@@ -326,6 +327,11 @@ impl Member {
         self.attached.borrow().as_ref()?.io.advice()
     }
 
+    /// The reservation commands of the device, if it has them.
+    pub(crate) fn reservations(&self) -> Option<Rc<dyn Reservations>> {
+        self.attached.borrow().as_ref()?.io.reservations()
+    }
+
     /// How long the member has been unreachable, if its device knows.
     pub(crate) fn disconnected(&self) -> Option<Duration> {
         self.attached.borrow().as_ref()?.io.away_since().map(|since| now().saturating_duration_since(since))
@@ -358,6 +364,10 @@ impl Member {
         let incarnation = self.incarnation.number();
         let result = self.run(begin).await;
         self.look_at_generation();
+        if result.as_ref().is_err_and(|e| *e == IoError::Reserved) && self.incarnation.number() == incarnation
+        {
+            self.reach.refused(self);
+        }
         let result = result.map_err(|error| MemberError { error, incarnation });
         if result.as_ref().is_err_and(MemberError::is_unreachable) {
             self.in_flight.borrow().record_unreachable(incarnation);

@@ -1,13 +1,14 @@
 //! Status of a running array.
 
 use crate::array::ArrayFuture;
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::device::ArrayDevice;
 use crate::format::layout::Layout;
 use crate::format::superblock::Condition;
 use crate::heal::lost::LostRanges;
 use crate::heal::scrub::ScrubReport;
 use crate::member::{Member, MemberCounts};
+use crate::session::guard::Guard;
 use crate::{Counts, Geometry};
 use longhaul_block::IoResult;
 use std::time::Duration;
@@ -69,6 +70,8 @@ pub struct MemberStatus {
     pub condition: Condition,
     /// Why it is not active.
     pub reason: String,
+    /// What keeps other hosts from writing to it while the array runs; `None` without a device.
+    pub guard: Option<Guard>,
     /// Counts since the array was started.
     pub counts: MemberCounts,
 }
@@ -98,6 +101,8 @@ pub struct Status {
     pub health: Health,
     /// Why it has halted, or what is at risk.
     pub detail: String,
+    /// The class of the reason why it has halted, or was stopped.
+    pub halt: Option<HaltReason>,
     /// Superblocks written so far.
     pub generation: u64,
     /// The members, by index.
@@ -132,6 +137,7 @@ impl Core {
                 device: member.name(),
                 condition: member.condition(),
                 reason: reason(member),
+                guard: member.name().map(|_| self.guard_of(member.uuid())),
                 counts: member.counts.get(),
             })
             .collect();
@@ -157,6 +163,7 @@ impl Core {
             geometry: self.geometry,
             health,
             detail,
+            halt: self.halt_reason(),
             generation: self.publication.generation(),
             members,
             spares: self.spares.names(),

@@ -1,5 +1,5 @@
-//! The one host that runs an array: heartbeats and takeover, publication, the witness, and the
-//! record of this host.
+//! The one host that runs an array: heartbeats, reservations and takeover, publication, the witness,
+//! and the record of this host.
 //!
 //! Invariants:
 //! - `uuid` is new for each assembly: no two sessions have the same;
@@ -8,12 +8,14 @@
 
 pub(crate) mod clock;
 pub(crate) mod fence;
+pub(crate) mod guard;
 pub(crate) mod memory;
 pub(crate) mod publish;
 pub(crate) mod witness;
 
 use clock::SessionClock;
 use fence::EndedSessions;
+use guard::HeldReservations;
 use memory::HostRecord;
 use std::time::Duration;
 use uuid::Uuid;
@@ -28,6 +30,8 @@ pub(crate) struct Session {
     pub(crate) clock: SessionClock,
     /// Other sessions that have ended.
     pub(crate) ended: EndedSessions,
+    /// Reservations of this session.
+    pub(crate) held: HeldReservations,
     pub(crate) witness: Option<Witness>,
     pub(crate) record: HostRecord,
 }
@@ -40,6 +44,6 @@ impl Session {
         record: HostRecord,
     ) -> Session {
         let (clock, ended) = (SessionClock::new(), EndedSessions::default());
-        Session { uuid, predecessor, clock, ended, witness, record }
+        Session { uuid, predecessor, clock, ended, held: HeldReservations::new(uuid), witness, record }
     }
 }

@@ -40,12 +40,14 @@ pub enum Mechanism {
     SecondLook,
     /// Writes do not wait for a recent check of the heartbeat.
     Gate,
+    /// Members are not reserved.
+    Reservations,
 }
 
 impl Mechanism {
     /// All mechanisms that a simulation may leave out.
     #[cfg(feature = "switch-off")]
-    pub const ALL: [Mechanism; 15] = [
+    pub const ALL: [Mechanism; 16] = [
         Mechanism::Journal,
         Mechanism::Intent,
         Mechanism::Checksums,
@@ -61,6 +63,7 @@ impl Mechanism {
         Mechanism::Slots,
         Mechanism::SecondLook,
         Mechanism::Gate,
+        Mechanism::Reservations,
     ];
 }
 

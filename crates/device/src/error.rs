@@ -107,6 +107,9 @@ impl From<ArrayError> for Error {
             | ArrayError::Diverged { .. }
             | ArrayError::Newer { .. }
             | ArrayError::Outdated { .. }
+            | ArrayError::Reserved { .. }
+            | ArrayError::ReservedByOther { .. }
+            | ArrayError::TakenOver(_)
             | ArrayError::Refused(_) => ErrorKind::Refused,
             ArrayError::Io(e) | ArrayError::Assemble(e) | ArrayError::Device { source: e, .. }
                 if e.is_out_of_reach() =>

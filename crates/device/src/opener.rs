@@ -9,6 +9,7 @@ use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// A further kind of names, of a layer above this one.
 pub trait Scheme: fmt::Debug + Send + Sync {
@@ -58,6 +59,14 @@ impl Opener {
     /// The same opener, for devices that `threads` use at the same time.
     pub fn for_threads(self, threads: usize) -> Opener {
         Opener { threads: u16::try_from(threads).unwrap_or(u16::MAX), ..self }
+    }
+
+    /// The same opener, for the devices of an array that this process is about to run: as a host of
+    /// their own, which no other process is. So the members can be reserved against every other
+    /// process, also of this machine, and of machines with the same identity (clones).
+    pub(crate) fn for_array(mut self) -> Opener {
+        self.options.hostid = Uuid::new_v4();
+        self
     }
 
     /// The engine of threads that use the devices.

@@ -26,7 +26,30 @@ pub(crate) struct Candidate {
     pub(crate) beat: Option<Heartbeat>,
 }
 
+/// A superblock as it was examined, to see whether it has changed since.
+pub(crate) struct Examined {
+    io: Rc<dyn BlockIo>,
+    superblock: Superblock,
+}
+
+impl Examined {
+    /// Whether the device has another superblock now; one that cannot be read has not changed.
+    pub(crate) async fn has_changed(&self) -> bool {
+        let read = |at| self.io.read(at, BufMut::zeroed(BLOCK as usize));
+        let (a, b) = futures_util::join!(read(SUPER_AT[0]), read(SUPER_AT[1]));
+        let copy = |read: IoResult<BufMut>| read.map(|buf| buf.to_vec()).unwrap_or_default();
+        let mark = |of: &Superblock| (of.array, of.member, of.generation, of.history.last());
+        let now = SuperblockCopies::of([&copy(a), &copy(b)]).newest;
+        now.is_some_and(|now| mark(&now) != mark(&self.superblock))
+    }
+}
+
 impl Candidate {
+    /// What was examined of it.
+    pub(crate) fn examined(&self) -> Option<Examined> {
+        Some(Examined { io: Rc::clone(&self.io), superblock: self.superblock.clone()? })
+    }
+
     pub(crate) fn name(&self) -> String {
         self.device.info().name
     }

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - no device is written before all of them have been examined and accepted;
-//! - superblocks are written last: a device with a superblock is complete.
+//! - superblocks are written last: a device with a superblock is complete;
+//! - devices that have reservations are reserved while they are written.
 
 use crate::array::ArrayFuture;
 use crate::assembly::candidate::{Candidate, check_device, examine_all};
@@ -12,8 +13,9 @@ use crate::format::history::History;
 use crate::format::layout::Layout;
 use crate::format::superblock::{Condition, MAX_SPARES, MemberEntry, Superblock, is_name};
 use crate::options::Options;
+use crate::session::guard::{key_of, reserve_new};
 use crate::session::witness::WITNESS_SIZE;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut};
 use std::rc::Rc;
@@ -83,6 +85,42 @@ async fn write_array(
     // `force` does not allow a device of a running array.
     crate::session::fence::check_idle(&candidates, None, Options::default().heartbeat).await?;
     let array = new_uuid();
+    let key = key_of(array);
+    let reserved =
+        join_all(candidates.iter().map(|found| reserve_new(found, key, shape.force, |_| false))).await;
+    let made = match reserved.iter().find_map(|reserved| reserved.as_ref().err()) {
+        Some(refused) => Err(refused.clone()),
+        None => {
+            let parts = Parts { candidates: &candidates, members: devices.len(), witness: witness.is_some() };
+            write(&parts, geometry, shape, array, new_uuid).await
+        }
+    };
+    join_all(reserved.iter().flatten().flatten().map(async |reservations| {
+        if let Err(e) = reservations.unregister(key).await {
+            tracing::warn!("array {}: a reservation of its creation has not ended: {e}", shape.name);
+        }
+    }))
+    .await;
+    made.map(|()| array)
+}
+
+/// The devices of a new array: its members, then the spares, and the witness last.
+struct Parts<'a> {
+    candidates: &'a [Candidate],
+    /// Number of members.
+    members: usize,
+    witness: bool,
+}
+
+/// Writes a new array to its devices.
+async fn write(
+    parts: &Parts<'_>,
+    geometry: Geometry,
+    shape: &Shape,
+    array: Uuid,
+    mut new_uuid: impl FnMut() -> Uuid,
+) -> Result<(), ArrayError> {
+    let Parts { candidates, members, witness } = *parts;
     let entry = |_: &_| MemberEntry {
         uuid: new_uuid(),
         condition: Condition::Active,
@@ -90,7 +128,8 @@ async fn write_array(
         have: u64::MAX,
         known: 0,
     };
-    let entries: Vec<MemberEntry> = devices.iter().map(entry).collect();
+    let entries: Vec<MemberEntry> = candidates[..members].iter().map(entry).collect();
+    let spares = &candidates[members..candidates.len() - usize::from(witness)];
     let superblock = Superblock {
         array,
         name: shape.name.clone(),
@@ -101,7 +140,7 @@ async fn write_array(
         member: Uuid::nil(),
         spares: spares.iter().map(|_| new_uuid()).collect(),
         entries,
-        witness: witness.map(|_| new_uuid()),
+        witness: witness.then(&mut new_uuid),
         history: History::default(),
         written: longhaul_engine::wall_time().as_secs(),
     };
@@ -109,9 +148,8 @@ async fn write_array(
     let uuids: Vec<Uuid> = uuids.chain(superblock.witness).collect();
     let given = uuids.clone();
     // Superblocks come last, so that a device with a superblock is complete.
-    try_join_all(candidates.iter().take(devices.len()).map(|candidate| prepare(candidate, &geometry, array)))
-        .await?;
-    if let Some(candidate) = candidates.last().filter(|_| witness.is_some()) {
+    try_join_all(candidates[..members].iter().map(|candidate| prepare(candidate, &geometry, array))).await?;
+    if let Some(candidate) = candidates.last().filter(|_| witness) {
         let failed = |source| ArrayError::Device { device: candidate.name(), source };
         zero(&candidate.io, SUPER_AT[0], WITNESS_SIZE).await.map_err(failed)?;
     }
@@ -120,8 +158,7 @@ async fn write_array(
         enlist(candidate, &block).await
     });
     try_join_all(members).await?;
-    check_own(&candidates, &given).await?;
-    Ok(array)
+    check_own(candidates, &given).await
 }
 
 /// Verifies that each device holds the superblock that was written to it: a device that holds

@@ -8,6 +8,7 @@ use crate::format::superblock::Superblock;
 use crate::member::MemberCounts;
 use crate::options::Options;
 use crate::report::{Health, MemberStatus, Status, at_risk, may_be_replaced};
+use crate::session::guard::Guard;
 use crate::session::memory::Known;
 use crate::{Condition, Counts, Geometry};
 use longhaul_block::BlockDevice;
@@ -130,6 +131,10 @@ async fn initial_status(
                 device: found.or(stale).map(Candidate::name),
                 condition,
                 reason: reason.to_owned(),
+                guard: found.or(stale).map(|candidate| match candidate.io.reservations() {
+                    Some(_) => Guard::Reservation,
+                    None => Guard::Heartbeat,
+                }),
                 counts: MemberCounts::default(),
             }
         })
@@ -151,6 +156,7 @@ async fn initial_status(
         geometry: superblock.geometry,
         health: if missing == 0 && !is_refused { Health::Healthy } else { Health::Degraded },
         detail: detail.join("; "),
+        halt: None,
         generation: superblock.generation,
         members,
         spares: assembly.spares.iter().map(Candidate::name).collect(),

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - one device at a time replaces a member: the lock of its index in `replacing` is held;
-//! - a device is written before the member that it replaces is taken out of use, so that one that
-//!   cannot be written changes nothing;
+//! - a device is reserved, and then written, before the member that it replaces is taken out of use,
+//!   so that one that cannot be written changes nothing;
 //! - a spare stays in `list` until the superblocks record it as a member.
 
 use crate::assembly::create::zero;
@@ -162,6 +162,11 @@ impl Core {
         // A device that cannot be written fails here, while the previous device is still in use. The
         // heartbeat block is empty at no time: a host that has lost the array, and has this device,
         // would write its own.
+        if let Some(reservations) = io.reservations().filter(|_| is_spare)
+            && !self.reserve_joining(uuid, &reservations).await?
+        {
+            return Err(IoError::Reserved);
+        }
         if !is_spare {
             zero(&io, SUPER_AT[0], HEARTBEAT_AT).await?;
         }
@@ -187,7 +192,10 @@ impl Core {
         if member.name().as_deref() != Some(&*info.name) {
             member.detach_operations();
         }
-        member.take();
+        let is_same = member
+            .info()
+            .is_some_and(|old| old.name == info.name || (old.uuid.is_some() && old.uuid == info.uuid));
+        let (_, left) = (member.take(), member.uuid());
         self.sums.forget(index);
         self.publish_with(|| {
             member.put(device, io);
@@ -204,6 +212,7 @@ impl Core {
             );
         })
         .await?;
+        self.give_back(left, is_same);
         self.intent.write_all(self).await
     }
 }

@@ -11,7 +11,7 @@
 //!   which costs one round trip, and are written in place afterwards. While a member is missing,
 //!   full-stripe writes take this way too, since some of their data exists only as parity.
 
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::format::geometry::Role;
 use crate::format::record::{COVERS_MAX, Piece};
 use crate::io::journal::DurableRecord;
@@ -170,7 +170,10 @@ impl Core {
             {
                 // Acknowledged data stays in the journal for the next assembly; no later write may
                 // replace it.
-                self.halt(&format!("a stripe with acknowledged data cannot be written: {e}"));
+                self.halt(
+                    HaltReason::Lost,
+                    &format!("a stripe with acknowledged data cannot be written: {e}"),
+                );
             }
             if let (Err(e), Err(_)) = (&result, self.check_running()) {
                 self.io.rows.tear(row);

@@ -6,7 +6,7 @@
 //! - a loss is decided and published under the lock of [`crate::session::publish`], so that the
 //!   decision holds for the superblocks that record it.
 
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::format::superblock::Condition;
 use crate::member::{MemberError, MemberResult};
 use crate::without::Mechanism;
@@ -50,9 +50,10 @@ impl Core {
             member.state.explain(reason);
             // The member may return without what it had not flushed.
             member.doubt();
-            self.halt(&format!(
-                "member {index} ({name}) is lost as well, more than the redundancy: {reason}"
-            ));
+            self.halt(
+                HaltReason::Lost,
+                &format!("member {index} ({name}) is lost as well, more than the redundancy: {reason}"),
+            );
             return self.check_running();
         }
         tracing::warn!("array {}: member {index} is {condition:?}: {reason}", self.name);

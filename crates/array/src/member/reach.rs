@@ -9,7 +9,7 @@
 //!   moment, or after `needed_timeout`: if all are unreachable, this host is the one cut off, and
 //!   it waits as it would for a single device.
 
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::event::Event;
 use crate::member::{Member, MemberError, MemberResult, is_unreachable};
 use crate::session::clock::Stamp;
@@ -81,6 +81,13 @@ impl Reach {
         result
     }
 
+    /// The device of `member` has refused an operation since another host has reserved it.
+    pub(crate) fn refused(&self, member: &Member) {
+        if let Some(core) = self.core() {
+            core.note_conflict(member);
+        }
+    }
+
     /// Restarts the silence timer for a new device.
     pub(crate) fn renew(&self) {
         self.answered.set(Some(now()));
@@ -108,7 +115,13 @@ impl Member {
     /// Returns once a check allows writes to this member.
     pub(crate) async fn until_writable(&self) -> MemberResult<()> {
         let (reach, came) = (&self.reach, Stamp::now());
-        let Some(core) = reach.core().filter(|core| !reach.may_write(core, &came)) else { return Ok(()) };
+        let Some(core) = reach.core() else { return Ok(()) };
+        if core.halt_reason() == Some(HaltReason::TakenOver) {
+            return Err(MemberError { error: self.offline_error(), incarnation: self.incarnation() });
+        }
+        if reach.may_write(&core, &came) {
+            return Ok(());
+        }
         if reach.stood_still(&core) {
             // Timers have not run either, so ask for a check at once.
             reach.wanted.set(true);

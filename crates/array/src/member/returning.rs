@@ -8,7 +8,7 @@
 
 use crate::assembly::candidate::examine;
 use crate::assembly::current::{Ancestry, has_lost_heartbeat};
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::error::ArrayError;
 use crate::format::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
 use crate::format::heartbeat::Heartbeat;
@@ -120,7 +120,7 @@ impl Core {
         let name = member.name().unwrap_or_default();
         let own = self.superblock();
         let which = if found.generation > own.generation { "newer" } else { "of another history" };
-        self.halt(&format!(
+        self.halt(HaltReason::Diverged, &format!(
             "member {} ({name}) is back and is {which}: its superblock ({}) is not one that this set ({}) \
              descends from, and may have acknowledged writes that this set lacks. Stop the array; then \
              assemble it either with that member, or, to discard what only that member has, without it",

@@ -1,8 +1,9 @@
-//! Heartbeats: they keep two hosts from running one array.
+//! Heartbeats: they show that a session runs, and keep two hosts from running one array.
 //!
 //! The owner of an array writes its session and a counter to every member every
 //! [`Options::heartbeat`](crate::Options::heartbeat). A host that assembles the array watches for a
-//! moving counter for longer than that interval, writes its own heartbeat, and reads again.
+//! moving counter for longer than that interval, reserves the members ([`crate::session::guard`]),
+//! and writes its own heartbeat. Unless all members are reserved it then reads again.
 //!
 //! Invariants (as long as reads and writes of a member take less than a quarter of the heartbeat
 //! interval):
@@ -14,22 +15,23 @@
 //! If a host was suspended or cut off from its members for longer than that, it halts as soon as it
 //! finds the session of another host on a member, even if that session has been stopped since; and
 //! it reads a member's heartbeat shortly before it writes to that member. Writes in flight at that
-//! moment are not fenced, which would take reservations, and not every device has those.
+//! moment are fenced by the reservation of the member, if it has reservations.
 
 use crate::assembly::candidate::Candidate;
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::error::ArrayError;
 use crate::format::geometry::{BLOCK, HEARTBEAT_AT};
 use crate::format::heartbeat::Heartbeat;
 use crate::heal::upkeep::{TaskGuard, is_over};
 use crate::member::{Member, MemberResult};
 use crate::session::clock::Stamp;
+use crate::session::guard::{Reservable, key_of};
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{BlockIo, IoResult, WriteFlags};
 use longhaul_engine::{BufMut, now, sleep, timeout};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -42,19 +44,30 @@ const READS_MAX: u32 = 3;
 /// after which the older member counts as rolled back after a crash.
 const AHEAD_BEATS: u32 = crate::assembly::current::BEHIND_BEATS / 2;
 
-/// Sessions known to have ended, with the last counter of each.
+/// Sessions known to have ended.
 #[derive(Default)]
-pub(crate) struct EndedSessions(RefCell<HashMap<Uuid, u64>>);
+pub(crate) struct EndedSessions {
+    /// The last counter of each.
+    counters: RefCell<HashMap<Uuid, u64>>,
+    /// Their keys, and those of sessions of which nothing else is known.
+    keys: RefCell<HashSet<u64>>,
+}
 
 impl EndedSessions {
     fn has(&self, beat: &Heartbeat) -> bool {
-        self.0.borrow().get(&beat.session).is_some_and(|last| beat.counter <= *last)
+        self.counters.borrow().get(&beat.session).is_some_and(|last| beat.counter <= *last)
+    }
+
+    /// Whether the session with this reservation key has ended.
+    pub(crate) fn has_key(&self, key: u64) -> bool {
+        self.keys.borrow().contains(&key)
     }
 
     /// Records a session whose heartbeat has stood still or is marked as stopped.
     fn add(&self, beat: &Heartbeat) {
         let last = if beat.stopped { u64::MAX } else { beat.counter };
-        let mut ended = self.0.borrow_mut();
+        self.keys.borrow_mut().insert(key_of(beat.session));
+        let mut ended = self.counters.borrow_mut();
         let known = ended.entry(beat.session).or_default();
         *known = last.max(*known);
     }
@@ -112,25 +125,36 @@ impl Core {
     }
 }
 
-/// Takes ownership of the array unless another session runs it.
-pub(crate) async fn take_ownership(core: &Rc<Core>) -> Result<(), ArrayError> {
+/// Takes ownership of the array unless another session runs it; `devices` are those that can be
+/// reserved.
+pub(crate) async fn take_ownership(core: &Rc<Core>, devices: &[Reservable]) -> Result<(), ArrayError> {
     if core.lacks(Mechanism::Fence) {
         return Ok(());
     }
     let interval = core.options.heartbeat;
     let before = core.other_sessions().await;
-    if !before.is_empty() {
-        // The session was not stopped in order: see whether its counter still moves.
+    let keys = core.other_keys(devices).await?;
+    if !before.is_empty() || !keys.is_empty() {
+        // The session was not stopped in order: see whether its counter still moves. It could be
+        // fenced at once, but a host that lives keeps its array.
         sleep(interval * 5 / 2).await;
         before.iter().for_each(|(_, beat)| core.session.ended.add(beat));
         if let Some((_, beat)) = core.other_sessions().await.first() {
             return Err(ArrayError::InUse(beat.session));
         }
+        core.session.ended.keys.borrow_mut().extend(keys);
     }
+    let all_reserved = core.reserve_all(devices).await?;
     // A member that fails this write is lost later, when its superblock is written.
     let beat = core.beat(0, false).encode();
     let usable = core.members_and_witness().filter(|member| member.is_usable());
+    let looked = Stamp::now();
     join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
+    if all_reserved {
+        // No other session could write its heartbeat after the reservations were taken.
+        core.members_and_witness().for_each(|member| member.reach.looked(looked));
+        return Ok(());
+    }
     sleep(interval / 4).await;
     let looked = Stamp::now();
     // A session that wrote over this heartbeat, or failed to be overwritten, began at the same
@@ -138,6 +162,7 @@ pub(crate) async fn take_ownership(core: &Rc<Core>) -> Result<(), ArrayError> {
     if !core.lacks(Mechanism::SecondLook)
         && let Some((_, other)) = core.other_sessions().await.first()
     {
+        core.give_back_all().await;
         return Err(ArrayError::InUse(other.session));
     }
     core.members_and_witness().for_each(|member| member.reach.looked(looked));
@@ -158,12 +183,17 @@ impl Core {
             let others = beat.filter(|beat| beat.array == self.array && beat.session != self.session.uuid);
             Ok(others.filter(|beat| !self.session.ended.has(beat)))
         };
-        if let Some(before) = rival().await? {
+        let (before, key) = (rival().await?, self.other_key(member).await?);
+        if before.is_some() || key.is_some() {
             sleep(self.options.heartbeat * 5 / 2).await;
-            self.session.ended.add(&before);
+            before.iter().for_each(|beat| self.session.ended.add(beat));
             if rival().await?.is_some() {
                 return Ok(false);
             }
+            self.session.ended.keys.borrow_mut().extend(key);
+        }
+        if !self.reserve_member(member).await? {
+            return Ok(false);
         }
         let beat = self.beat(0, false);
         member.write_heartbeat(beat.encode()).await?;
@@ -257,7 +287,8 @@ pub(crate) async fn heartbeat_on(
         let (looked, read) = read_heartbeat(core, member).await;
         let beats = [(member.index, read)];
         if let Some((member, other)) = core.running_sessions(&beats).first() {
-            core.halt(&format!("session {} has taken it over, according to member {member}", other.session));
+            let why = format!("session {} has taken it over, according to member {member}", other.session);
+            core.halt(HaltReason::TakenOver, &why);
             return;
         }
         counter.set(counter.get() + 1);
@@ -288,9 +319,10 @@ pub(crate) async fn heartbeat_on(
     }
 }
 
-/// Writes a final heartbeat that marks the session as stopped.
+/// Writes a final heartbeat that marks the session as stopped, and ends its reservations.
 pub(crate) async fn release(core: &Rc<Core>) {
     let beat = core.beat(0, true).encode();
     let usable = core.members_and_witness().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
+    core.give_back_all().await;
 }

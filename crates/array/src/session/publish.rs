@@ -7,7 +7,7 @@
 //! - superblocks are written one generation at a time, under `lock`: `generation` rises by one for
 //!   each, and `confirmed` never exceeds it.
 
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::format::geometry::{BLOCK, SUPER_AT};
 use crate::format::history::{Era, History};
 use crate::format::superblock::Superblock;
@@ -189,7 +189,10 @@ impl Core {
             let lost: Vec<usize> = failed.iter().map(|(index, _)| *index).collect();
             if self.members.needs(&lost) {
                 let (index, error) = &failed[0];
-                self.halt(&format!("the superblock of member {index} cannot be written: {}", error.error));
+                self.halt(
+                    HaltReason::Lost,
+                    &format!("the superblock of member {index} cannot be written: {}", error.error),
+                );
                 return self.check_running();
             }
             for (index, error) in failed {

@@ -14,7 +14,7 @@
 
 use crate::assembly::candidate::Candidate;
 use crate::assembly::current::Ancestry;
-use crate::core::Core;
+use crate::core::{Core, HaltReason};
 use crate::error::ArrayError;
 use crate::format::geometry::HEARTBEAT_AT;
 use crate::format::superblock::{Condition, MemberEntry, Superblock};
@@ -130,7 +130,7 @@ impl Core {
     ) -> Result<bool, ArrayError> {
         let (device, own, ours) = (candidate.name(), found.age(), self.superblock().age());
         if self.ancestry(found, None) == Ancestry::Diverged {
-            self.halt(&format!(
+            self.halt(HaltReason::Diverged, &format!(
                 "the witness {device} has returned, and has recorded another set of members since ({own}; this \
                  set: {ours})"
             ));
@@ -171,7 +171,7 @@ impl Core {
                     .filter(|index| !has(*index))
                     .map(|index| index.to_string())
                     .collect();
-                self.halt(&format!(
+                self.halt(HaltReason::Lost, &format!(
                     "members {} are out of reach, and the witness cannot record that ({}): they may continue on \
                      another host, so this one stops",
                     left.join(", "),

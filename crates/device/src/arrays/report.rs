@@ -1,6 +1,6 @@
 //! Status and scrub report of an array as JSON, as replies of its control socket have them.
 
-use longhaul_array::{Condition, Extent, Health, Progress, ScrubReport, Status};
+use longhaul_array::{Condition, Extent, Guard, HaltReason, Health, Progress, ScrubReport, Status};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -32,6 +32,12 @@ pub struct StatusReply {
     pub health: &'static str,
     /// Why it is halted, or what is at risk.
     pub detail: String,
+    /// Why it is halted, in a word: `taken-over` by another host, `diverged` from what a member has
+    /// recorded, `lost` more than its redundancy, or `stopped`; null while it works.
+    pub halt: Option<&'static str>,
+    /// What keeps other hosts from writing to the members while the array runs: `reservations`,
+    /// `heartbeats`, or `mixed` if some members have no reservations.
+    pub guard: &'static str,
     /// Number of superblocks written so far.
     pub generation: u64,
     /// The members, by index.
@@ -77,6 +83,8 @@ pub struct MemberReply {
     pub device: Option<String>,
     /// Why it is not active.
     pub reason: String,
+    /// What keeps other hosts from writing to it: `reservation` or `heartbeat`; null without a device.
+    pub guard: Option<&'static str>,
     /// Number of blocks that did not match their checksums.
     pub mismatches: u64,
     /// Number of blocks repaired.
@@ -216,6 +224,25 @@ fn scrub(report: &ScrubReport) -> ScrubReply {
     }
 }
 
+fn halt(reason: HaltReason) -> &'static str {
+    match reason {
+        HaltReason::TakenOver => "taken-over",
+        HaltReason::Diverged => "diverged",
+        HaltReason::Lost => "lost",
+        HaltReason::Stopped => "stopped",
+    }
+}
+
+/// What guards the members that have a device.
+fn guard(status: &Status) -> &'static str {
+    let guards = || status.members.iter().filter_map(|member| member.guard);
+    match (guards().any(|one| one == Guard::Reservation), guards().any(|one| one == Guard::Heartbeat)) {
+        (true, false) => "reservations",
+        (true, true) => "mixed",
+        (false, _) => "heartbeats",
+    }
+}
+
 /// The report of a scrub as JSON: a [`ScrubReply`].
 pub fn scrub_json(report: &ScrubReport) -> Value {
     json(&scrub(report))
@@ -234,6 +261,10 @@ pub fn status_json(status: &Status) -> Value {
             uuid: member.uuid.to_string(),
             device: member.device.clone(),
             reason: member.reason.clone(),
+            guard: member.guard.map(|guard| match guard {
+                Guard::Reservation => "reservation",
+                Guard::Heartbeat => "heartbeat",
+            }),
             mismatches: member.counts.mismatches,
             repaired: member.counts.repaired,
             read_errors: member.counts.read_errors,
@@ -255,6 +286,8 @@ pub fn status_json(status: &Status) -> Value {
         redundancy: geometry.redundancy(),
         health,
         detail: status.detail.clone(),
+        halt: status.halt.map(halt),
+        guard: guard(status),
         generation: status.generation,
         members: members.collect(),
         spares: status.spares.clone(),

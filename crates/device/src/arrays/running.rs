@@ -179,6 +179,7 @@ impl RunningArray {
             let why = format!("array {} runs on this host already, in another process", record.name);
             return Err(Error::new(ErrorKind::Refused, why));
         }
+        let opener = &opener.clone().for_array();
         let members = open_members(&record.devices, opener);
         let devices: Vec<Arc<dyn BlockDevice>> =
             members.iter().map(|(_, device)| Arc::clone(device)).collect();

@@ -28,6 +28,7 @@ pub(super) fn summary(status: &Value, running: Option<bool>, output: Output) {
         size(&status["stripe_unit"])
     ));
     output.line(format_args!("{health}"));
+    output.line(guard(status));
     for member in status["members"].as_array().into_iter().flatten() {
         let device = member["device"].as_str().unwrap_or("no device");
         let mut line = format!("  {} {}: {device}", member["index"], text(&member["condition"]));
@@ -55,6 +56,23 @@ pub(super) fn summary(status: &Value, running: Option<bool>, output: Output) {
     }
     for range in status["lost"].as_array().into_iter().flatten() {
         output.line(format_args!("  lost: {} bytes at {}", range["bytes"], range["offset"]));
+    }
+}
+
+/// What keeps other hosts from writing, as a sentence.
+fn guard(status: &Value) -> String {
+    let members = status["members"].as_array().into_iter().flatten();
+    let unreserved: Vec<String> = members
+        .filter(|member| member["guard"] == "heartbeat")
+        .map(|member| member["index"].to_string())
+        .collect();
+    match status["guard"].as_str() {
+        Some("reservations") => "guarded by reservations".to_owned(),
+        Some("mixed") => format!(
+            "guarded by reservations, and by heartbeats where members have none: {}",
+            unreserved.join(", ")
+        ),
+        _ => "guarded by heartbeats".to_owned(),
     }
 }
 
