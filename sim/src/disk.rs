@@ -9,14 +9,20 @@
 //!   another generation: only so can the array know that the cache is lost;
 //! - a disk that hangs, as one does whose initiator reconnects, fails nothing: unanswered
 //!   operations are executed, perhaps a second time, when it is back;
-//! - data that was flushed, or written with FUA, outlives a power loss, unless a fault was planted.
+//! - data that was flushed, or written with FUA, outlives a power loss, unless a fault was planted;
+//! - whether the host of a change may make it is looked at when it takes effect, also in part: what a
+//!   preempted host has under way changes nothing. Reservations outlive everything.
+
+mod reservations;
 
 use crate::medium::{Fate, Medium};
 use crate::random::Random;
 use crate::world::{Deed, Event, World};
 use futures_channel::oneshot;
+use longhaul_block::testing::ReservationTable;
 use longhaul_block::{
-    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+    Advice, BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, Reservations, WriteFlags,
+    ZeroFlags,
 };
 use longhaul_engine::{Buf, BufMut, now, sleep, spawn};
 use std::collections::BTreeMap;
@@ -64,9 +70,11 @@ pub enum Fault {
     MisdirectedWrite,
 }
 
-/// A simulated disk. Clones are the same disk.
+/// A simulated disk. Clones are the same disk, for the same host.
 #[derive(Clone, Debug)]
 pub struct Disk {
+    /// The host that uses it, where there are several.
+    host: Option<u64>,
     name: Arc<str>,
     number: u64,
     make: Make,
@@ -97,10 +105,13 @@ struct State {
     /// Operations of a hundred that straggle.
     straggling: u32,
     armed: Option<Fault>,
+    /// `None`: the disk has no reservations.
+    reservations: Option<ReservationTable>,
 }
 
 #[derive(Clone, Debug)]
 struct Written {
+    host: Option<u64>,
     offset: u64,
     data: Buf,
     through: bool,
@@ -130,13 +141,25 @@ impl Disk {
             restarted: false,
             straggling: 0,
             armed: None,
+            reservations: None,
         };
         let state = Arc::new(Mutex::new(state));
-        Disk { name: format!("disk{number}").into(), number, make, world: world.clone(), state }
+        Disk { host: None, name: format!("disk{number}").into(), number, make, world: world.clone(), state }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same disk, as this host sees it.
+    #[must_use]
+    pub(crate) fn for_host(&self, host: u64) -> Disk {
+        Disk { host: Some(host), ..self.clone() }
+    }
+
+    /// Hosts can reserve it from now on.
+    pub(crate) fn offer_reservations(&self) {
+        self.state().reservations.get_or_insert_default();
     }
 
     /// Name of the disk, as in the plan.
@@ -220,8 +243,10 @@ impl Disk {
         state.gone = false;
         if state.hung.take().is_some() {
             // The initiator resends unanswered writes.
-            for Written { offset, data, through } in state.unanswered.values().cloned().collect::<Vec<_>>() {
-                state.medium.write(offset, &data, through, |_| true);
+            for written in state.unanswered.values().cloned().collect::<Vec<_>>() {
+                if state.allows(written.host) {
+                    state.medium.write(written.offset, &written.data, written.through, |_| true);
+                }
             }
             state.waiting.drain(..).for_each(Waker::wake);
         }
@@ -409,6 +434,7 @@ impl Disk {
         };
         let effect = move |disk: &Disk, state: &mut State| {
             match state.pending.remove(&id) {
+                Some(_) if !state.allows(disk.host) => return Err(IoError::Reserved),
                 Some(Change::Flush { version }) => state.medium.flush(version),
                 Some(Change::Write(written)) => {
                     state.write(disk, written.offset, &written.data, written.through);
@@ -441,8 +467,16 @@ impl State {
         }
     }
 
-    /// Writes any part of it.
+    /// Whether a host may change the disk now.
+    fn allows(&self, host: Option<u64>) -> bool {
+        self.reservations.as_ref().is_none_or(|table| table.allows(host))
+    }
+
+    /// Writes any part of it, if its host may.
     fn tear(&mut self, written: &Written, fate: Option<Fate>) {
+        if !self.allows(written.host) {
+            return;
+        }
         let fate = fate.unwrap_or_else(|| Fate::random(&mut self.random));
         let dice = self.random.bits();
         let lands = |place: usize| match fate {
@@ -523,6 +557,12 @@ impl BlockIo for DiskIo {
         self.0.state().hung.filter(|_| self.0.make.knows)
     }
 
+    fn reservations(&self) -> Option<Rc<dyn Reservations>> {
+        let host = self.0.host?;
+        self.0.state().reservations.as_ref()?;
+        Some(Rc::new(reservations::DiskReservations { disk: self.0.clone(), host }))
+    }
+
     fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
         let len = dst.len() as u64;
         if let Err(e) = self.check(offset, len, u64::from(MAX_IO)) {
@@ -542,7 +582,7 @@ impl BlockIo for DiskIo {
             return IoFuture::ready(Err(e));
         }
         let what = format!("writes {offset}+{len}{}", if flags.fua { " fua" } else { "" });
-        let change = Change::Write(Written { offset, data: src, through: flags.fua });
+        let change = Change::Write(Written { host: self.0.host, offset, data: src, through: flags.fua });
         self.0.change(change, what, Event { deed: Deed::Write, offset, len })
     }
 
@@ -566,7 +606,7 @@ impl BlockIo for DiskIo {
             return IoFuture::ready(Err(e));
         }
         let data = BufMut::zeroed(len as usize).freeze();
-        let change = Change::Write(Written { offset, data, through: flags.fua });
+        let change = Change::Write(Written { host: self.0.host, offset, data, through: flags.fua });
         self.0.change(change, format!("zeroes {offset}+{len}"), Event { deed: Deed::Zero, offset, len })
     }
 }

@@ -9,7 +9,8 @@
 //! - at most one host at a time owns the array, and in the end one does;
 //! - data that a host has flushed is read by the next one;
 //! - of a host that was cut off while another has taken the array over no write is acknowledged any
-//!   more, and none has an effect: each fails.
+//!   more, and none has an effect: each fails. Where all members have reservations, that holds of
+//!   writes that were under way as well.
 
 mod faults;
 mod line;
@@ -45,6 +46,9 @@ const FAILS: Duration = Duration::from_secs(900);
 const OPENS: Duration = Duration::from_secs(3600);
 /// Arrays in a hundred that have a witness.
 const WITNESSED: u32 = 40;
+/// Arrays in a hundred all of whose devices have reservations, and arrays in a hundred of which some
+/// have them.
+const RESERVED: [u64; 2] = [45, 15];
 /// The writer that no reader may see: one that has lost the array.
 const INTRUDER: u32 = u32::MAX;
 
@@ -52,6 +56,8 @@ const INTRUDER: u32 = u32::MAX;
 struct Owner {
     array: Arc<ArrayDevice>,
     io: Rc<dyn BlockIo>,
+    /// Its identifier.
+    host: u64,
     /// Its connections, by place of the disk.
     links: Vec<Link>,
 }
@@ -99,7 +105,9 @@ pub fn run_hosts(plan: &Plan, loud: bool) -> Result<Done, Failure> {
         world.tell(format_args!("seed {}: {plan}", plan.seed));
         let make = plan.make(subject.member_size(plan.rows));
         let devices = plan.width + usize::from(random.chance(WITNESSED));
-        let disks = (0..devices).map(|n| Disk::new(n as u64, make, &world, random.fork())).collect();
+        let disks: Vec<Disk> =
+            (0..devices).map(|n| Disk::new(n as u64, make, &world, random.fork())).collect();
+        offer_reservations(&disks, plan, &world);
         let engine = Engine::simulated(random.bits()).map_err(|e| e.to_string())?;
         let mut hosts = Hosts {
             plan,
@@ -117,6 +125,22 @@ pub fn run_hosts(plan: &Plan, loud: bool) -> Result<Done, Failure> {
         let (events, digest) = (hosts.world.events(), hosts.world.digest());
         Ok(Done { events, crashes: 0, digest })
     })
+}
+
+/// Chooses which disks have reservations.
+fn offer_reservations(disks: &[Disk], plan: &Plan, world: &World) {
+    // A generator of its own: the other choices of a seed are unaffected.
+    let mut random = Random::new(plan.seed ^ 0x72_6573_6572_7665);
+    let [all, some] = RESERVED;
+    let percent = match random.below(100) {
+        n if n < all => 100,
+        n if n < all + some => 50,
+        _ => 0,
+    };
+    for disk in disks.iter().filter(|_| random.chance(percent)) {
+        disk.offer_reservations();
+        world.tell(format_args!("{} has reservations", disk.name()));
+    }
 }
 
 impl Hosts<'_> {
@@ -222,11 +246,14 @@ impl Hosts<'_> {
     /// data.
     async fn attempt_as(&self, view: &[usize], degraded: bool) -> Result<Owner, ArrayError> {
         let links: Vec<Link> = (0..self.disks.len()).map(|_| Link::default()).collect();
-        let line =
-            |place: &usize| Arc::new(Line::new(&self.disks[*place], &links[*place])) as Arc<dyn BlockDevice>;
+        let host = self.subject.new_host();
+        let line = |place: &usize| {
+            let disk = self.disks[*place].for_host(host);
+            Arc::new(Line::new(&disk, &links[*place])) as Arc<dyn BlockDevice>
+        };
         let array = self.subject.assemble(view.iter().map(line).collect(), degraded).await?;
         let io = array.open().await.map_err(ArrayError::Assemble)?;
-        Ok(Owner { array, io, links })
+        Ok(Owner { array, io, host, links })
     }
 
     /// The same, repeated if a host that has ended may still count as its user.
@@ -234,7 +261,7 @@ impl Hosts<'_> {
         let mut attempts = 1;
         loop {
             match self.attempt(view).await {
-                Err(ArrayError::InUse(_)) if attempts < ATTEMPTS => attempts += 1,
+                Err(e) if is_of_another_host(&e) && attempts < ATTEMPTS => attempts += 1,
                 result => return result,
             }
         }
@@ -269,7 +296,7 @@ impl Hosts<'_> {
         for result in results {
             match result {
                 Ok(owner) => owners.push(owner),
-                Err(ArrayError::InUse(_)) => {}
+                Err(e) if is_of_another_host(&e) => {}
                 Err(e) => return Err(format!("assembly by one of several hosts: {e}")),
             }
         }
@@ -331,6 +358,11 @@ impl Hosts<'_> {
         load.read_all(self.random.fork()).await;
         self.check()
     }
+}
+
+/// Whether another host has the array, or is about to.
+fn is_of_another_host(e: &ArrayError) -> bool {
+    matches!(e, ArrayError::InUse(_) | ArrayError::Reserved { .. } | ArrayError::TakenOver(_))
 }
 
 /// All writes of a host that has lost the array fail, in bounded time.

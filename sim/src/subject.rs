@@ -186,6 +186,11 @@ impl Arrayed {
         self.random.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The identifier of one more host.
+    pub(crate) fn new_host(&self) -> u64 {
+        self.random().bits()
+    }
+
     fn new_uuid(&self) -> Uuid {
         let mut random = self.random();
         Uuid::from_u64_pair(random.bits(), random.bits())

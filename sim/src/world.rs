@@ -13,6 +13,8 @@ pub(crate) enum Deed {
     Write,
     Flush,
     Zero,
+    /// A reservation command.
+    Reserve,
     /// A packet of a network arrives, at the end of that number.
     Packet,
 }
@@ -34,6 +36,7 @@ impl Event {
             Deed::Flush => 3,
             Deed::Zero => 4,
             Deed::Packet => 5,
+            Deed::Reserve => 6,
         };
         kind << 48 ^ self.offset << 20 ^ self.len
     }

@@ -56,6 +56,11 @@ fn a_host_that_writes_without_a_recent_look_at_the_heartbeat_is_noticed() {
 }
 
 #[test]
+fn a_host_that_takes_an_array_without_reserving_its_members_is_noticed() {
+    first_failure(Mechanism::Reservations);
+}
+
+#[test]
 fn members_that_were_used_apart_and_are_taken_for_one_array_are_noticed() {
     let failure = first_failure(Mechanism::Apart).to_string();
     assert!(failure.contains("were used apart"), "{failure}");

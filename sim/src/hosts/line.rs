@@ -6,13 +6,14 @@
 //!   answer waits until the host is connected again, or is lost;
 //! - later requests reach the disk when the host is connected again, as those of an initiator do
 //!   that reconnects;
-//! - except changes requested within [`GRACE`], if another host has taken the disks over: they
-//!   fail, and have no effect. An array may have looked at its heartbeat just before, and does not
-//!   promise more.
+//! - except changes of a disk without reservations requested within [`GRACE`], if another host has
+//!   taken the disks over: they fail, and have no effect. An array may have looked at its heartbeat
+//!   just before, and does not promise more.
 
 use crate::disk::Disk;
 use longhaul_block::{
-    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, ReservationState, Reservations,
+    WriteFlags, ZeroFlags,
 };
 use longhaul_engine::{Buf, BufMut, now, sleep};
 use std::rc::Rc;
@@ -122,7 +123,8 @@ impl LineIo {
         match state.cut {
             None => IoFuture::new(answered(link, begin(&*self.below))),
             Some(since) => {
-                let (is_late, below) = (changes && now() - since < GRACE, Rc::clone(&self.below));
+                let below = Rc::clone(&self.below);
+                let is_late = changes && now() - since < GRACE && below.reservations().is_none();
                 IoFuture::new(async move {
                     link.connected().await;
                     if is_late && link.state().taken {
@@ -136,6 +138,12 @@ impl LineIo {
 }
 
 impl BlockIo for LineIo {
+    fn reservations(&self) -> Option<Rc<dyn Reservations>> {
+        let below = self.below.reservations()?;
+        let line = LineIo { below: Rc::clone(&self.below), link: self.link.clone() };
+        Some(Rc::new(LineReservations { line, below }))
+    }
+
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         self.pass(false, move |below| below.read(offset, dst))
     }
@@ -154,5 +162,43 @@ impl BlockIo for LineIo {
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         self.pass(true, move |below| below.write_zeroes(offset, len, flags))
+    }
+}
+
+/// The reservation commands of a disk, on the way of one host.
+struct LineReservations {
+    line: LineIo,
+    below: Rc<dyn Reservations>,
+}
+
+impl LineReservations {
+    fn pass<T: Unpin + 'static>(
+        &self,
+        begin: impl FnOnce(&dyn Reservations) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        let below = Rc::clone(&self.below);
+        self.line.pass(false, move |_| begin(&*below))
+    }
+}
+
+impl Reservations for LineReservations {
+    fn register(&self, key: u64) -> IoFuture<()> {
+        self.pass(move |below| below.register(key))
+    }
+
+    fn unregister(&self, key: u64) -> IoFuture<()> {
+        self.pass(move |below| below.unregister(key))
+    }
+
+    fn acquire(&self, key: u64) -> IoFuture<()> {
+        self.pass(move |below| below.acquire(key))
+    }
+
+    fn preempt(&self, key: u64, other: u64) -> IoFuture<()> {
+        self.pass(move |below| below.preempt(key, other))
+    }
+
+    fn report(&self) -> IoFuture<ReservationState> {
+        self.pass(|below| below.report())
     }
 }

@@ -185,7 +185,7 @@ impl Hosts<'_> {
         let next = self.attempt_again(&own).await.map_err(|e| format!("without {other:?}: {e}"))?;
         self.hand_over();
         for place in other {
-            let line = Line::new(&self.disks[place], &next.links[place]);
+            let line = Line::new(&self.disks[place].for_host(next.host), &next.links[place]);
             let given = next.array.replace(place, Arc::new(line), true).await;
             given.map_err(|e| format!("replace {place} --force: {e}"))?;
         }
