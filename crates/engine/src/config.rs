@@ -14,7 +14,7 @@ const SPIN_MAX: Duration = Duration::from_micros(50);
 
 /// The kernel interface that an engine uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum EngineKind {
     /// io_uring where it works, else epoll.
     #[default]
     Auto,
@@ -27,26 +27,26 @@ pub enum Kind {
     Simulated,
 }
 
-impl FromStr for Kind {
+impl FromStr for EngineKind {
     type Err = String;
 
-    fn from_str(s: &str) -> Result<Kind, String> {
+    fn from_str(s: &str) -> Result<EngineKind, String> {
         match s {
-            "auto" | "" => Ok(Kind::Auto),
-            "uring" | "io_uring" => Ok(Kind::Uring),
-            "epoll" => Ok(Kind::Epoll),
+            "auto" | "" => Ok(EngineKind::Auto),
+            "uring" | "io_uring" => Ok(EngineKind::Uring),
+            "epoll" => Ok(EngineKind::Epoll),
             _ => Err(format!("unknown engine '{s}': use uring, epoll or auto")),
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for EngineKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::Auto => "auto",
-            Kind::Uring => "uring",
-            Kind::Epoll => "epoll",
-            Kind::Simulated => "simulated",
+            EngineKind::Auto => "auto",
+            EngineKind::Uring => "uring",
+            EngineKind::Epoll => "epoll",
+            EngineKind::Simulated => "simulated",
         })
     }
 }
@@ -56,7 +56,7 @@ impl fmt::Display for Kind {
 pub struct Config {
     /// Which driver; `Auto` also looks at the environment variable
     /// `LONGHAUL_ENGINE`.
-    pub kind: Kind,
+    pub kind: EngineKind,
     /// Longest spin before sleep; zero never spins. The spin adapts below
     /// this bound: it grows while events come soon, and stops when they do
     /// not or when the core is wanted by others.
@@ -67,15 +67,15 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        Config { kind: Kind::Auto, spin: SPIN_MAX, cpu: None }
+        Config { kind: EngineKind::Auto, spin: SPIN_MAX, cpu: None }
     }
 }
 
 impl Config {
     /// The driver that is asked for, the environment included.
-    pub(crate) fn wanted(&self) -> Result<Kind, String> {
+    pub(crate) fn wanted(&self) -> Result<EngineKind, String> {
         match self.kind {
-            Kind::Auto => std::env::var(ENGINE_ENV).unwrap_or_default().parse(),
+            EngineKind::Auto => std::env::var(ENGINE_ENV).unwrap_or_default().parse(),
             kind => Ok(kind),
         }
     }

@@ -7,7 +7,7 @@
 //! - every task gets its turn: a turn runs the tasks that were ready when it began, and after a few
 //!   turns the executor polls for I/O.
 
-use crate::config::{Config, Kind};
+use crate::config::{Config, EngineKind};
 use crate::driver::{Driver, Spin};
 use crate::simulated::{Groups, Member, Network, OUTSIDE, Simulated, inside};
 use crate::time::Timers;
@@ -225,7 +225,7 @@ pub(crate) fn simulated_thread() -> Option<(Handle, u64)> {
 ///
 /// # Panics
 /// Outside an engine thread.
-pub fn kind() -> Kind {
+pub fn kind() -> EngineKind {
     with_core(|core| core.driver.borrow().kind())
 }
 

@@ -1,6 +1,6 @@
 //! Files and block devices.
 
-use crate::Kind;
+use crate::EngineKind;
 use crate::buf::{Buf, BufMut};
 use crate::driver::disk_op;
 use crate::exec::kind;
@@ -46,7 +46,7 @@ impl AsRawFd for File {
 impl File {
     /// Reads at `offset` until `buf` is full or the file ends; how many bytes.
     pub async fn read_at(&self, mut buf: BufMut, offset: u64) -> (io::Result<usize>, BufMut) {
-        if kind() == Kind::Epoll {
+        if kind() == EngineKind::Epoll {
             let file = self.clone();
             return crate::blocking(move || {
                 let result = fill(&mut buf, |rest, done| {
@@ -88,7 +88,7 @@ impl File {
         let flags = if durable { libc::RWF_DSYNC } else { 0 };
         let full = || io::Error::from_raw_os_error(libc::ENOSPC);
         let mut done = 0;
-        if kind() == Kind::Epoll {
+        if kind() == EngineKind::Epoll {
             let file = self.clone();
             return crate::blocking(move || {
                 while done < buf.len() {
@@ -127,7 +127,7 @@ impl File {
     /// # Errors
     /// Of fdatasync(2).
     pub async fn sync_data(&self) -> io::Result<()> {
-        if kind() == Kind::Epoll {
+        if kind() == EngineKind::Epoll {
             let file = self.clone();
             // SAFETY: plain system call on a descriptor that is kept open.
             return crate::blocking(move || retry(|| unsafe { libc::fdatasync(file.as_raw_fd()) } as isize))

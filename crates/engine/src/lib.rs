@@ -26,7 +26,7 @@ mod thread;
 mod time;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, BufMut, BufPool, Segment};
-pub use config::{Config, Kind};
+pub use config::{Config, EngineKind};
 pub use exec::{Engine, EngineGone, Handle, Remote, handle, kind, spawn, yield_now};
 pub use msg::{Memory, RecvMsg, SendMsg};
 pub use thread::Thread;

@@ -369,7 +369,7 @@ impl TcpStream {
 
     fn adopt(socket: Socket) -> io::Result<TcpStream> {
         // io_uring takes O_NONBLOCK as a wish not to wait for data.
-        socket.set_nonblocking(crate::exec::kind() == crate::Kind::Epoll)?;
+        socket.set_nonblocking(crate::exec::kind() == crate::EngineKind::Epoll)?;
         Ok(TcpStream { end: Free::Kernel(Registered::new(socket)?) })
     }
 

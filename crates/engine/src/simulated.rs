@@ -112,7 +112,9 @@ impl Simulated {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Config, Engine, Kind, boot_time, kind, now, sleep, spawn, timeout, wall_time, yield_now};
+    use crate::{
+        Config, Engine, EngineKind, boot_time, kind, now, sleep, spawn, timeout, wall_time, yield_now,
+    };
     use std::cell::RefCell;
     use std::rc::Rc;
     use std::time::Duration;
@@ -154,7 +156,7 @@ mod tests {
         const DAY: Duration = Duration::from_secs(86_400);
         let engine = Engine::simulated(7).expect("engine");
         engine.block_on(async {
-            assert_eq!(kind(), Kind::Simulated);
+            assert_eq!(kind(), EngineKind::Simulated);
             let began = now();
             let late = spawn(async { sleep(DAY).await });
             assert!(timeout(DAY / 2, sleep(DAY)).await.is_err());
@@ -191,7 +193,7 @@ mod tests {
             engine.block_on(async { crate::net::TcpListener::bind("127.0.0.1:0".parse().unwrap()) });
         assert_eq!(refused.map(drop).map_err(|e| e.kind()), Err(std::io::ErrorKind::Unsupported));
         drop(engine);
-        let config = Config { kind: Kind::Simulated, ..Config::default() };
+        let config = Config { kind: EngineKind::Simulated, ..Config::default() };
         assert!(Engine::new(&config).is_err());
     }
 }

@@ -4,8 +4,8 @@ use futures_channel::mpsc::{UnboundedSender, unbounded};
 use futures_util::StreamExt;
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{
-    Buf, BufMut, BufPool, Config, Engine, Kind, Memory, RecvMsg, SendMsg, Thread, fs::File, sleep, spawn,
-    sync::Notify, timeout,
+    Buf, BufMut, BufPool, Config, Engine, EngineKind, Memory, RecvMsg, SendMsg, Thread, fs::File, sleep,
+    spawn, sync::Notify, timeout,
 };
 use std::net::Shutdown;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Runs `test` on every driver that this machine grants.
 fn on_each_driver(test: impl Fn(&Engine)) {
-    for kind in [Kind::Epoll, Kind::Uring] {
+    for kind in [EngineKind::Epoll, EngineKind::Uring] {
         let config = Config { kind, ..Config::default() };
         match Engine::new(&config) {
             Ok(engine) => test(&engine),
@@ -286,7 +286,7 @@ fn an_engine_ends_tasks_that_others_are_waking() {
             std::thread::spawn(waking).join().expect("no panic");
         }
     }
-    for kind in [Kind::Epoll, Kind::Uring] {
+    for kind in [EngineKind::Epoll, EngineKind::Uring] {
         let Ok(engine) = Engine::new(&Config { kind, ..Config::default() }) else { continue };
         let held = Arc::new(());
         let senders = engine.block_on(async {
@@ -375,7 +375,7 @@ fn files_read_write_and_sync() {
 
 #[test]
 fn other_threads_reach_an_engine() {
-    for kind in [Kind::Epoll, Kind::Auto] {
+    for kind in [EngineKind::Epoll, EngineKind::Auto] {
         let thread = Thread::start("test-engine", Config { kind, ..Config::default() }).expect("thread");
         let handle = thread.handle();
         // Long enough for the engine to sleep in between.

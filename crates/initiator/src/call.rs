@@ -46,7 +46,7 @@ impl Data {
 
 /// What becomes of a command whose connection is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum CommandFate {
     /// It fails with the connection: set-up, admin commands.
     Fails,
     /// It is given back, to be resent on the next one.
@@ -56,7 +56,7 @@ pub(crate) enum Fate {
 /// See the module.
 pub(crate) struct Call {
     pub(crate) sqe: Sqe,
-    pub(crate) fate: Fate,
+    pub(crate) fate: CommandFate,
     /// Its place among the commands of its I/O queue.
     pub(crate) seq: u64,
     /// Bytes that were submitted before it.
@@ -74,7 +74,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(crate) fn new(sqe: Sqe, fate: Fate, seq: u64, ahead: u64) -> Rc<Call> {
+    pub(crate) fn new(sqe: Sqe, fate: CommandFate, seq: u64, ahead: u64) -> Rc<Call> {
         Rc::new(Call {
             sqe,
             fate,

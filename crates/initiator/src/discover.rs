@@ -22,7 +22,7 @@ const TRIES: usize = 8;
 
 /// One way to reach a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct DiscoveryRecord {
     /// The kind of subsystem at that address.
     pub kind: SubsystemType,
     /// NQN of the subsystem.
@@ -47,7 +47,7 @@ pub struct Record {
     pub sectype: u8,
 }
 
-impl Record {
+impl DiscoveryRecord {
     /// Name of its type, as `nvme discover` prints it.
     pub fn kind_name(&self) -> &'static str {
         match self.kind {
@@ -83,7 +83,7 @@ impl Record {
         if self.kind != SubsystemType::Nvm || self.trtype != trtype::TCP {
             return None;
         }
-        let Record { traddr, trsvcid, subnqn, .. } = self;
+        let DiscoveryRecord { traddr, trsvcid, subnqn, .. } = self;
         let host = if self.adrfam == adrfam::IPV6 { format!("[{traddr}]") } else { traddr.clone() };
         Some(format!("{}://{host}:{trsvcid}/{subnqn}", crate::SCHEME))
     }
@@ -95,7 +95,7 @@ pub struct Discovery {
     /// Changes with the content.
     pub generation: u64,
     /// The records, in the order of the log.
-    pub records: Vec<Record>,
+    pub records: Vec<DiscoveryRecord>,
 }
 
 /// Asks the discovery controller at `host` and `port`; for code that runs on
@@ -175,7 +175,7 @@ async fn read_header(admin: &Admin) -> Result<DiscoveryHeader> {
     DiscoveryHeader::decode(&bytes).ok_or_else(|| admin.endpoint.incompatible("its discovery log is cut"))
 }
 
-async fn read_records(admin: &Admin, n: usize) -> Result<Vec<Record>> {
+async fn read_records(admin: &Admin, n: usize) -> Result<Vec<DiscoveryRecord>> {
     let mut records = Vec::new();
     while records.len() < n {
         let some = (n - records.len()).min(RECORDS_PER_READ);
@@ -193,10 +193,10 @@ async fn read_records(admin: &Admin, n: usize) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-fn record(admin: &Admin, entry: &DiscoveryEntry) -> Result<Record> {
+fn record(admin: &Admin, entry: &DiscoveryEntry) -> Result<DiscoveryRecord> {
     let subnqn = nqn::from_field(&entry.subnqn)
         .map_err(|e| admin.endpoint.incompatible(format!("an NQN of its discovery log: {e}")))?;
-    Ok(Record {
+    Ok(DiscoveryRecord {
         kind: entry.subtype,
         subnqn: subnqn.to_owned(),
         trtype: entry.trtype,

@@ -2,7 +2,7 @@
 
 use crate::call::{Data, Done};
 use crate::error::io_error;
-use crate::path::{ConnectionPool, Sharer, Way};
+use crate::path::{ConnectionPool, IoDirection, Sharer};
 use crate::split::lengths;
 use futures_util::future::try_join_all;
 use longhaul_block::{Advice, BlockIo, IoError, IoFuture, IoResult, Reservations, WriteFlags, ZeroFlags};
@@ -94,7 +94,7 @@ impl RemoteIo {
         let len = dst.len();
         let rw = ReadWrite::new(self.lba(offset), self.lba(len as u64) as u32);
         let sqe = rw.to_sqe(io::READ, self.nsid);
-        let pending = self.pool.submit(&self.sharer, Way::Read, sqe, Data::Read(Memory::Buf(dst)));
+        let pending = self.pool.submit(&self.sharer, IoDirection::Read, sqe, Data::Read(Memory::Buf(dst)));
         async move {
             let done = pending.await?;
             check(&done)?;
@@ -109,7 +109,8 @@ impl RemoteIo {
         let mut rw = ReadWrite::new(self.lba(offset), self.lba(src.len() as u64) as u32);
         rw.fua = fua;
         let sqe = rw.to_sqe(io::WRITE, self.nsid);
-        let pending = self.pool.submit(&self.sharer, Way::Write, sqe, Data::Write(Memory::Shared(src)));
+        let pending =
+            self.pool.submit(&self.sharer, IoDirection::Write, sqe, Data::Write(Memory::Shared(src)));
         async move { check(&pending.await?) }
     }
 

@@ -11,7 +11,7 @@
 
 mod reconnect;
 
-use crate::call::{Call, Data, Fate, Pending, Waiting};
+use crate::call::{Call, CommandFate, Data, Pending, Waiting};
 use crate::controller::Controller;
 use crate::error::Result;
 use crate::queue::{Queue, take_where};
@@ -105,7 +105,7 @@ impl IoQueue {
         let (seq, ahead) = (io_queue.next_seq.get(), io_queue.submitted_bytes.get());
         io_queue.next_seq.set(seq + 1);
         io_queue.submitted_bytes.set(ahead + data.len() as u64);
-        let call = Call::new(sqe, Fate::IsKept, seq, ahead);
+        let call = Call::new(sqe, CommandFate::IsKept, seq, ahead);
         let waiting = Waiting { call: Rc::clone(&call), data };
         if io_queue.gate.get() == Gate::Open
             && let Some(queue) = &*io_queue.queue.borrow()
@@ -146,7 +146,7 @@ impl IoQueue {
         let io_queue = &self.0;
         let ahead = io_queue.submitted_bytes.get();
         io_queue.submitted_bytes.set(ahead + data.len() as u64);
-        let ours = Call::new(call.sqe, Fate::IsKept, call.seq, ahead);
+        let ours = Call::new(call.sqe, CommandFate::IsKept, call.seq, ahead);
         let pending = Pending(Rc::clone(&ours));
         spawn(async move { call.finish(pending.await) }).detach();
         io_queue.held.borrow_mut().push_back(Waiting { call: ours, data });

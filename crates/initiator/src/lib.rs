@@ -78,7 +78,7 @@ mod watch;
 
 pub use controller::Outage;
 pub use device::RemoteDevice;
-pub use discover::{Discovery, Record, discover};
+pub use discover::{Discovery, DiscoveryRecord, discover};
 pub use error::{Error, Result};
 pub use info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp};
 pub use io::{Abort, RemoteIo};

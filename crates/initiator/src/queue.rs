@@ -9,7 +9,7 @@
 //!   back once, in the order of their submission, when no receive can touch
 //!   their memory any more.
 
-use crate::call::{Call, Data, Done, Fate, Pending, Waiting};
+use crate::call::{Call, CommandFate, Data, Done, Pending, Waiting};
 use longhaul_block::IoError;
 use longhaul_conn::{Driver, Ended, Shared, receive, transmit};
 use longhaul_engine::net::{Life, TcpStream};
@@ -123,7 +123,7 @@ impl Queue {
     /// Submits a command that fails with the connection, now or as soon as
     /// there is room.
     pub(crate) fn submit(&self, sqe: Sqe, data: Data) -> Pending {
-        let call = Call::new(sqe, Fate::Fails, 0, 0);
+        let call = Call::new(sqe, CommandFate::Fails, 0, 0);
         if let Err((waiting, reason)) = self.push(Waiting { call: Rc::clone(&call), data }) {
             waiting.call.finish(Err(reason));
         }
@@ -197,7 +197,7 @@ impl Queue {
     pub(crate) fn each(&self, mut f: impl FnMut(&Rc<Call>, u16)) {
         let queue = self.inner.shared.queue.borrow();
         for (slot, s) in (0u16..).zip(&*self.inner.slots.borrow()) {
-            if let Some(call) = s.call.as_ref().filter(|call| call.fate == Fate::IsKept) {
+            if let Some(call) = s.call.as_ref().filter(|call| call.fate == CommandFate::IsKept) {
                 f(call, queue.cid(slot));
             }
         }
@@ -291,7 +291,7 @@ impl QueueInner {
                 }
                 slots[usize::from(slot)] = Slot { memory, call: Some(call) };
             }
-            Err(_) if call.fate == Fate::IsKept => self.parked.borrow_mut().push(kept(call, memory)),
+            Err(_) if call.fate == CommandFate::IsKept => self.parked.borrow_mut().push(kept(call, memory)),
             Err(e) => call.finish(Err(IoError::Unreachable(e.to_string()))),
         }
     }
@@ -313,12 +313,13 @@ impl QueueInner {
     /// nothing more is sent.
     fn end(&self, reason: IoError, at_once: bool) {
         let reason = self.ended.borrow_mut().get_or_insert(reason).clone();
-        let mut failed: Vec<_> = take_where(&mut self.waiting.borrow_mut(), |call| call.fate == Fate::Fails)
-            .into_iter()
-            .map(|waiting| waiting.call)
-            .collect();
+        let mut failed: Vec<_> =
+            take_where(&mut self.waiting.borrow_mut(), |call| call.fate == CommandFate::Fails)
+                .into_iter()
+                .map(|waiting| waiting.call)
+                .collect();
         for slot in &mut *self.slots.borrow_mut() {
-            failed.extend(slot.call.take_if(|call| call.fate == Fate::Fails));
+            failed.extend(slot.call.take_if(|call| call.fate == CommandFate::Fails));
         }
         for call in failed {
             call.finish(Err(reason.clone()));
@@ -364,7 +365,7 @@ impl QueueInner {
         let Slot { call, memory } = std::mem::take(&mut self.slots.borrow_mut()[usize::from(slot)]);
         let Some(call) = call else { return };
         self.completed.set(self.completed.get() + 1);
-        if call.fate == Fate::Fails {
+        if call.fate == CommandFate::Fails {
             return call.finish(Ok(Done { memory, ..result }));
         }
         let status = result.cqe.status();

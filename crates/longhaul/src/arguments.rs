@@ -67,7 +67,7 @@ pub(crate) struct InitiatorArgs {
 pub(crate) struct EngineArgs {
     /// I/O engine: uring, epoll or auto
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = engines(), hide_possible_values = true)]
-    engine: longhaul_engine::Kind,
+    engine: longhaul_engine::EngineKind,
 }
 
 impl EngineArgs {

@@ -66,7 +66,7 @@ pub(crate) fn data_sets() -> OneOf<String> {
 }
 
 /// Names of I/O engines.
-pub(crate) fn engines() -> OneOf<longhaul_engine::Kind> {
+pub(crate) fn engines() -> OneOf<longhaul_engine::EngineKind> {
     OneOf::new(["auto", "uring", "epoll"])
 }
 

@@ -1,6 +1,6 @@
 //! The relay between plain blocking sockets.
 
-use longhaul_engine::{Config, Kind};
+use longhaul_engine::{Config, EngineKind};
 use longhaul_wan::{Link, Relay};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -43,7 +43,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
 #[test]
 fn bytes_are_late_by_the_delay_each_way_and_the_handshake_once() {
     const DELAY: Duration = Duration::from_millis(10);
-    for kind in [Kind::Auto, Kind::Epoll] {
+    for kind in [EngineKind::Auto, EngineKind::Epoll] {
         let config = Config { kind, ..Config::default() };
         let relay = Relay::start_with(&config, any(), server(echo), link(DELAY)).expect("started");
         let begin = Instant::now();

@@ -1,5 +1,5 @@
 use super::*;
-use longhaul_engine::{Config, Engine, Kind};
+use longhaul_engine::{Config, Engine, EngineKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ fn open_error(path: &Path, options: &FileOptions) -> String {
 
 #[test]
 fn content_stays_in_the_file_with_every_driver_and_alignment() {
-    for kind in [Kind::Epoll, Kind::Uring] {
+    for kind in [EngineKind::Epoll, EngineKind::Uring] {
         let config = Config { kind, ..Config::default() };
         let Ok(engine) = Engine::new(&config) else {
             longhaul_skip::skip_part!("{kind} cannot be had here");
@@ -221,7 +221,7 @@ impl Drop for Small {
 
 #[test]
 fn a_file_without_room_says_so_before_a_write_is_acknowledged() {
-    for kind in [Kind::Epoll, Kind::Uring] {
+    for kind in [EngineKind::Epoll, EngineKind::Uring] {
         let config = Config { kind, ..Config::default() };
         let Ok(engine) = Engine::new(&config) else {
             longhaul_skip::skip_part!("{kind} cannot be had here");

@@ -126,7 +126,7 @@ type Delays = Box<dyn FnMut() -> Duration + Send>;
 type PowerCuts = Box<dyn FnMut() -> bool + Send>;
 
 #[derive(Default)]
-struct State {
+struct FaultDiskState {
     content: Vec<u8>,
     unflushed: Vec<CachedWrite>,
     /// Number of the next write.
@@ -143,7 +143,7 @@ struct State {
     reservations: ReservationTable,
 }
 
-impl State {
+impl FaultDiskState {
     /// Stores bytes: a power cut leaves them if they are `durable`.
     fn store(&mut self, offset: u64, bytes: &[u8], durable: bool) {
         let at = offset as usize;
@@ -190,11 +190,11 @@ impl State {
 
 struct Shared {
     info: DeviceInfo,
-    state: Mutex<State>,
+    state: Mutex<FaultDiskState>,
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FaultDiskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -235,7 +235,7 @@ impl FaultDisk {
             uuid: None,
         };
         change(&mut info);
-        let state = State { content: vec![0; info.size as usize], ..State::default() };
+        let state = FaultDiskState { content: vec![0; info.size as usize], ..FaultDiskState::default() };
         FaultDisk { shared: Arc::new(Shared { info, state: Mutex::new(state) }), host: None }
     }
 
@@ -250,7 +250,7 @@ impl FaultDisk {
         self.state().reservations.state()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FaultDiskState> {
         self.shared.state()
     }
 
@@ -351,7 +351,7 @@ impl FaultDiskIo {
     fn begin<T: Unpin + Send + 'static>(
         &self,
         (kind, offset, len): (OpKind, u64, u64),
-        does: impl FnOnce(&mut State, Option<Fault>) -> IoResult<T> + 'static,
+        does: impl FnOnce(&mut FaultDiskState, Option<Fault>) -> IoResult<T> + 'static,
     ) -> IoFuture<T> {
         let info = &self.0.shared.info;
         let moves = matches!(kind, OpKind::Read | OpKind::Write);

@@ -4,7 +4,7 @@ mod epoll;
 mod spin;
 mod uring;
 
-use crate::config::{Config, Kind};
+use crate::config::{Config, EngineKind};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -26,12 +26,12 @@ impl Driver {
     pub(crate) fn new(config: &Config, signal: &Arc<Signal>) -> io::Result<Driver> {
         let epoll = || Epoll::new(signal).map(|epoll| Driver::Epoll(Box::new(epoll)));
         match config.wanted().map_err(io::Error::other)? {
-            Kind::Epoll => epoll(),
-            Kind::Uring => Uring::new(signal)
+            EngineKind::Epoll => epoll(),
+            EngineKind::Uring => Uring::new(signal)
                 .map(|uring| Driver::Uring(Box::new(uring)))
                 .map_err(|e| io::Error::new(e.kind(), format!("io_uring cannot be used here: {e}"))),
-            Kind::Simulated => Err(io::Error::other("a simulated engine is made by Engine::simulated")),
-            Kind::Auto => match Uring::new(signal) {
+            EngineKind::Simulated => Err(io::Error::other("a simulated engine is made by Engine::simulated")),
+            EngineKind::Auto => match Uring::new(signal) {
                 Ok(uring) => Ok(Driver::Uring(Box::new(uring))),
                 Err(e) => {
                     tracing::info!("io_uring cannot be used here ({e}); using epoll");
@@ -41,11 +41,11 @@ impl Driver {
         }
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> EngineKind {
         match self {
-            Driver::Uring(_) => Kind::Uring,
-            Driver::Epoll(_) => Kind::Epoll,
-            Driver::Simulated => Kind::Simulated,
+            Driver::Uring(_) => EngineKind::Uring,
+            Driver::Epoll(_) => EngineKind::Epoll,
+            Driver::Simulated => EngineKind::Simulated,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Counts the I/O that one thread has in flight.
 
-use super::{Way, WaySample};
+use super::{IoDirection, WaySample};
 use longhaul_engine::sync::Notify;
 use std::cell::Cell;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(super) struct Round {
 
 impl Meter {
     /// A command begins, whose data the far side asks for, or not.
-    pub(super) fn begin(&self, way: Way, bytes: u64, asked: bool) {
+    pub(super) fn begin(&self, way: IoDirection, bytes: u64, asked: bool) {
         let direction = &self.ways[way as usize];
         let before = direction.in_flight.get();
         direction.in_flight.set(before + bytes);
@@ -55,7 +55,7 @@ impl Meter {
     }
 
     /// A command has ended after this time, or failed.
-    pub(super) fn end(&self, way: Way, bytes: u64, latency: Option<Duration>) {
+    pub(super) fn end(&self, way: IoDirection, bytes: u64, latency: Option<Duration>) {
         let direction = &self.ways[way as usize];
         let before = direction.in_flight.get();
         direction.in_flight.set(before - bytes);
@@ -114,13 +114,13 @@ mod tests {
     fn a_round_counts_what_ended_in_it() {
         let meter = Meter::default();
         for _ in 0..4 {
-            meter.begin(Way::Read, 1000, false);
+            meter.begin(IoDirection::Read, 1000, false);
         }
-        meter.begin(Way::Write, 500, true);
+        meter.begin(IoDirection::Write, 500, true);
         let ms = Duration::from_millis;
-        meter.end(Way::Read, 1000, Some(ms(5)));
-        meter.end(Way::Read, 1000, Some(ms(3)));
-        meter.end(Way::Write, 500, None);
+        meter.end(IoDirection::Read, 1000, Some(ms(5)));
+        meter.end(IoDirection::Read, 1000, Some(ms(3)));
+        meter.end(IoDirection::Write, 500, None);
         let round = meter.take();
         assert_eq!(
             round.ways[0],
@@ -131,8 +131,8 @@ mod tests {
         assert_eq!(round.latency_min, Some(ms(3)));
         assert!(meter.is_busy());
         assert_eq!(meter.take().ways[0], stalled);
-        meter.end(Way::Read, 1000, None);
-        meter.end(Way::Read, 1000, None);
+        meter.end(IoDirection::Read, 1000, None);
+        meter.end(IoDirection::Read, 1000, None);
         assert!(!meter.is_busy());
     }
 }

@@ -20,4 +20,4 @@ pub(crate) use pool::{ConnectionPool, Reports};
 pub(crate) use share::Sharer;
 pub use sockets::{Buffer, Limit, SocketLimit, Sockets};
 pub use tuner::Tuner;
-pub use types::{Limits, Plan, Sample, Way, WaySample};
+pub use types::{IoDirection, Limits, PathPlan, Sample, WaySample};

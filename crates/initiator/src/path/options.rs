@@ -1,6 +1,6 @@
 //! Settings of a path's tuning made by hand, and those that were chosen.
 
-use super::{Limit, Plan, Way};
+use super::{IoDirection, Limit, PathPlan};
 use longhaul_block::Advice;
 use longhaul_block::units::{format_rate, format_size};
 use longhaul_engine::net::TcpInfo;
@@ -47,7 +47,7 @@ impl Default for PathOptions {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathReport {
     /// The measurements, and the plan that follows from them.
-    pub plan: Plan,
+    pub plan: PathPlan,
     /// The advice that callers get.
     pub advice: Advice,
     /// Round trip as TCP sees it at the moment, queues and all.
@@ -63,8 +63,8 @@ impl PathReport {
     }
 
     /// The direction that carried most.
-    pub fn way(&self) -> Way {
-        if self.plan.carried[1] > self.plan.carried[0] { Way::Write } else { Way::Read }
+    pub fn way(&self) -> IoDirection {
+        if self.plan.carried[1] > self.plan.carried[0] { IoDirection::Write } else { IoDirection::Read }
     }
 
     /// Bytes that the path itself holds.
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_path_in_a_sentence() {
-        let mut plan = Plan {
+        let mut plan = PathPlan {
             in_flight: [256 << 20, 4 << 20],
             connections: 8,
             rate: [1.25e9, 0.0],

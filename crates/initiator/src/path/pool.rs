@@ -9,7 +9,7 @@
 
 use super::meter::Meter;
 use super::share::{Sharer, Sharers, open_shared, share};
-use super::{Limits, PathOptions, PathReport, Plan, Sample, Sockets, Tuner, Way};
+use super::{IoDirection, Limits, PathOptions, PathPlan, PathReport, Sample, Sockets, Tuner};
 use crate::call::{Data, Done, Pending, Waiting};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ pub(crate) struct ConnectionPool {
     meter: Rc<Meter>,
     sharers: Rc<Sharers>,
     tuner: RefCell<Tuner>,
-    plan: Cell<Plan>,
+    plan: Cell<PathPlan>,
     epoch: Instant,
 }
 
@@ -81,7 +81,7 @@ struct Flight {
     in_flight: Rc<Cell<u64>>,
     meter: Rc<Meter>,
     sharer: Rc<Sharer>,
-    way: Way,
+    way: IoDirection,
     bytes: u64,
     began: Instant,
     done: bool,
@@ -211,7 +211,7 @@ impl ConnectionPool {
     pub(crate) fn submit(
         &self,
         sharer: &Rc<Sharer>,
-        way: Way,
+        way: IoDirection,
         sqe: Sqe,
         data: Data,
     ) -> impl Future<Output = IoResult<Done>> + use<> {
@@ -221,7 +221,7 @@ impl ConnectionPool {
         };
         let (connection, in_flight) = self.least();
         in_flight.set(in_flight.get() + bytes);
-        let asked = way == Way::Write && bytes > self.in_capsule.get();
+        let asked = way == IoDirection::Write && bytes > self.in_capsule.get();
         self.meter.begin(way, bytes, asked);
         sharer.begin();
         let (meter, sharer) = (Rc::clone(&self.meter), Rc::clone(sharer));
@@ -308,7 +308,7 @@ impl ConnectionPool {
     }
 
     /// A plan with the settings made by hand in its place.
-    fn by_hand(&self, mut plan: Plan) -> Plan {
+    fn by_hand(&self, mut plan: PathPlan) -> PathPlan {
         let options = self.options();
         if let Some(bytes) = options.in_flight {
             plan.in_flight = [bytes; 2];
@@ -377,10 +377,11 @@ impl ConnectionPool {
             let bytes = looks.iter().map(|(before, now)| count(now).saturating_sub(count(before))).sum();
             Some(bytes).filter(|&bytes: &u64| bytes > 0)
         };
-        round.ways[Way::Read as usize].moved = moved(|info| info.received);
-        round.ways[Way::Write as usize].moved = moved(|info| info.acknowledged);
-        round.ways[Way::Read as usize].lost = looks.iter().any(|(a, b)| b.out_of_order > a.out_of_order);
-        round.ways[Way::Write as usize].lost =
+        round.ways[IoDirection::Read as usize].moved = moved(|info| info.received);
+        round.ways[IoDirection::Write as usize].moved = moved(|info| info.acknowledged);
+        round.ways[IoDirection::Read as usize].lost =
+            looks.iter().any(|(a, b)| b.out_of_order > a.out_of_order);
+        round.ways[IoDirection::Write as usize].lost =
             looks.iter().any(|(a, b)| b.retransmissions > a.retransmissions);
         let models_path = self.controller.info().congestion.starts_with("bbr");
         let sample = Sample {

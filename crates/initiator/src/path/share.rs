@@ -113,29 +113,29 @@ pub(super) fn share(all: Advice, n: u32) -> Advice {
     }
 }
 
-type Opening = LocalBoxFuture<'static, Result<Rc<ConnectionPool>>>;
+type OpeningPool = LocalBoxFuture<'static, Result<Rc<ConnectionPool>>>;
 
 /// What this thread has open, or is about to.
-enum Place {
+enum PoolSlot {
     Open(Weak<ConnectionPool>),
-    Opening(WeakShared<Opening>),
+    Opening(WeakShared<OpeningPool>),
 }
 
 thread_local! {
     /// Keyed by an address that is unique to a device while it is open.
-    static PLACES: RefCell<Vec<(*const Reports, Place)>> = const { RefCell::new(Vec::new()) };
+    static PLACES: RefCell<Vec<(*const Reports, PoolSlot)>> = const { RefCell::new(Vec::new()) };
 }
 
-enum Found {
+enum SharedPool {
     Open(Rc<ConnectionPool>),
-    Opening(Shared<Opening>),
+    Opening(Shared<OpeningPool>),
 }
 
-impl Place {
-    fn get(&self) -> Option<Found> {
+impl PoolSlot {
+    fn get(&self) -> Option<SharedPool> {
         match self {
-            Place::Open(pool) => pool.upgrade().map(Found::Open),
-            Place::Opening(opening) => opening.upgrade().map(Found::Opening),
+            PoolSlot::Open(pool) => pool.upgrade().map(SharedPool::Open),
+            PoolSlot::Opening(opening) => opening.upgrade().map(SharedPool::Opening),
         }
     }
 }
@@ -152,14 +152,14 @@ pub(super) async fn open_shared(
         places.iter().find(|(of, _)| *of == key).and_then(|(_, place)| place.get())
     });
     let opening = match found {
-        Some(Found::Open(pool)) => return Ok(pool),
-        Some(Found::Opening(opening)) => opening,
+        Some(SharedPool::Open(pool)) => return Ok(pool),
+        Some(SharedPool::Opening(opening)) => opening,
         None => {
             let (controller, reports) = (Arc::clone(controller), Arc::clone(reports));
             let open = async move { ConnectionPool::open(&controller, shift, reports).await };
             let opening = open.boxed_local().shared();
             if let Some(weak) = opening.downgrade() {
-                PLACES.with_borrow_mut(|places| places.push((key, Place::Opening(weak))));
+                PLACES.with_borrow_mut(|places| places.push((key, PoolSlot::Opening(weak))));
             }
             opening
         }
@@ -167,9 +167,9 @@ pub(super) async fn open_shared(
     let pool = opening.await?;
     PLACES.with_borrow_mut(|places| {
         if let Some((_, place)) = places.iter_mut().find(|(of, _)| *of == key) {
-            *place = Place::Open(Rc::downgrade(&pool));
+            *place = PoolSlot::Open(Rc::downgrade(&pool));
         } else {
-            places.push((key, Place::Open(Rc::downgrade(&pool))));
+            places.push((key, PoolSlot::Open(Rc::downgrade(&pool))));
         }
     });
     Ok(pool)

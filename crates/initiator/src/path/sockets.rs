@@ -4,7 +4,7 @@
 //! receive buffer. The peer's send buffer is inferred: data arrives more slowly than the path
 //! carries it, while the local window is open.
 
-use super::types::Way;
+use super::types::IoDirection;
 use longhaul_engine::net::TcpInfo;
 use std::fmt;
 use std::time::Duration;
@@ -98,19 +98,19 @@ impl fmt::Display for SocketLimit {
 
 impl Sockets {
     /// Whether nothing but the path can limit what we send.
-    pub(super) fn path_limits(&self, way: Way) -> bool {
-        way == Way::Write && self.models_path && self.send_buffer.max(self.peer_window) < HELD_UP
+    pub(super) fn path_limits(&self, way: IoDirection) -> bool {
+        way == IoDirection::Write && self.models_path && self.send_buffer.max(self.peer_window) < HELD_UP
     }
 
     /// What holds up `way` with `bytes` in flight a connection.
-    pub(super) fn name(&self, way: Way, bytes: u64, lost: bool) -> Limit {
+    pub(super) fn name(&self, way: IoDirection, bytes: u64, lost: bool) -> Limit {
         let buffer = match way {
-            Way::Write if self.send_buffer.max(self.peer_window) >= HELD_UP => {
+            IoDirection::Write if self.send_buffer.max(self.peer_window) >= HELD_UP => {
                 if self.send_buffer >= self.peer_window { Buffer::Send } else { Buffer::FarReceive }
             }
             _ if lost => return Limit::Loss,
-            Way::Write => Buffer::Send,
-            Way::Read => match self.receive_window {
+            IoDirection::Write => Buffer::Send,
+            IoDirection::Read => match self.receive_window {
                 Some(window) if bytes as f64 > WINDOW_USED * window as f64 => Buffer::Receive,
                 _ => Buffer::FarSend,
             },
@@ -162,16 +162,16 @@ mod tests {
             receive_window: Some(6 << 20),
             ..Sockets::default()
         };
-        assert_eq!(buffer(sockets, Way::Write, 1 << 20), Buffer::Send);
-        assert_eq!(buffer(sockets, Way::Read, 5 << 20), Buffer::Receive);
-        assert_eq!(buffer(sockets, Way::Read, 2 << 20), Buffer::FarSend);
-        let text = sockets.name(Way::Read, 4 << 20, false).to_string();
+        assert_eq!(buffer(sockets, IoDirection::Write, 1 << 20), Buffer::Send);
+        assert_eq!(buffer(sockets, IoDirection::Read, 5 << 20), Buffer::Receive);
+        assert_eq!(buffer(sockets, IoDirection::Read, 2 << 20), Buffer::FarSend);
+        let text = sockets.name(IoDirection::Read, 4 << 20, false).to_string();
         assert_eq!(text, "net.ipv4.tcp_wmem (4 MiB in flight) on the far side");
-        assert_eq!(sockets.name(Way::Read, 4 << 20, true), Limit::Loss);
+        assert_eq!(sockets.name(IoDirection::Read, 4 << 20, true), Limit::Loss);
         let sockets =
             Sockets { send_buffer: 0.0, peer_window: 0.5, receive_window: None, ..Sockets::default() };
-        assert_eq!(buffer(sockets, Way::Write, 1 << 20), Buffer::FarReceive);
-        assert_eq!(buffer(sockets, Way::Read, 1 << 20), Buffer::FarSend);
+        assert_eq!(buffer(sockets, IoDirection::Write, 1 << 20), Buffer::FarReceive);
+        assert_eq!(buffer(sockets, IoDirection::Read, 1 << 20), Buffer::FarSend);
     }
 
     #[test]

@@ -23,7 +23,7 @@
 
 use super::direction::{DirectionState, FLOOR, GAIN, TuningPhase};
 use super::sockets::Limit;
-use super::types::{Limits, Plan, Sample, Way};
+use super::types::{IoDirection, Limits, PathPlan, Sample};
 use std::time::Duration;
 
 /// Rounds in which more connections have to show their use: they begin slowly.
@@ -413,7 +413,7 @@ impl Tuner {
 
     /// A direction that is at its end although the network does not queue: the
     /// bytes in flight wait in the hosts.
-    fn held_up(&self) -> Option<Way> {
+    fn held_up(&self) -> Option<IoDirection> {
         if self.is_full() {
             return None;
         }
@@ -426,11 +426,11 @@ impl Tuner {
             let held_back = if way.lost > 0 { self.rtt > LOSSY_MIN } else { product > SOCKET_MIN };
             steady && held_back && self.unqueued >= HELD_UP_AFTER
         };
-        [Way::Read, Way::Write].into_iter().find(|&way| held(&self.ways[way as usize]))
+        [IoDirection::Read, IoDirection::Write].into_iter().find(|&way| held(&self.ways[way as usize]))
     }
 
     /// What to do now.
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> PathPlan {
         let mut plan = self.settled();
         let share = match self.doubt {
             Doubt::Drain { .. } => 0.0,
@@ -445,10 +445,10 @@ impl Tuner {
     }
 
     /// The plan without temporary experiments.
-    pub fn settled(&self) -> Plan {
+    pub fn settled(&self) -> PathPlan {
         let most = self.limits.in_flight.max(FLOOR);
         let in_flight = [0, 1].map(|way| (self.ways[way].in_flight as u64).clamp(FLOOR, most));
-        Plan {
+        PathPlan {
             in_flight,
             connections: self.connections.clamp(1, self.limits.connections.max(1)),
             rate: [0, 1].map(|way| self.ways[way].rate()),

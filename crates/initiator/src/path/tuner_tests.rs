@@ -530,7 +530,7 @@ impl Cubic {
 
 /// What `info --path` would say, and what TCP brought on average while it was measured.
 struct Measured {
-    plan: super::Plan,
+    plan: super::PathPlan,
     mean: f64,
     seconds: f64,
     /// The most connections that were in use.

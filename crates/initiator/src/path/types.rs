@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The two directions of a path, as an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum IoDirection {
     /// From the far side to here.
     Read,
     /// From here to the far side.
@@ -26,7 +26,7 @@ pub struct Limits {
 pub struct Sample {
     /// When the round ended, from any fixed moment.
     pub now: Duration,
-    /// Each direction, by [`Way`].
+    /// Each direction, by [`IoDirection`].
     pub ways: [WaySample; 2],
     /// Smoothed round trip of the connections, the least one of them.
     pub rtt: Option<Duration>,
@@ -59,12 +59,12 @@ pub struct WaySample {
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Plan {
-    /// Bytes to keep in flight, by [`Way`].
+pub struct PathPlan {
+    /// Bytes to keep in flight, by [`IoDirection`].
     pub in_flight: [u64; 2],
     /// Connections to spread them over.
     pub connections: u16,
-    /// Bytes per second that each direction was seen to carry, by [`Way`]; 0
+    /// Bytes per second that each direction was seen to carry, by [`IoDirection`]; 0
     /// if it was not used.
     pub rate: [f64; 2],
     /// The same on average over all the time for which the path has been full, up to 256

@@ -10,7 +10,7 @@ pub mod relay;
 
 use longhaul_block::testing::FaultDisk;
 use longhaul_block::{BackendSpec, BlockDevice, Blocking, IoResult, OpenError};
-use longhaul_engine::{Config as EngineConfig, Engine, Kind};
+use longhaul_engine::{Config as EngineConfig, Engine, EngineKind};
 use longhaul_initiator::{Options, RemoteDevice};
 use longhaul_target::{Config, Target};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Every engine that this machine has.
 pub fn engines() -> Vec<EngineConfig> {
-    let has = |kind: &Kind| {
+    let has = |kind: &EngineKind| {
         let config = EngineConfig { kind: *kind, ..EngineConfig::default() };
         // A thread has one engine at a time.
         let made = std::thread::spawn(move || Engine::new(&config).map(drop)).join().expect("no panic");
@@ -34,7 +34,7 @@ pub fn engines() -> Vec<EngineConfig> {
         made.is_ok()
     };
     let config = |kind| EngineConfig { kind, ..EngineConfig::default() };
-    [Kind::Uring, Kind::Epoll].into_iter().filter(has).map(config).collect()
+    [EngineKind::Uring, EngineKind::Epoll].into_iter().filter(has).map(config).collect()
 }
 
 /// A target on a free port of loopback.

@@ -2,11 +2,11 @@ use super::control::{Answer, Opening, Say};
 use super::*;
 use crate::Stop;
 use crate::watch::Watch;
-use longhaul_engine::{Config, Kind};
+use longhaul_engine::{Config, EngineKind};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-fn server(kind: Kind) -> Server {
+fn server(kind: EngineKind) -> Server {
     let engine = Config { kind, ..Config::default() };
     Server::start(ServerConfig { listen: "127.0.0.1:0".parse().expect("address"), engine }).expect("listens")
 }
@@ -15,7 +15,7 @@ fn short() -> NetPlan {
     NetPlan { ramp_ms: 50, time_ms: 200, interval_ms: 50, ..NetPlan::default() }
 }
 
-fn measured(kind: Kind, plan: &NetPlan) -> client::Measured {
+fn measured(kind: EngineKind, plan: &NetPlan) -> client::Measured {
     let server = server(kind);
     let engine = Config { kind, ..Config::default() };
     measure(server.address(), plan, &engine, &Stop::new(), &mut |_, _| {}).expect("measured")
@@ -23,7 +23,7 @@ fn measured(kind: Kind, plan: &NetPlan) -> client::Measured {
 
 #[test]
 fn bytes_arrive_both_ways_on_all_streams() {
-    for kind in [Kind::Auto, Kind::Epoll] {
+    for kind in [EngineKind::Auto, EngineKind::Epoll] {
         for (way, discard) in
             [(NetDirection::Send, false), (NetDirection::Receive, true), (NetDirection::Both, false)]
         {
@@ -56,7 +56,7 @@ fn a_document_has_rates_and_time_series() {
     let plan = NetPlan { way: NetDirection::Both, time_ms: 1000, ..short() };
     let mut runs = NetRuns::new(plan.clone(), "there");
     let watch = Watch::start();
-    let seen = measured(Kind::Auto, &plan);
+    let seen = measured(EngineKind::Auto, &plan);
     let bits = seen.rates(&plan);
     runs.push(seen, &watch.end(), &crate::watch::Expect::default());
     let document = runs.document();
@@ -88,7 +88,7 @@ fn plans_beyond_the_limits_are_refused_on_both_ends() {
         NetPlan { interval_ms: 0, ..short() },
         NetPlan { congestion: Some("../../x".into()), ..short() },
     ];
-    let server = server(Kind::Auto);
+    let server = server(EngineKind::Auto);
     for plan in bad {
         assert!(plan.check().is_err(), "{plan:?}");
         let result = measure(server.address(), &plan, &Config::default(), &Stop::new(), &mut |_, _| {});
@@ -102,7 +102,7 @@ fn plans_beyond_the_limits_are_refused_on_both_ends() {
 
 #[test]
 fn invalid_and_silent_clients_do_not_disturb_the_server() {
-    let server = server(Kind::Auto);
+    let server = server(EngineKind::Auto);
     let connect = || TcpStream::connect(server.address()).expect("connected");
     // Says nothing, says too much, says something else, is of no measurement.
     let silent = connect();
@@ -131,7 +131,7 @@ fn invalid_and_silent_clients_do_not_disturb_the_server() {
 
 #[test]
 fn the_server_measures_for_one_client_until_it_leaves() {
-    let server = server(Kind::Auto);
+    let server = server(EngineKind::Auto);
     let first = TcpStream::connect(server.address()).expect("connected");
     control::say(&first, &Opening::Control { version: VERSION, token: 5, plan: short() }).expect("said");
     let accepted = control::hear::<Answer>(&first, 1 << 20, SET_UP).expect("heard");
@@ -165,7 +165,7 @@ fn an_unreachable_server_is_named_in_the_error() {
     assert!(said.contains(&address.to_string()) && said.contains("refused"), "{said}");
     let stop = Stop::new();
     stop.stop();
-    let server = server(Kind::Auto);
+    let server = server(EngineKind::Auto);
     let result = measure(server.address(), &short(), &Config::default(), &stop, &mut |_, _| {});
     assert!(matches!(result, Err(NetError::Stopped)), "{result:?}");
 }

@@ -2,7 +2,7 @@
 
 use crate::client::{CC_ENABLE, Client, HOSTID, HOSTNQN, Host, NQN, connect_data, read};
 use crate::rig::{MEM, Rig};
-use longhaul_engine::Kind;
+use longhaul_engine::EngineKind;
 use longhaul_target::HostAccess;
 use longhaul_wire::command::{Sgl, Sqe};
 use longhaul_wire::completion::Status;
@@ -30,7 +30,7 @@ fn in_capsule(sqe: &Sqe, data: &[u8]) -> Sqe {
 //= test: NVMe Base 2.1, Connect command
 //= test: NVMe Base 2.1, Connect command data
 //= test: NVMe Base 2.1, Dynamic controller model
-pub fn admin_queue(kind: Kind) {
+pub fn admin_queue(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let good = Sqe::connect(0, 31, 0, 0);
     let data = |cntlid, nqn: &str| ConnectData::new(HOSTID, cntlid, nqn, HOSTNQN).as_bytes().to_vec();
@@ -97,7 +97,7 @@ pub fn admin_queue(kind: Kind) {
     rig.finish();
 }
 
-pub fn io_queue(kind: Kind) {
+pub fn io_queue(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let host = rig.host();
     let good = Sqe::connect(2, 31, 0, 0);
@@ -144,7 +144,7 @@ pub fn io_queue(kind: Kind) {
 }
 
 //= test: NVMe Base 2.1, Connect command
-pub fn hosts_that_are_not_allowed(kind: Kind) {
+pub fn hosts_that_are_not_allowed(kind: EngineKind) {
     let allowed = HostAccess::Only([HOSTNQN.to_owned()].into());
     let Some(rig) = Rig::new(kind, |config| config.hosts = allowed) else { return };
     let data = ConnectData::new(HOSTID, 0xFFFF, NQN, "nqn.2014-08.org.example:stranger");
@@ -155,7 +155,7 @@ pub fn hosts_that_are_not_allowed(kind: Kind) {
 }
 
 //= test: NVMe Base 2.1, Connect command
-pub fn first_command_that_is_no_connect(kind: Kind) {
+pub fn first_command_that_is_no_connect(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let block = vec![1; 4096];
     let cases = [
@@ -174,7 +174,7 @@ pub fn first_command_that_is_no_connect(kind: Kind) {
 
 //= test: NVMe Base 2.1, CC.EN
 //= test: NVMe Base 2.1, Connect command
-pub fn before_enable_and_after_reset(kind: Kind) {
+pub fn before_enable_and_after_reset(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let (mut admin, cntlid) = Host::admin(rig.addr);
     for sqe in [Sqe::identify(1, 0, 0), Sqe::keep_alive(), Sqe::async_event_request()] {
@@ -215,7 +215,7 @@ pub fn before_enable_and_after_reset(kind: Kind) {
 
 /// As SPDK's tools come and go: without a name, and with event requests that
 /// they forget on their own side before they shut down.
-pub fn a_host_without_a_name_that_reuses_identifiers(kind: Kind) {
+pub fn a_host_without_a_name_that_reuses_identifiers(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let mut admin = Client::open(rig.addr, 0);
     let nameless = |cntlid| ConnectData::new(HOSTID, cntlid, NQN, "");

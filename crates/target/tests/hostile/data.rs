@@ -2,7 +2,7 @@
 
 use crate::client::{BLOCK, Host, encode, pattern, read, write};
 use crate::rig::{BLOCKS, FILE, MEM, Rig};
-use longhaul_engine::Kind;
+use longhaul_engine::EngineKind;
 use longhaul_wire::command::{DsmRange, ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::completion::Status;
 use longhaul_wire::pdu::{CommonHeader, DataPdu, Fes, Format, PduType, field, flags};
@@ -21,7 +21,7 @@ fn h2c(bits: u8, cid: u16, ttag: u16, offset: u32, declared: u32, data: u32) -> 
 
 //= test: NVMe-TCP 1.1, H2CData PDU
 //= test: NVMe-TCP 1.1, ICResp PDU
-pub fn h2cdata_without_an_r2t(kind: Kind) {
+pub fn h2cdata_without_an_r2t(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     type Make = fn(cid: u16, ttag: u16) -> Vec<u8>;
     const LEN: u32 = 2 * BLOCK as u32;
@@ -71,7 +71,7 @@ pub fn h2cdata_without_an_r2t(kind: Kind) {
 }
 
 //= test: NVMe-TCP 1.1, CapsuleCmd PDU
-pub fn too_much_in_the_capsule(kind: Kind) {
+pub fn too_much_in_the_capsule(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let capsule = |sqe: &Sqe, len: u32| {
         let (common, _) = CommonHeader::build(PduType::CapsuleCmd, 0, len, Format::default());
@@ -90,7 +90,7 @@ pub fn too_much_in_the_capsule(kind: Kind) {
 }
 
 //= test: NVMe-TCP 1.1, PDU Data Digest
-pub fn bad_data_digest_fails_the_command_alone(kind: Kind) {
+pub fn bad_data_digest_fails_the_command_alone(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     for digests in [2, 3] {
         let mut host = Host::new(rig.addr, 32, digests);
@@ -130,7 +130,7 @@ pub fn bad_data_digest_fails_the_command_alone(kind: Kind) {
 //= test: NVMe Base 2.1, MDTS
 //= test: NVMe Base 2.1, Command Identifier
 //= test: NVM Command Set 1.1, LBA Out of Range
-pub fn statuses_that_cost_a_command(kind: Kind) {
+pub fn statuses_that_cost_a_command(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let mut host = rig.host();
     let block = vec![0x77; BLOCK];
@@ -251,7 +251,7 @@ pub fn statuses_that_cost_a_command(kind: Kind) {
 }
 
 //= test: NVMe Base 2.1, Submission Queue Flow Control
-pub fn more_commands_than_entries(kind: Kind) {
+pub fn more_commands_than_entries(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     for nsid in [MEM, FILE] {
         let mut host = Host::new(rig.addr, 4, 0);

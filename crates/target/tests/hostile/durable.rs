@@ -6,7 +6,7 @@ use crate::rig::{MEM, Rig};
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
 use longhaul_block::{BackendSpec, IoError};
-use longhaul_engine::Kind;
+use longhaul_engine::EngineKind;
 use longhaul_wire::command::{ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::{Csts, offset};
@@ -33,7 +33,7 @@ fn flush(client: &mut Client, nsid: u32) -> Status {
     client.call(&Sqe::flush(nsid), &[]).status.code()
 }
 
-pub fn a_failed_flush_is_heard_by_every_controller_that_has_written(kind: Kind) {
+pub fn a_failed_flush_is_heard_by_every_controller_that_has_written(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let (nsid, device) = disk(&rig);
     let (mut a, mut b, mut reader) = (rig.host(), rig.host(), rig.host());
@@ -84,7 +84,7 @@ fn shut_down(host: &mut Host) -> Csts {
 
 //= test: NVMe Base 2.1, CSTS.SHST
 //= test: NVMe Base 2.1, CSTS.CFS
-pub fn a_shutdown_whose_flush_fails_does_not_complete(kind: Kind) {
+pub fn a_shutdown_whose_flush_fails_does_not_complete(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let (nsid, device) = disk(&rig);
     let (mut a, mut b) = (rig.host(), rig.host());
@@ -116,7 +116,7 @@ pub fn a_shutdown_whose_flush_fails_does_not_complete(kind: Kind) {
     rig.finish();
 }
 
-pub fn a_medium_without_room_is_told_as_such(kind: Kind) {
+pub fn a_medium_without_room_is_told_as_such(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let spec = "mem:1MiB,block=4096,error=1:ops=write+zero+flush:kind=nospace";
     let full = rig.export(BackendSpec::parse(spec).expect("understood").open().expect("opened"));
@@ -140,7 +140,7 @@ fn media_errors(host: &mut Host) -> u64 {
 }
 
 //= test: NVMe Base 2.1, SMART / Health Information log page
-pub fn data_that_differs_is_no_media_error(kind: Kind) {
+pub fn data_that_differs_is_no_media_error(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let spec = "mem:1MiB,block=4096,error=1:ops=read";
     let bad = rig.export(BackendSpec::parse(spec).expect("understood").open().expect("opened"));

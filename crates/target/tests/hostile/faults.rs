@@ -4,7 +4,7 @@
 use crate::client::{BLOCK, read, write};
 use crate::rig::{FILE, MEM, Rig};
 use longhaul_block::{BackendSpec, BlockDevice, BlockIo, DeviceInfo, IoFuture, Open, WriteFlags, ZeroFlags};
-use longhaul_engine::{Buf, BufMut, Kind, yield_now};
+use longhaul_engine::{Buf, BufMut, EngineKind, yield_now};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::pdu::{CapsuleResp, DataPdu, PduType, flags};
@@ -66,7 +66,7 @@ impl BlockIo for Faulty {
 
 /// The first commands of a queue, for namespaces whose devices the queue has
 /// not opened yet, all in one segment.
-pub fn first_commands_for_many_namespaces(kind: Kind) {
+pub fn first_commands_for_many_namespaces(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let dir = tempfile::tempdir().expect("directory");
     let more = [1, 2].map(|i| {
@@ -109,7 +109,7 @@ pub fn first_commands_for_many_namespaces(kind: Kind) {
     rig.finish();
 }
 
-pub fn panics_in_a_back_end(kind: Kind) {
+pub fn panics_in_a_back_end(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let faulty = rig.export(Arc::new(Faulty));
     let data = vec![7; BLOCK];

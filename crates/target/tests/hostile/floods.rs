@@ -3,7 +3,7 @@
 
 use crate::client::{BLOCK, CC_ENABLE, Client, Host, Name, PATIENCE, read};
 use crate::rig::{FILE, MEM, Rig};
-use longhaul_engine::Kind;
+use longhaul_engine::EngineKind;
 use longhaul_target::Config;
 use longhaul_wire::command::{ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::completion::{Cqe, Status};
@@ -101,7 +101,7 @@ fn again(client: &mut Client, sqe: &Sqe, over: &AtomicBool, judge: impl Fn(Statu
 
 /// Four strangers send an admin command without end. No more is answered than an address may ask
 /// for, however fast this machine is.
-fn admin_flood(kind: Kind, sqe: &Sqe, judge: impl Fn(Status) + Send + Sync + Copy) {
+fn admin_flood(kind: EngineKind, sqe: &Sqe, judge: impl Fn(Status) + Send + Sync + Copy) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let (answers, begun) = (AtomicUsize::new(0), Instant::now());
     beside(&rig, |over| {
@@ -120,17 +120,17 @@ fn admin_flood(kind: Kind, sqe: &Sqe, judge: impl Fn(Status) + Send + Sync + Cop
     rig.finish();
 }
 
-pub fn identify_without_end(kind: Kind) {
+pub fn identify_without_end(kind: EngineKind) {
     let identify = Sqe::identify(1, 0, 0).with_sgl(Sgl::transport(4096));
     admin_flood(kind, &identify, |status| assert_eq!(status, Status::SUCCESS));
 }
 
-pub fn aborts_without_end(kind: Kind) {
+pub fn aborts_without_end(kind: EngineKind) {
     // Of commands that there are not, of each other, and more than ACL.
     admin_flood(kind, &Sqe::abort(0, 1003), |_| {});
 }
 
-pub fn event_requests_without_end(kind: Kind) {
+pub fn event_requests_without_end(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     beside(&rig, |over| {
         let mut admin = admin(&rig, 1);
@@ -148,7 +148,7 @@ pub fn event_requests_without_end(kind: Kind) {
 }
 
 /// Lengths that no command may have: 4 GiB, in the capsule's place or the host's.
-pub fn descriptors_of_4_gib(kind: Kind) {
+pub fn descriptors_of_4_gib(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     beside(&rig, |over| {
         let mut host = Host::named(rig.addr, 32, 0, Name::other(1));
@@ -162,7 +162,7 @@ pub fn descriptors_of_4_gib(kind: Kind) {
 
 /// Four strangers send an I/O command that is refused, without end, each on a queue of its own. No
 /// more are refused than the limit of an address, plus those received before the limit was reached.
-fn refused_flood(kind: Kind, sqe: &Sqe, refused: Status) {
+fn refused_flood(kind: EngineKind, sqe: &Sqe, refused: Status) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let (answers, begun) = (AtomicUsize::new(0), Instant::now());
     let code = |status: Status| (status.sct(), status.sc());
@@ -186,22 +186,22 @@ fn refused_flood(kind: Kind, sqe: &Sqe, refused: Status) {
     rig.finish();
 }
 
-pub fn reads_beyond_the_end_without_end(kind: Kind) {
+pub fn reads_beyond_the_end_without_end(kind: EngineKind) {
     refused_flood(kind, &read(MEM, 1 << 40, BLOCK), Status::LBA_OUT_OF_RANGE);
 }
 
 /// The protocol refuses these, before they are commands of a queue.
-pub fn descriptors_of_an_unknown_kind_without_end(kind: Kind) {
+pub fn descriptors_of_an_unknown_kind_without_end(kind: EngineKind) {
     let sqe = read(MEM, 0, BLOCK).with_sgl(Sgl::make(0, BLOCK as u32, 0xF));
     refused_flood(kind, &sqe, Status::SGL_TYPE);
 }
 
-pub fn fabrics_commands_without_end(kind: Kind) {
+pub fn fabrics_commands_without_end(kind: EngineKind) {
     refused_flood(kind, &Sqe::property_set(offset::CC, false, CC_ENABLE), Status::INVALID_OPCODE);
 }
 
 /// Half an ICReq, and the next connection: a few hundred are open at a time.
-pub fn half_open_connections_without_end(kind: Kind) {
+pub fn half_open_connections_without_end(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |config| config.max_connections = 256) else { return };
     let opened = AtomicUsize::new(0);
     beside(&rig, |over| {
@@ -223,7 +223,7 @@ pub fn half_open_connections_without_end(kind: Kind) {
 
 /// Connections that come and go at once. Beyond what an address may open, those of the stranger
 /// are closed, and hosts elsewhere are let in.
-pub fn connections_that_come_and_go(kind: Kind) {
+pub fn connections_that_come_and_go(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let refused = AtomicBool::new(false);
     beside(&rig, |over| {
@@ -253,7 +253,7 @@ pub fn connections_that_come_and_go(kind: Kind) {
 }
 
 /// Queues full of reads, of which a few bytes are taken now and then.
-pub fn reads_that_are_taken_byte_by_byte(kind: Kind) {
+pub fn reads_that_are_taken_byte_by_byte(kind: EngineKind) {
     let few = |config: &mut Config| config.memory = 64 << 20;
     let Some(rig) = Rig::new(kind, few) else { return };
     beside(&rig, |over| {

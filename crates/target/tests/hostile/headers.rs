@@ -2,7 +2,7 @@
 
 use crate::client::{Client, encode};
 use crate::rig::{Rig, attack};
-use longhaul_engine::Kind;
+use longhaul_engine::EngineKind;
 use longhaul_wire::command::{Sgl, Sqe};
 use longhaul_wire::pdu::{CommonHeader, Fes, Format, IcReq, IcResp, PduType, TermReq, field};
 use zerocopy::IntoBytes;
@@ -38,7 +38,7 @@ fn bare(code: u8, hlen: u8) -> Vec<u8> {
 //= test: NVMe-TCP 1.1, PDU Common Header
 //= test: NVMe-TCP 1.1, Connection Establishment
 //= test: NVMe-TCP 1.1, ICReq PDU
-pub fn before_icreq(kind: Kind) {
+pub fn before_icreq(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let field = |at| (Fes::InvalidHeaderField, at);
     let cases = [
@@ -64,7 +64,7 @@ pub fn before_icreq(kind: Kind) {
 //= test: NVMe-TCP 1.1, PDU Data Offset
 //= test: NVMe-TCP 1.1, PDU Header Digest
 //= test: NVMe-TCP 1.1, PDU Data Digest
-pub fn after_icreq(kind: Kind) {
+pub fn after_icreq(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let field = |at| (Fes::InvalidHeaderField, at);
     let mut cases = vec![
@@ -92,7 +92,7 @@ pub fn after_icreq(kind: Kind) {
 }
 
 //= test: NVMe-TCP 1.1, PDU Header Digest
-pub fn bad_header_digest(kind: Kind) {
+pub fn bad_header_digest(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let mut client = Client::open(rig.addr, 1);
     let good = client.capsule(&Sqe::property_get(0, true), &[]);
@@ -112,7 +112,7 @@ pub fn bad_header_digest(kind: Kind) {
     rig.finish();
 }
 
-pub fn termreq_from_the_host(kind: Kind) {
+pub fn termreq_from_the_host(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     for quoted in [0, 24, 128] {
         let term = TermReq::new(PduType::H2CTermReq, Fes::DataOutOfRange, 7, quoted);

@@ -21,10 +21,10 @@ mod rig;
 macro_rules! on_each_engine {
     ($($module:ident::$name:ident),* $(,)?) => {
         mod epoll {
-            $(#[test] fn $name() { crate::$module::$name(longhaul_engine::Kind::Epoll) })*
+            $(#[test] fn $name() { crate::$module::$name(longhaul_engine::EngineKind::Epoll) })*
         }
         mod uring {
-            $(#[test] fn $name() { crate::$module::$name(longhaul_engine::Kind::Uring) })*
+            $(#[test] fn $name() { crate::$module::$name(longhaul_engine::EngineKind::Uring) })*
         }
     };
 }

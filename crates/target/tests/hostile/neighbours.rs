@@ -3,7 +3,7 @@
 use crate::client::{BLOCK, Client, Host, Name, read, write};
 use crate::rig::{FILE, MEM, Rig, SHORT};
 use longhaul_block::BackendSpec;
-use longhaul_engine::Kind;
+use longhaul_engine::EngineKind;
 use longhaul_target::{Config, Patience};
 use longhaul_wire::command::{ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::pdu::{CommonHeader, Format, IcReq, PduType};
@@ -53,7 +53,7 @@ fn announcement(nsid: u32) -> Vec<u8> {
     [common.as_bytes(), &write(nsid, 0, LARGE).to_bytes()].concat()
 }
 
-pub fn data_in_the_capsule_that_does_not_come(kind: Kind) {
+pub fn data_in_the_capsule_that_does_not_come(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, little_memory) else { return };
     let (host, mut queues) = stranger(&rig);
     for client in &mut queues {
@@ -66,7 +66,7 @@ pub fn data_in_the_capsule_that_does_not_come(kind: Kind) {
     rig.finish();
 }
 
-pub fn r2ts_that_are_not_answered(kind: Kind) {
+pub fn r2ts_that_are_not_answered(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, little_memory) else { return };
     let (host, mut queues) = stranger(&rig);
     let sqe = write(FILE, 0, LARGE).with_sgl(Sgl::transport(LARGE as u32));
@@ -98,7 +98,7 @@ fn until_the_end(client: &mut Client, bytes: &[u8]) {
 
 /// Two limits, each alone: the time for all data of a command, and the least
 /// that comes while something is owed.
-pub fn a_byte_now_and_then(kind: Kind) {
+pub fn a_byte_now_and_then(kind: EngineKind) {
     let due = Patience {
         stall: Duration::from_secs(2),
         stall_bytes: 1,
@@ -120,7 +120,7 @@ pub fn a_byte_now_and_then(kind: Kind) {
 }
 
 /// An R2T has its time, whatever else the queue does meanwhile.
-pub fn an_r2t_that_is_passed_over(kind: Kind) {
+pub fn an_r2t_that_is_passed_over(kind: EngineKind) {
     let patience = Patience {
         stall: Duration::from_secs(2),
         stall_bytes: 1,
@@ -142,7 +142,7 @@ pub fn an_r2t_that_is_passed_over(kind: Kind) {
     rig.finish();
 }
 
-pub fn half_a_capsule_for_ever(kind: Kind) {
+pub fn half_a_capsule_for_ever(kind: EngineKind) {
     let patience = Patience { stall: Duration::from_secs(2), ..SHORT };
     let Some(rig) = Rig::new(kind, |config| config.patience = patience) else { return };
     let mut host = Host::named(rig.addr, 32, 0, Name::other(1));
@@ -157,7 +157,7 @@ pub fn half_a_capsule_for_ever(kind: Kind) {
     rig.finish();
 }
 
-pub fn a_controller_that_is_never_enabled(kind: Kind) {
+pub fn a_controller_that_is_never_enabled(kind: EngineKind) {
     let patience = Patience { enable: Duration::from_secs(1), ..SHORT };
     let Some(rig) = Rig::new(kind, |config| config.patience = patience) else { return };
     // A Keep Alive Timeout of none is for hosts that use their controller.
@@ -171,7 +171,7 @@ pub fn a_controller_that_is_never_enabled(kind: Kind) {
 }
 
 /// Every connection may have a few replies wait for it, and no more.
-pub fn identify_that_is_never_read(kind: Kind) {
+pub fn identify_that_is_never_read(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, little_memory) else { return };
     let mut silent = Vec::new();
     for n in 0..40 {
@@ -225,7 +225,7 @@ fn answered_meanwhile(rig: &Rig, sqe: Sqe) -> usize {
 
 /// 3,600 times 32 MiB take the memory of a machine tens of seconds; the rounds
 /// of the others do not wait for that.
-pub fn zeroes_for_ever(kind: Kind) {
+pub fn zeroes_for_ever(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let large = BackendSpec::parse("mem:64MiB,block=4096").expect("understood").open().expect("opened");
     let nsid = rig.export(large);
@@ -236,7 +236,7 @@ pub fn zeroes_for_ever(kind: Kind) {
     rig.finish();
 }
 
-pub fn verify_for_ever(kind: Kind) {
+pub fn verify_for_ever(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let verify = ReadWrite::new(0, (8 << 20) / BLOCK as u32).to_sqe(io::VERIFY, FILE);
     let answered = answered_meanwhile(&rig, verify);
@@ -244,7 +244,7 @@ pub fn verify_for_ever(kind: Kind) {
     rig.finish();
 }
 
-pub fn more_connections_than_there_may_be(kind: Kind) {
+pub fn more_connections_than_there_may_be(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |config| config.max_connections = 64) else { return };
     rig.check();
     let mut idle: Vec<_> = (0..200).map(|_| Client::tcp(rig.addr)).collect();

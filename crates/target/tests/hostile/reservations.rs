@@ -3,7 +3,7 @@
 use crate::client::{BLOCK, Host, Name, pattern, read, write};
 use crate::rig::Rig;
 use longhaul_block::{BlockDevice, MemDevice};
-use longhaul_engine::Kind;
+use longhaul_engine::EngineKind;
 use longhaul_target::{Registration, ReservationRecord, ReservationStore};
 use longhaul_wire::command::{Sgl, Sqe, admin, io as io_opcode};
 use longhaul_wire::completion::Status;
@@ -71,7 +71,7 @@ fn notice(host: &mut Host) -> Option<ReservationNotice> {
 /// late it comes, and whatever it sends over new connections is refused.
 //= test: NVMe Base 2.1, Command Behavior in the Presence of a Reservation
 //= test: NVMe Base 2.1, Reservation Acquire
-pub fn a_preempted_writer_changes_nothing_any_more(kind: Kind) {
+pub fn a_preempted_writer_changes_nothing_any_more(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let nsid = rig.export(Arc::new(MemDevice::new(1 << 20, BLOCK as u32).expect("mapped")));
     let [new, old] = [1, 2].map(Name::other);
@@ -124,7 +124,7 @@ pub fn a_preempted_writer_changes_nothing_any_more(kind: Kind) {
 
 //= test: NVMe Base 2.1, Reservation Report command
 //= test: NVMe Base 2.1, Reservation Notification log page
-pub fn registrants_are_reported_and_notified(kind: Kind) {
+pub fn registrants_are_reported_and_notified(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let nsid = rig.export(Arc::new(MemDevice::new(1 << 20, BLOCK as u32).expect("mapped")));
     let [a, b] = [3, 4].map(Name::other);
@@ -220,7 +220,7 @@ fn feature(host: &mut Host, sqe: &Sqe) -> Result<u64, Status> {
 /// has written in between.
 //= test: NVMe Base 2.1, Reservation Persistence feature
 //= test: NVMe Base 2.1, Reservation Register command
-pub fn persistent_reservations_outlive_the_target(kind: Kind) {
+pub fn persistent_reservations_outlive_the_target(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let device: Arc<dyn BlockDevice> = Arc::new(MemDevice::new(1 << 20, BLOCK as u32).expect("mapped"));
     let store = Arc::new(Kept::default());

@@ -2,7 +2,7 @@
 
 use crate::client::{BLOCK, Client, Host, connect_data, read, write};
 use crate::rig::{FILE, MEM, Rig, SHORT};
-use longhaul_engine::Kind;
+use longhaul_engine::EngineKind;
 use longhaul_target::Config;
 use longhaul_wire::command::{ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::completion::Cqe;
@@ -26,7 +26,7 @@ fn need_descriptors(n: u64) {
     }
 }
 
-pub fn a_thousand_idle_connections(kind: Kind) {
+pub fn a_thousand_idle_connections(kind: EngineKind) {
     need_descriptors(8192);
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let mut idle = Vec::new();
@@ -49,7 +49,7 @@ pub fn a_thousand_idle_connections(kind: Kind) {
     rig.finish();
 }
 
-pub fn a_thousand_ends_within_a_pdu(kind: Kind) {
+pub fn a_thousand_ends_within_a_pdu(kind: EngineKind) {
     need_descriptors(8192);
     let Some(rig) = Rig::new(kind, |_| {}) else { return };
     let stream = {
@@ -87,7 +87,7 @@ pub fn a_thousand_ends_within_a_pdu(kind: Kind) {
     rig.finish();
 }
 
-pub fn half_a_header_for_ever(kind: Kind) {
+pub fn half_a_header_for_ever(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |config| config.patience = SHORT) else { return };
     let mut silent = Client::tcp(rig.addr);
     let mut half = Client::tcp(rig.addr);
@@ -113,7 +113,7 @@ fn more_queues(rig: &Rig, host: &Host, n: u16) -> Vec<Client> {
     host.more_queues(rig.addr, n, 128)
 }
 
-pub fn reads_that_are_never_taken(kind: Kind) {
+pub fn reads_that_are_never_taken(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, own_greed) else { return };
     for nsid in [MEM, FILE] {
         let host = rig.host();
@@ -131,7 +131,7 @@ pub fn reads_that_are_never_taken(kind: Kind) {
     rig.finish();
 }
 
-pub fn writes_that_never_send_their_data(kind: Kind) {
+pub fn writes_that_never_send_their_data(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, own_greed) else { return };
     for nsid in [MEM, FILE] {
         let host = rig.host();
@@ -161,7 +161,7 @@ pub fn writes_that_never_send_their_data(kind: Kind) {
 
 /// Compare needs memory for the data it receives and for the data it reads: the second must not
 /// wait for memory that only the end of other Compares releases.
-pub fn compares_that_fill_the_memory(kind: Kind) {
+pub fn compares_that_fill_the_memory(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |config| config.memory = MEMORY) else { return };
     let mut host = rig.host();
     let zeroes = vec![0; LARGE];
@@ -190,7 +190,7 @@ pub fn compares_that_fill_the_memory(kind: Kind) {
     rig.finish();
 }
 
-pub fn log_pages_that_are_never_taken(kind: Kind) {
+pub fn log_pages_that_are_never_taken(kind: EngineKind) {
     let Some(rig) = Rig::new(kind, |config| config.memory = MEMORY) else { return };
     let mut host = rig.host();
     let page = Sqe::get_log_page(1, 0, 0, LARGE as u32, true);

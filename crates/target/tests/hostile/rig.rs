@@ -2,7 +2,7 @@
 
 use crate::client::{BLOCK, Client, Host, NQN, PATIENCE};
 use longhaul_block::{BackendSpec, BlockDevice};
-use longhaul_engine::{Config as EngineConfig, Kind};
+use longhaul_engine::{Config as EngineConfig, EngineKind};
 use longhaul_target::{Config, Patience, ReservationStore, Target};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};
@@ -39,7 +39,7 @@ pub struct Rig {
 
 impl Rig {
     /// A target on this engine, or `None` where the engine is not available.
-    pub fn new(kind: Kind, change: impl FnOnce(&mut Config)) -> Option<Rig> {
+    pub fn new(kind: EngineKind, change: impl FnOnce(&mut Config)) -> Option<Rig> {
         let mut config = Config {
             listen: vec!["127.0.0.1:0".parse().expect("address")],
             threads: 2,
