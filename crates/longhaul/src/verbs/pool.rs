@@ -165,13 +165,18 @@ struct Import {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "\
+longhaul pool allocate [OPTIONS] --size <SIZE> --layout <KIND>
+                              --for-job <JOB> --lifetime <TIME> <POOL>",
+    after_help = "\
 Without --nodes there is one volume, for this host or those of --for; with it
 there is one of this size for each node.
 
 Example:
   longhaul pool allocate scratch --size 2TiB --layout parity --for-job 4711 \\
-      --lifetime 8h --nodes n[1-8] --fs xfs")]
+      --lifetime 8h --nodes n[1-8] --fs xfs"
+)]
 struct Allocate {
     /// Name of the pool
     pool: String,
