@@ -405,7 +405,11 @@ fn what_makes_no_array_is_refused() {
     fails(&["bench", "array:x"], 5, "none of the 2 devices of array x can be used");
     let blank = home.files(&["blank"]).remove(0);
     fails(&["array", "assemble", "--device", &blank], 1, "is no member of an array");
-    fails(&["target", "--export", "v=array:y,ro"], 2, "an array, a volume or a remote namespace takes no options");
+    fails(
+        &["target", "--export", "v=array:y,ro"],
+        2,
+        "an array, a volume or a remote namespace takes no options",
+    );
 }
 
 /// A mirror over two targets: B is killed, later A and the host; B alone has old data.
