@@ -268,9 +268,9 @@ fn structures(all: &mut Vec<Seed>) {
 /// Copies from beginning to end, as either side says them.
 fn transfers(all: &mut Vec<Seed>) {
     use longhaul_engine::Buf;
-    use longhaul_transfer::session::{Item, Outgoing, Sender};
+    use longhaul_transfer::session::{Outgoing, Sender, SenderItem};
     use longhaul_transfer::wire::{
-        Action, Batch, Content, Counts, Digest, Direction, Entry, EntryKind, Frame, Hello, Limit, Op,
+        Action, Batch, Content, CopyDirection, Counts, Digest, Entry, EntryKind, Frame, Hello, Limit, Op,
         Planned, Refusal, RefusalKind, RelPath, Request, Scanned, Stage, Time, Trouble, Tuned, VERSION, Want,
         Welcome,
     };
@@ -312,7 +312,7 @@ fn transfers(all: &mut Vec<Seed>) {
         newest: VERSION,
         session: [7; 16],
         streams: 2,
-        direction: Direction::Pull,
+        direction: CopyDirection::Pull,
         request,
     };
     let begin = vec![Frame::Secure([1; 48].into()), Frame::Hello(Box::new(hello)), Frame::Join([7; 16])];
@@ -332,15 +332,15 @@ fn transfers(all: &mut Vec<Seed>) {
     let planned = Planned { path: path("new"), action: Action::Send };
     let scanned = Scanned { files: 3, bytes: 1 << 20, done: true };
     let items = vec![
-        Item::Batch(batch.into_body()),
-        Item::Query { number: 1, batch: question.into_body() },
-        Item::Block { file: Arc::clone(&file), offset: 0, digest, data: Buf::copy_of(&[5; 64]) },
-        Item::Close { file, blocks: 1, good: true },
-        Item::Trouble(trouble.clone()),
-        Item::Tuned(tuned.clone()),
-        Item::Limit(Some(Limit::Stage(Stage::Write))),
-        Item::Limit(Some(Limit::Rate)),
-        Item::Scanned(scanned),
+        SenderItem::Batch(batch.into_body()),
+        SenderItem::Query { number: 1, batch: question.into_body() },
+        SenderItem::Block { file: Arc::clone(&file), offset: 0, digest, data: Buf::copy_of(&[5; 64]) },
+        SenderItem::Close { file, blocks: 1, good: true },
+        SenderItem::Trouble(trouble.clone()),
+        SenderItem::Tuned(tuned.clone()),
+        SenderItem::Limit(Some(Limit::Stage(Stage::Write))),
+        SenderItem::Limit(Some(Limit::Rate)),
+        SenderItem::Scanned(scanned),
     ];
     let mut frames = Vec::new();
     items.into_iter().for_each(|item| sender.frames(0, item, &mut frames));
