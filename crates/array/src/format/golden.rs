@@ -1,11 +1,10 @@
 //! The bytes of every structure on a member: arrays that exist have them, and they change with the
 //! version of the superblock alone, which is that of all of them.
 
-use super::geometry::{BLOCK, Role};
+use super::geometry::BLOCK;
 use super::heartbeat::Heartbeat;
-use super::record::{JournalRecord, Piece, RecordKind};
+use super::record;
 use super::superblock::{Superblock, Unknown, tests::example};
-use longhaul_engine::Buf;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -73,19 +72,7 @@ fn the_bytes_of_a_heartbeat_are_fixed() {
 
 #[test]
 fn the_bytes_of_a_journal_record_are_fixed() {
-    let piece = |role, at, byte, len| Piece { role, at, bytes: Buf::copy_of(&vec![byte; len]) };
-    let record = JournalRecord {
-        kind: RecordKind::Commit,
-        epoch: 3,
-        epoch_start: 12 << 10,
-        pos: (1 << 20) + 56 * 1024,
-        seq: 9,
-        tail: 1 << 20,
-        row: 77,
-        covers: vec![5, 8],
-        pieces: vec![piece(Role::Data(2), 4096, 7, 4096), piece(Role::Q, 0, 8, 8192)],
-    };
-    let bytes = record.encode(Uuid::from_u128(1));
+    let bytes = record::tests::example().encode(Uuid::from_u128(1));
     assert_eq!(bytes[..BLOCK as usize], block(RECORD));
     assert_eq!(bytes[BLOCK as usize..], [vec![7; 4096], vec![8; 8192]].concat());
 }

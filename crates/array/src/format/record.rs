@@ -159,9 +159,25 @@ impl JournalRecord {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// A record with a value in every field, near the end of a journal.
+    pub(in crate::format) fn example() -> JournalRecord {
+        let piece = |role, at, byte, len| Piece { role, at, bytes: Buf::copy_of(&vec![byte; len]) };
+        JournalRecord {
+            kind: RecordKind::Commit,
+            epoch: 3,
+            epoch_start: 12 << 10,
+            pos: (1 << 20) + 56 * 1024,
+            seq: 9,
+            tail: 1 << 20,
+            row: 77,
+            covers: vec![5, 8],
+            pieces: vec![piece(Role::Data(2), 4096, 7, 4096), piece(Role::Q, 0, 8, 8192)],
+        }
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
@@ -212,18 +228,7 @@ mod tests {
 
     #[test]
     fn a_record_is_read_back_also_around_the_end() {
-        let piece = |role, at, byte, len| Piece { role, at, bytes: Buf::copy_of(&vec![byte; len]) };
-        let record = JournalRecord {
-            kind: RecordKind::Commit,
-            epoch: 3,
-            epoch_start: 12 << 10,
-            pos: (1 << 20) + 56 * 1024,
-            seq: 9,
-            tail: 1 << 20,
-            row: 77,
-            covers: vec![5, 8],
-            pieces: vec![piece(Role::Data(2), 4096, 7, 4096), piece(Role::Q, 0, 8, 8192)],
-        };
+        let record = example();
         let array = Uuid::from_u128(1);
         let bytes = record.encode(array);
         assert_eq!(bytes.len() as u64, record.len());
