@@ -105,7 +105,7 @@ impl Targets {
         &self.options.hostnqn
     }
 
-    /// The connection to a space, made if there is none yet.
+    /// The connection to a space; the first call makes it.
     fn administrator(&self, address: &str) -> std::result::Result<Arc<Administrator>, SpaceError> {
         let lock = || self.connected.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connected) = lock().get(address) {

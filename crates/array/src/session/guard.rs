@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use uuid::Uuid;
 
-/// The first 16 bits of a key, "LH": other users of reservations are told by theirs.
+/// The first 16 bits of each key of an array, "LH": keys of other users of reservations differ.
 const MARK: u64 = 0x4C48 << 48;
 /// The bits of the session's UUID in its key.
 const SESSION: u64 = (1 << 48) - 1;
