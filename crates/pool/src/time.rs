@@ -1,6 +1,6 @@
 //! Times for people.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 const DAY: u64 = 24 * 60 * 60;
 /// Days from 0000-03-01 to 1970-01-01.
@@ -10,7 +10,7 @@ const ERA: u64 = 146_097;
 
 /// Seconds since 1970 by the wall clock.
 pub fn wall_time() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    longhaul_engine::wall_time().as_secs()
 }
 
 /// Seconds since 1970 at the end of a lifetime that begins now; `None` if it never ends.
