@@ -16,7 +16,7 @@ pub use open::{FileOptions, OpenError};
 
 use crate::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags};
 use going::begin;
-use longhaul_engine::{Buf, BufMut, fs, spawn};
+use longhaul_engine::{Buf, BufMut, LockedFile, fs, spawn};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -38,7 +38,7 @@ struct FileInner {
     info: DeviceInfo,
     size: AtomicU64,
     /// Holds the lock, and is used for queries.
-    file: std::fs::File,
+    file: LockedFile,
     io: fs::File,
     is_block: bool,
     /// Alignment in bytes that direct I/O requires of memory; 1 if I/O is buffered.

@@ -14,7 +14,7 @@ pub use lock::DeviceLock;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime;
-use rustix::fs::{FlockOperation, flock};
+use longhaul_engine::LockedFile;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -78,19 +78,20 @@ fn new_of(record: &Path) -> PathBuf {
     record.with_extension("new")
 }
 
-fn open(path: &Path) -> Result<File> {
+fn open(path: &Path) -> Result<LockedFile> {
     runtime::make()?;
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.open(path).map_err(|e| Error::failed(format!("{}: {e}", path.display())))
+    let file = options.open(path).map_err(|e| Error::failed(format!("{}: {e}", path.display())))?;
+    Ok(file.into())
 }
 
 /// Opens and locks a file; `None` while another process has the lock. The last holder may have
 /// removed the file between open and lock, so the lock counts only if the name still has that inode.
-fn lock_exclusively(path: &Path) -> Result<Option<File>> {
+fn lock_exclusively(path: &Path) -> Result<Option<LockedFile>> {
     loop {
         let file = open(path)?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if file.try_lock().is_err() {
             return Ok(None);
         }
         if has_name(&file, path) {
@@ -112,7 +113,7 @@ fn has_name(file: &File, path: &Path) -> bool {
 #[derive(Debug)]
 pub struct HeldRecord {
     record: PathBuf,
-    file: File,
+    file: LockedFile,
 }
 
 impl HeldRecord {
@@ -128,10 +129,11 @@ impl HeldRecord {
         // A reader finds the old record or the new one, whole, under the name: each in a file of its
         // own, locked before it gets the name.
         let new = new_of(&self.record);
-        let replaced = || -> std::io::Result<File> {
+        let replaced = || -> std::io::Result<LockedFile> {
             let mut options = OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            let mut file = LockedFile::from(file);
+            file.try_lock()?;
             file.write_all(format!("{text}\n").as_bytes())?;
             std::fs::rename(&new, &self.record)?;
             Ok(file)
@@ -180,9 +182,9 @@ impl Attachment {
 
     fn read(path: &Path) -> Option<(Attachment, bool)> {
         loop {
-            let mut file = File::open(path).ok()?;
+            let mut file = LockedFile::from(File::open(path).ok()?);
             // The serving process holds the lock exclusively.
-            let lives = flock(&file, FlockOperation::NonBlockingLockShared).is_err();
+            let lives = file.try_lock_shared().is_err();
             let mut text = String::new();
             file.read_to_string(&mut text).ok()?;
             if lives || has_name(&file, path) {

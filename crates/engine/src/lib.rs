@@ -12,9 +12,11 @@
 
 pub mod address;
 pub mod buf;
+mod calendar;
 mod config;
 mod driver;
 mod exec;
+mod file_lock;
 pub mod fs;
 mod msg;
 pub mod net;
@@ -26,8 +28,10 @@ mod thread;
 mod time;
 
 pub use buf::{BUF_ALIGN, BUF_MAX, Buf, BufMut, BufPool, Segment};
+pub use calendar::UtcTime;
 pub use config::{Config, EngineKind};
 pub use exec::{Engine, EngineGone, Handle, Remote, handle, kind, spawn, yield_now};
+pub use file_lock::LockedFile;
 pub use msg::{Memory, RecvMsg, SendMsg};
 pub use thread::Thread;
 pub use time::{Elapsed, Sleep, boot_time, now, since, sleep, sleep_until, timeout, wall_time};

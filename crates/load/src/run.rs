@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Interval of progress reports.
 pub const TICK: Duration = Duration::from_millis(250);
@@ -213,8 +213,7 @@ pub fn run(
 
 /// A random number that identifies a run.
 fn run_id(seed: u64) -> u64 {
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    mix(seed ^ mix(time.as_nanos() as u64) ^ u64::from(std::process::id()) << 32)
+    mix(seed ^ mix(longhaul_engine::wall_time().as_nanos() as u64) ^ u64::from(std::process::id()) << 32)
 }
 
 /// Checks that a device can run `job`.

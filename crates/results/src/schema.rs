@@ -5,12 +5,12 @@
 //! ignored, so that results of other versions of fio are read, too.
 
 use crate::record::Record;
+use longhaul_engine::{UtcTime, wall_time};
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::SystemTime;
 
 /// A whole result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ impl Output {
     /// An empty document of this program with the present time. Every document begins as this one,
     /// so that all state program, version and time in the same way.
     pub fn now() -> Output {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = wall_time();
         Output {
             version: concat!("longhaul-", env!("CARGO_PKG_VERSION")).into(),
             timestamp: now.as_secs(),
@@ -307,29 +307,14 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
     }
 }
 
-/// `Sat Nov 21 00:00:02 2026`, by the calendar algorithm of Howard Hinnant
-/// ("civil from days").
+/// `Sat Nov 21 00:00:02 2026`, as fio prints it.
 fn utc(seconds: u64) -> String {
-    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    // Years of this calendar begin in March.
-    let year = era * 400 + year_of_era + u64::from(month >= 10);
-    format!(
-        "{} {} {day:2} {:02}:{:02}:{:02} {year}",
-        DAYS[(days % 7) as usize],
-        MONTHS[((month + 2) % 12) as usize],
-        time / 3600,
-        time / 60 % 60,
-        time % 60
-    )
+    let UtcTime { year, month, day, weekday, hour, minute, second } = UtcTime::of_epoch_seconds(seconds);
+    let (weekday, month) = (DAYS[usize::from(weekday)], MONTHS[usize::from(month - 1)]);
+    format!("{weekday} {month} {day:2} {hour:02}:{minute:02}:{second:02} {year}")
 }
 
 #[cfg(test)]
@@ -337,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn times_are_written_as_fio_does() {
         assert_eq!(utc(0), "Thu Jan  1 00:00:00 1970");
         assert_eq!(utc(951_782_399), "Mon Feb 28 23:59:59 2000");
         assert_eq!(utc(951_782_400), "Tue Feb 29 00:00:00 2000");

@@ -2,7 +2,7 @@
 
 use super::{FileDevice, FileInner};
 use crate::DeviceInfo;
-use longhaul_engine::{BUF_MAX, fs};
+use longhaul_engine::{BUF_MAX, LockedFile, fs};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -108,7 +108,7 @@ struct Align {
 
 pub(super) fn open(path: &Path, options: &FileOptions, block: bool) -> Result<FileDevice, OpenError> {
     let system = |what, source| OpenError::System { path: path.into(), what, source };
-    let file = open_plain(path, options, block)?;
+    let file = LockedFile::from(open_plain(path, options, block)?);
     check_kind(path, &file, block)?;
     lock(path, &file, options.read_only)?;
     let size = grow(path, &file, options, block)?;

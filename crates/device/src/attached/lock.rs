@@ -4,15 +4,14 @@ use super::{open, runtime_file};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use longhaul_block::DeviceInfo;
-use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
+use longhaul_engine::LockedFile;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 /// A lock on a device, against writes by other processes of this host.
 #[derive(Debug)]
 pub struct DeviceLock {
-    _file: File,
+    _file: LockedFile,
 }
 
 impl DeviceLock {
@@ -46,12 +45,8 @@ impl DeviceLock {
     /// The device is attached elsewhere ([`ErrorKind::Refused`]), or the lock cannot be created.
     fn take(identity: &str, read_only: bool, name: &str, path: &Path) -> Result<DeviceLock> {
         let mut file = open(&runtime_file("device", identity, "lock"))?;
-        let operation = if read_only {
-            FlockOperation::NonBlockingLockShared
-        } else {
-            FlockOperation::NonBlockingLockExclusive
-        };
-        if flock(&file, operation).is_err() {
+        let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+        if locked.is_err() {
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
             let holder = if holder.is_empty() { "elsewhere" } else { holder.trim() };

@@ -8,7 +8,7 @@ use longhaul_engine::Config;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Interval of progress reports.
 const TICK: Duration = Duration::from_millis(250);
@@ -77,8 +77,8 @@ pub fn measure(
 ) -> Result<Measured, NetError> {
     plan.check().map_err(NetError::Plan)?;
     let control = connect(server)?;
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let token = crate::pattern::mix(time.as_nanos() as u64 ^ u64::from(std::process::id()) << 32);
+    let time = longhaul_engine::wall_time().as_nanos() as u64;
+    let token = crate::pattern::mix(time ^ u64::from(std::process::id()) << 32);
     let lost = |e: io::Error| NetError::Lost { server, reason: e.to_string() };
     say(&control, &Opening::Control { version: VERSION, token, plan: plan.clone() }).map_err(lost)?;
     let Answer::Accepted { .. } = answer(server, &control, SET_UP)? else { return Err(unexpected(server)) };

@@ -12,7 +12,8 @@ use longhaul_initiator::namespaces::{
     Administrator, AllocatedNamespace, ManagementError, NamespaceLabel, NewNamespace,
 };
 use longhaul_initiator::{Error, Uri};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use longhaul_pool::end_of;
+use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct NsArgs {
@@ -177,14 +178,8 @@ pub(crate) fn run(args: NsArgs, output: Output) -> Outcome {
 }
 
 fn create(args: &CreateNamespace, output: Output) -> Outcome {
-    let expiry = match args.lifetime {
-        None => None,
-        Some(lifetime) => {
-            let end =
-                SystemTime::now().checked_add(lifetime).and_then(|end| end.duration_since(UNIX_EPOCH).ok());
-            Some(end.ok_or_else(|| Failure::usage("--lifetime is too long"))?.as_secs())
-        }
-    };
+    let too_long = || Failure::usage("--lifetime is too long");
+    let expiry = args.lifetime.map(|lifetime| end_of(lifetime).ok_or_else(too_long)).transpose()?;
     let label = NamespaceLabel {
         hosts: args.hosts.clone(),
         job: args.job.clone(),

@@ -21,12 +21,12 @@ use super::lazy::LazyFile;
 use super::record::NamespaceRecord;
 use super::{Space, SpaceCapacity, SpaceError, SpaceNamespace};
 use longhaul_block::DeviceInfo;
-use longhaul_engine::BUF_MAX;
+use longhaul_engine::{BUF_MAX, LockedFile};
 use longhaul_proto::controller::NewNamespace;
 use longhaul_wire::management::NamespaceLabel;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub struct DirSpace {
     files: Box<dyn Files>,
     namespaces: Mutex<BTreeMap<u32, DirNamespace>>,
     /// Keeps other targets out.
-    _mark: File,
+    _mark: LockedFile,
 }
 
 #[derive(Clone)]
@@ -106,7 +106,7 @@ impl DirSpace {
             }
         }
         let mark = OpenOptions::new().create(true).truncate(false).write(true).open(&mark);
-        let mark = mark.map_err(fail("create the file longhaul-space in it"))?;
+        let mark = LockedFile::from(mark.map_err(fail("create the file longhaul-space in it"))?);
         match mark.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {

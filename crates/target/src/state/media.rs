@@ -12,7 +12,6 @@ use longhaul_block::medium::Medium;
 use longhaul_block::units::format_size;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 /// Most media that a subsystem's record holds: enough to recognise those of exports that were
@@ -130,7 +129,7 @@ fn refusal(name: &str, last: &LastMedium, medium: Option<&Medium>) -> Error {
 }
 
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    longhaul_engine::wall_time().as_secs()
 }
 
 /// The time since `when` (seconds since 1970) as text, in the largest unit of which it has two.

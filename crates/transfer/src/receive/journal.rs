@@ -15,10 +15,10 @@ use crate::guard::lock;
 use crate::send::read::read_full;
 use crate::tree::{self, Tree};
 use crate::wire::{Digest, Entry};
-use rustix::fs::FlockOperation;
+use longhaul_engine::LockedFile;
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -77,7 +77,7 @@ pub(crate) type Known = HashMap<FileKey, Vec<(u64, Digest)>>;
 /// The journal of one copy.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    file: Mutex<File>,
+    file: Mutex<LockedFile>,
     name: Vec<u8>,
     /// Key of the copy.
     pub(crate) key: u64,
@@ -98,10 +98,11 @@ impl Journal {
     pub(crate) fn open(tree: &Tree, key: u64) -> io::Result<Journal> {
         let name = name(key);
         // An empty journal was created just before a crash of the machine.
-        let (mut file, resumed) = tree::create(tree.fd(), &name, true)?;
+        let (file, resumed) = tree::create(tree.fd(), &name, true)?;
+        let mut file = LockedFile::from(file);
         lock_file(&file)?;
         // A run that ended meanwhile has unlinked the file that is locked now.
-        if rustix::fs::fstat(&file)?.st_nlink == 0 {
+        if rustix::fs::fstat(&*file)?.st_nlink == 0 {
             return Journal::open(tree, key);
         }
         let rebooted = resumed && is_of_another_boot(&file);
@@ -174,10 +175,14 @@ fn is_of_another_boot(file: &File) -> bool {
 fn lock_file(file: &File) -> io::Result<()> {
     let end = Instant::now() + LOCK_TIMEOUT;
     loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => return Ok(()),
-            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(e)) => match Errno::from_io_error(&e) {
+                Some(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => return Ok(()),
+                Some(Errno::INTR) => {}
+                _ => return Err(e),
+            },
         }
         if Instant::now() >= end {
             let message = "the same copy is already running";
