@@ -4,7 +4,8 @@ use crate::exit::Failure;
 use longhaul_block::BackendSpec;
 use longhaul_device::{Device, Opener, arrays};
 use longhaul_initiator::SCHEME;
-use longhaul_target::{TargetState, check_name};
+use longhaul_pool::Volumes;
+use longhaul_target::{TargetState, check_name, nqn_made_of};
 use std::path::Path;
 use std::str::FromStr;
 use uuid::Uuid;
@@ -26,6 +27,8 @@ pub(crate) struct Export {
     pub(crate) source: Source,
     /// NQN of the subsystem, where it is not derived from the name.
     nqn: Option<String>,
+    /// UUID of a volume, which has the same NQN wherever it is served; see [`Self::identify`].
+    volume: Option<Uuid>,
     /// UUID of the namespace, where the user sets it.
     pub(crate) uuid: Option<Uuid>,
     /// Serve the medium as a new disk, even if another namespace was served from it before.
@@ -72,7 +75,7 @@ impl FromStr for Export {
             true => Source::Named(backend),
             false => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
         };
-        Ok(Export { name: name.to_owned(), source, nqn, uuid, create, allow_hosts })
+        Ok(Export { name: name.to_owned(), source, nqn, volume: None, uuid, create, allow_hosts })
     }
 }
 
@@ -89,9 +92,27 @@ impl Export {
         }
     }
 
+    /// Finds out what the NQN of a volume's subsystem is made of.
+    pub(crate) fn identify(&mut self, opener: &Opener) -> Result<(), Failure> {
+        if let Source::Named(device) = &self.source
+            && let Some(volume) = device.strip_prefix(longhaul_pool::SCHEME)
+        {
+            let found = Volumes.uuid_of(volume, opener).map_err(|e| {
+                let message = format!("{}: {e}", self.name);
+                Failure { message, ..e.into() }
+            });
+            self.volume = Some(found?);
+        }
+        Ok(())
+    }
+
     /// The subsystem's NQN.
     pub(crate) fn nqn(&self, state: &TargetState) -> String {
-        self.nqn.clone().unwrap_or_else(|| state.nqn_of(&self.name))
+        let made = || match self.volume {
+            Some(volume) => nqn_made_of(volume, &self.name),
+            None => state.nqn_of(&self.name),
+        };
+        self.nqn.clone().unwrap_or_else(made)
     }
 
     /// Path of the medium, if it is a local file or block device.

@@ -17,6 +17,7 @@ use longhaul_device::{Device, ErrorKind, Opener, Scheme};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use uuid::Uuid;
 
 /// What names of volumes begin with.
 pub const SCHEME: &str = "volume:";
@@ -54,6 +55,19 @@ impl fmt::Display for VolumeName {
 /// is for, and no administrator of the targets.
 #[derive(Clone, Copy, Debug)]
 pub struct Volumes;
+
+impl Volumes {
+    /// What identifies the volume `POOL/NAME`, whatever its name.
+    ///
+    /// # Errors
+    /// The pool is not known here, its catalog cannot be read, or it has no such volume.
+    pub fn uuid_of(self, name: &str, opener: &Opener) -> longhaul_device::Result<Uuid> {
+        let invalid = |why| longhaul_device::Error::new(ErrorKind::Invalid, why);
+        let name: VolumeName = name.parse().map_err(invalid)?;
+        let pool = KnownPool::find(&name.pool)?.open(opener.options())?;
+        Ok(pool.volume(&name.name)?.uuid)
+    }
+}
 
 impl Scheme for Volumes {
     fn prefix(&self) -> &'static str {

@@ -38,7 +38,7 @@ pub use space::{
     DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space, SpaceCapacity, SpaceError,
     SpaceNamespace, SpaceSpec, check_name,
 };
-pub use state::{MediumSpec, ReservationFile, ServedMedium, TargetState};
+pub use state::{MediumSpec, ReservationFile, ServedMedium, TargetState, nqn_made_of};
 pub use store::ReservationStore;
 pub use subsystem::{NSID_MAX, Namespace};
 pub use target::{Error, Target, is_loopback};

@@ -41,7 +41,7 @@ impl TargetState {
     /// The NQN that is made of a name. It contains the identity of this installation, so that it is
     /// globally unique.
     pub fn nqn_of(&self, name: &str) -> String {
-        format!("nqn.2026-11.io.longhaul:{}:{name}", self.installation().simple())
+        nqn_made_of(self.installation(), name)
     }
 
     /// The identity of this installation: random, created once and stored in the state directory. A
@@ -77,6 +77,12 @@ impl TargetState {
     pub fn check_medium(&self, spec: &MediumSpec<'_>) -> Result<ServedMedium, Error> {
         media::check(self, spec)
     }
+}
+
+/// The NQN that is made of a name and an identity: that of an installation, or of what is served, if
+/// it is to be the same wherever it is served.
+pub fn nqn_made_of(identity: Uuid, name: &str) -> String {
+    format!("nqn.2026-11.io.longhaul:{}:{name}", identity.simple())
 }
 
 /// Replaces a file; makes its directory.

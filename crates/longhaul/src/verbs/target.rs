@@ -83,6 +83,9 @@ pub(crate) struct TargetArgs {
     /// Allow only this host, except for exports with their own allow-host=; may be repeated
     #[arg(long, value_name = "HOSTNQN")]
     allow_host: Vec<String>,
+    /// NQN of this host, as targets see it whose namespaces are exported again
+    #[arg(long, value_name = "NQN")]
+    hostnqn: Option<String>,
     /// Refuse header digests
     #[arg(long)]
     no_hdr_digest: bool,
@@ -106,6 +109,17 @@ pub(crate) struct TargetArgs {
 }
 
 impl TargetArgs {
+    /// How targets are reached whose namespaces are exported again.
+    fn options(&self) -> Options {
+        let defaults = Options::default();
+        Options {
+            engine: self.engine.config(),
+            congestion: self.congestion.clone(),
+            hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
+            ..defaults
+        }
+    }
+
     fn config(&self) -> Result<Config, Failure> {
         let number = |what: &str, value: u64| {
             usize::try_from(value)
@@ -168,7 +182,7 @@ impl From<Error> for Failure {
     }
 }
 
-pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
+pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
     // Registered before the devices are opened, so that no signal ends the process half-way.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
     check_congestion(args.congestion.as_deref())?;
@@ -176,11 +190,11 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
     // exports, and arrays are stopped after it, when no host can reach them any more.
     let threads = args.threads.unwrap_or(Config::default().threads);
     // The connections to other targets, whose namespaces are re-exported, have these options too.
-    let options =
-        Options { engine: args.engine.config(), congestion: args.congestion.clone(), ..Options::default() };
+    let options = args.options();
     let opener = Opener::new(options).with_scheme(Arc::new(Volumes)).for_threads(threads);
     let listen = args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
     check_access(&args.space, &listen, args.insecure)?;
+    identify(&mut args.export, &opener)?;
     let state = TargetState::at(state::directory());
     let exports = open(&args.export, &opener, &state)?;
     let spaces = open_spaces(&args, &state)?;
@@ -258,6 +272,13 @@ pub(crate) fn run(args: TargetArgs, output: Output) -> Outcome {
     drop(exports);
     output.event(&ServiceSummary { clean });
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
+}
+
+/// Finds out the identity of volumes that are alone in their subsystem.
+fn identify(exports: &mut [Export], opener: &Opener) -> Result<(), Failure> {
+    let names: Vec<String> = exports.iter().map(|export| export.name.clone()).collect();
+    let alone = |name: &str| names.iter().filter(|other| *other == name).count() == 1;
+    exports.iter_mut().filter(|export| alone(&export.name)).try_for_each(|export| export.identify(opener))
 }
 
 /// An export whose device is open.

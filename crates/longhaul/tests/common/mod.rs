@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 pub mod far;
+pub mod history;
 pub mod ssh;
 pub mod testbed;
 
@@ -173,8 +174,13 @@ impl Target {
     }
 
     /// Starts a program that prints JSON events as a target does, and waits for its `ready` event.
-    pub fn spawn(mut command: Command) -> Target {
-        let mut child = Running(command.stderr(Stdio::inherit()).spawn().expect("started"));
+    pub fn spawn(command: Command) -> Target {
+        Target::spawn_saying(command, Stdio::inherit())
+    }
+
+    /// The same; what it says to people goes to `stderr`.
+    pub fn spawn_saying(mut command: Command, stderr: impl Into<Stdio>) -> Target {
+        let mut child = Running(command.stderr(stderr).spawn().expect("started"));
         let events = follow(child.stdout.take().expect("a pipe"));
         let mut target = Target { child, events, ready: Value::Null };
         target.ready = target.event("ready");

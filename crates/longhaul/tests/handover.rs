@@ -1,0 +1,242 @@
+//! Volumes that go from one host to another: the host that serves one is killed, or is paused and
+//! overtaken. The members are at targets that are 15 ms away.
+
+mod common;
+
+use common::history::{History, connect};
+use common::{PATIENCE, Target, command, finish, text, until};
+use longhaul_block::Blocking;
+use longhaul_wan::relay::{Link, Relay};
+use serde_json::Value;
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const ADMIN: &str = "nqn.2014-08.org.example:admin";
+const RTT: Duration = Duration::from_millis(15);
+/// Targets, each with one member.
+const MEMBERS: usize = 4;
+/// Time to service in which a volume is to be there again. No test depends on it: machines may be busy.
+const FLOOR: Duration = Duration::from_secs(10);
+
+/// What keeps two hosts from writing to the members.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Guard {
+    /// Members of a pool, at targets with reservations.
+    Reservations,
+    /// Members in memory, whose reservations would not last: the array does not use them.
+    Heartbeats,
+}
+
+/// Targets that are far away, and a volume that either of two hosts can serve.
+struct Site {
+    directory: tempfile::TempDir,
+    guard: Guard,
+    _targets: Vec<(Target, Relay)>,
+}
+
+impl Site {
+    fn new(guard: Guard) -> Site {
+        // In memory where this machine has such a file system: these tests do not depend on a disk.
+        let memory = Path::new("/dev/shm");
+        let root = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let directory = tempfile::tempdir_in(root).expect("a directory");
+        let mut site = Site { directory, guard, _targets: Vec::new() };
+        let mut addresses = Vec::new();
+        for number in 0..MEMBERS {
+            let target = site.serve(number);
+            let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            let address = target.addr().parse().expect("an address");
+            let relay = Relay::start(loopback, address, Link::round_trip(RTT)).expect("a relay");
+            addresses.push(relay.local_addr().to_string());
+            site._targets.push((target, relay));
+        }
+        match guard {
+            Guard::Reservations => site.make_volume(&addresses),
+            Guard::Heartbeats => site.make_array(&addresses),
+        }
+        site
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn serve(&self, number: usize) -> Target {
+        let mut target = self.command(&format!("target{number}"), &["target", "--json"]);
+        target.args(["--discovery", "none", "--threads", "1", "--listen", "127.0.0.1:0"]);
+        let space = format!("s=dir:{},size=64MiB", text(&self.path(&format!("space{number}"))));
+        match self.guard {
+            Guard::Reservations => target.args(["--space", &space, "--admin", ADMIN]),
+            Guard::Heartbeats => target.args(["--export", "s=mem:32MiB"]),
+        };
+        Target::spawn(target)
+    }
+
+    /// The program as the host `host`, which has its own state.
+    fn command(&self, host: &str, args: &[&str]) -> Command {
+        let mut command = command(args);
+        std::fs::create_dir_all(self.path(host)).expect("made");
+        command.env("XDG_STATE_HOME", self.path(host)).env("XDG_RUNTIME_DIR", self.path(host));
+        command
+    }
+
+    fn run(&self, host: &str, args: &[&str]) {
+        let ran = finish(self.command(host, args).spawn().expect("started"));
+        assert_eq!(ran.code, Some(0), "{args:?}: {ran:?}");
+    }
+
+    fn make_volume(&self, targets: &[String]) {
+        let specs: Vec<String> =
+            targets.iter().enumerate().map(|(n, at)| format!("{at},domain=rack{n}")).collect();
+        let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
+        let catalog = format!("file:{}", text(&self.path("catalog")));
+        let known = ["--catalog", &catalog, "--hostnqn", ADMIN];
+        self.run("admin", &[&["pool", "create", "p", "--target"], &specs[..], &known].concat());
+        let create = ["volume", "create", "p/v", "--size", "32MiB", "--layout", "parity"];
+        let hosts = ["--for", &nqn("one"), "--for", &nqn("two"), "--hostnqn", ADMIN];
+        self.run("admin", &[&create[..], &hosts].concat());
+        for host in ["one", "two"] {
+            self.run(host, &[&["pool", "status", "p"][..], &known].concat());
+        }
+    }
+
+    fn make_array(&self, targets: &[String]) {
+        let devices: Vec<String> = targets.iter().map(|at| format!("nvme+tcp://{at}/s")).collect();
+        let devices: Vec<&str> = devices.iter().flat_map(|uri| ["--device", uri]).collect();
+        self.run("one", &[&["array", "create", "v", "--layout", "parity"], &devices[..]].concat());
+        self.run("two", &[&["array", "assemble"], &devices[..]].concat());
+    }
+
+    /// Starts the head of a host: it serves the volume once the array is its own.
+    fn head(&self, host: &str) -> Head {
+        let (mut command, said) = (self.command(host, &["target", "--json"]), self.path(host).join("said"));
+        command.args(["--discovery", "none", "--threads", "1", "--listen", "127.0.0.1:0"]);
+        let device = match self.guard {
+            Guard::Reservations => "x=volume:p/v",
+            Guard::Heartbeats => "x=array:v,nqn=nqn.2014-08.org.example:v",
+        };
+        command.args(["--export", device, "--hostnqn", &nqn(host)]);
+        let target = Target::spawn_saying(command, File::create(&said).expect("a file"));
+        Head { target, said }
+    }
+}
+
+fn nqn(host: &str) -> String {
+    format!("nqn.2014-08.org.example:{host}")
+}
+
+/// A host that serves the volume.
+struct Head {
+    target: Target,
+    said: PathBuf,
+}
+
+impl Head {
+    /// What hosts know the volume by.
+    fn identity(&self) -> [Value; 3] {
+        ["nqn", "nsid", "uuid"].map(|field| self.target.ready["exports"][0][field].clone())
+    }
+
+    fn connect(&self) -> Arc<Blocking> {
+        Arc::new(connect(&self.target.uri(0)).expect("connected"))
+    }
+
+    fn signal(&self, name: &str) {
+        common::signal(&self.target.child, name);
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.said).expect("UTF-8")
+    }
+}
+
+/// How often a head is killed: `LONGHAUL_HANDOVERS` (2).
+fn handovers() -> usize {
+    std::env::var("LONGHAUL_HANDOVERS").map_or(2, |text| text.parse().expect("a number"))
+}
+
+fn killed_heads_lose_nothing(guard: Guard) {
+    let (site, history) = (Site::new(guard), History::new());
+    let mut head = site.head("one");
+    let identity = head.identity();
+    let mut device = head.connect();
+    let mut took = Vec::new();
+    for (_, next) in (0..handovers()).zip(["two", "one"].into_iter().cycle()) {
+        let load = history.load(&device);
+        history.go_on(100);
+        head.signal("KILL");
+        let killed = Instant::now();
+        head.target.child.end(PATIENCE).expect("killed");
+        head = site.head(next);
+        device = head.connect();
+        history.write_one(&device);
+        took.push(killed.elapsed());
+        load.into_iter().for_each(|writer| drop(writer.join().expect("no panic")));
+        assert_eq!(head.identity(), identity, "hosts take it for another disk");
+        history.verify(&device);
+    }
+    history.verify(&device);
+    took.sort();
+    eprintln!(
+        "{} heads killed, guarded by {guard:?}: {} writes acknowledged, none lost; service again after {:.1} s \
+         (median; at most {:.1} s, floor {} s)",
+        took.len(),
+        history.acked.load(std::sync::atomic::Ordering::SeqCst),
+        took[took.len() / 2].as_secs_f64(),
+        took[took.len() - 1].as_secs_f64(),
+        FLOOR.as_secs()
+    );
+}
+
+#[test]
+fn a_killed_head_loses_nothing_that_was_acknowledged() {
+    killed_heads_lose_nothing(Guard::Reservations);
+}
+
+#[test]
+fn a_killed_head_loses_nothing_without_reservations() {
+    killed_heads_lose_nothing(Guard::Heartbeats);
+}
+
+/// A head that is paused under load and overtaken writes nothing any more once it goes on, and says so.
+fn paused_heads_write_nothing(guard: Guard) {
+    let (site, history) = (Site::new(guard), History::new());
+    let first = site.head("one");
+    let device = first.connect();
+    let load = history.load(&device);
+    history.go_on(100);
+    first.signal("STOP");
+    let second = site.head("two");
+    assert_eq!(second.identity(), first.identity());
+    let device = second.connect();
+    // Writers whose head does not answer give up after the keep-alive timeout.
+    load.into_iter().for_each(|writer| drop(writer.join().expect("no panic")));
+    history.verify(&device);
+    history.write_all(&device);
+    first.signal("CONT");
+    until("the first head to say that it was overtaken", || first.said().contains("has taken it over"));
+    history.verify(&device);
+    let stale = connect(&first.target.uri(0))
+        .and_then(|stale| stale.write_at(&[0xEE; 4096], 0).map_err(|e| e.to_string()));
+    let refused = stale.expect_err("the first head serves no writes");
+    eprintln!("{guard:?}: the first head refuses a write: {refused}");
+    history.verify(&device);
+    let load = history.load(&device);
+    history.go_on(100);
+    second.target.stop();
+    load.into_iter().for_each(|writer| drop(writer.join().expect("no panic")));
+}
+
+#[test]
+fn a_paused_head_that_was_overtaken_writes_nothing() {
+    paused_heads_write_nothing(Guard::Reservations);
+}
+
+#[test]
+fn a_paused_head_that_was_overtaken_writes_nothing_without_reservations() {
+    paused_heads_write_nothing(Guard::Heartbeats);
+}
