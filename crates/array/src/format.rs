@@ -1,4 +1,4 @@
-//! What is on the members: superblock, heartbeat and journal records, and where each region lies.
+//! What is on the members: superblock, heartbeat, journal records and checksums, and where each region lies.
 //!
 //! Nothing here does I/O. Codes on members are explicit numbers, which the tests hold.
 
@@ -10,4 +10,5 @@ pub(crate) mod heartbeat;
 pub(crate) mod history;
 pub(crate) mod layout;
 pub(crate) mod record;
+pub(crate) mod sums_page;
 pub(crate) mod superblock;

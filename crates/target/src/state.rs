@@ -85,6 +85,9 @@ pub fn nqn_made_of(identity: Uuid, name: &str) -> String {
     format!("nqn.2026-11.io.longhaul:{}:{name}", identity.simple())
 }
 
+/// Version of the format of these files; reservations have one of their own.
+const VERSION: u64 = 1;
+
 /// Replaces a file; makes its directory.
 fn write(path: &Path, text: &Value) -> io::Result<()> {
     std::fs::create_dir_all(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
@@ -101,7 +104,20 @@ fn is_absent(e: &io::Error) -> bool {
 /// Reads a file as JSON; `None` if it does not exist.
 fn load(path: &Path) -> Result<Option<Value>, Error> {
     match std::fs::read_to_string(path) {
-        Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| wrong(path, e)),
+        Ok(text) => {
+            let value: Value = serde_json::from_str(&text).map_err(|e| wrong(path, e))?;
+            // Files of the first release have no version.
+            match value["version"].as_u64() {
+                Some(version) if version > VERSION => Err(wrong(
+                    path,
+                    format_args!(
+                        "it is of version {version}, and this program knows version {VERSION}: use the program that \
+                     wrote it, or a newer one"
+                    ),
+                )),
+                _ => Ok(Some(value)),
+            }
+        }
         Err(e) if is_absent(&e) => Ok(None),
         Err(e) => Err(wrong(path, e)),
     }
@@ -157,12 +173,30 @@ fn make(path: &Path, hardware: &Hardware) -> io::Result<()> {
 }
 
 fn record(id: Uuid, hardware: &Hardware) -> Value {
-    json!({ "id": id.to_string(), "hardware": hardware.to_string() })
+    json!({ "version": VERSION, "id": id.to_string(), "hardware": hardware.to_string() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_newer_identity_is_refused_and_the_first_release_has_no_version() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let id = Uuid::from_u128(7);
+        let known = record(id, &Hardware::of(["board"])).to_string();
+        let hash = Hardware::of(["board"]).to_string();
+        let fixed = format!(r#"{{"hardware":"{hash}","id":"{id}","version":1}}"#);
+        assert_eq!(known, fixed);
+        let found = |text: &str| {
+            std::fs::write(dir.path().join("installation.json"), text).expect("written");
+            installation_in(dir.path(), &Hardware::of(["board"])).map_err(|e| e.to_string())
+        };
+        assert_eq!(found(&known), Ok(id));
+        assert_eq!(found(&known.replace(r#","version":1"#, "")), Ok(id));
+        let refused = found(&known.replace(r#""version":1"#, r#""version":2"#)).expect_err("newer");
+        assert!(refused.contains("it is of version 2, and this program knows version 1"), "{refused}");
+    }
 
     #[test]
     fn an_installation_keeps_its_identity_and_no_other_has_it() {

@@ -4,6 +4,7 @@
 use super::geometry::BLOCK;
 use super::heartbeat::Heartbeat;
 use super::record;
+use super::sums_page::{self, entry_of};
 use super::superblock::{Superblock, Unknown, tests::example};
 use std::time::Duration;
 use uuid::Uuid;
@@ -75,4 +76,13 @@ fn the_bytes_of_a_journal_record_are_fixed() {
     let bytes = record::tests::example().encode(Uuid::from_u128(1));
     assert_eq!(bytes[..BLOCK as usize], block(RECORD));
     assert_eq!(bytes[BLOCK as usize..], [vec![7; 4096], vec![8; 8192]].concat());
+}
+
+#[test]
+fn the_bytes_of_a_page_of_checksums_are_fixed() {
+    let counted: Vec<u8> = (0..BLOCK).map(|at| at as u8).collect();
+    let entries = [entry_of(&[0; BLOCK as usize]), entry_of(&[0xFF; BLOCK as usize]), entry_of(&counted)];
+    let page = block("000000009abf38bdbbbf8804");
+    assert_eq!(sums_page::encode(&entries)[..], page);
+    assert_eq!(sums_page::decode(&page)[..4], [0, 0xBD38_BF9A, 0x0488_BFBB, 0]);
 }

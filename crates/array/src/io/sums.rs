@@ -4,9 +4,6 @@
 //! members disagree. They are stored in pages in a region of the same member, and the pages in use
 //! are cached in memory.
 //!
-//! What is stored is the CRC XOR that of a block of zeroes, so that the region of a new array, all
-//! zeroes, is right for units of zeroes.
-//!
 //! Invariants:
 //! - a page in memory is at least as new as the one on the member: `stored` never exceeds `made`;
 //! - a page is written by one operation at a time, which `busy` marks, and an update is done when
@@ -19,6 +16,7 @@
 
 use crate::event::Event;
 use crate::format::geometry::{BLOCK, Geometry, SUM};
+use crate::format::sums_page::{self, entry_of};
 use crate::member::{Member, MemberResult};
 use crate::options::Options;
 use crate::without::Mechanism;
@@ -47,7 +45,6 @@ pub(crate) struct Sums {
     unflushed: RefCell<BTreeMap<(usize, u64), Rc<SumsPage>>>,
     /// Maximum pages in memory.
     limit: usize,
-    zero: u32,
     /// Accept any content; set where checksums are switched off.
     blind: bool,
 }
@@ -88,14 +85,13 @@ impl Drop for PageGuard {
 impl Sums {
     pub(crate) fn new(geometry: Geometry, options: &Options) -> Sums {
         let (memory, blind) = (options.sums_memory, options.lacks(Mechanism::Checksums));
-        let zero = crc_fast::crc32_iscsi(&[0; BLOCK as usize]);
         let limit = (memory as u64 / BLOCK).max(2 * geometry.width as u64) as usize;
-        Sums { geometry, pages: RefCell::default(), unflushed: RefCell::default(), limit, zero, blind }
+        Sums { geometry, pages: RefCell::default(), unflushed: RefCell::default(), limit, blind }
     }
 
     /// The entries for the blocks of `bytes`.
     pub(crate) fn of(&self, bytes: &[u8]) -> Vec<u32> {
-        bytes.chunks(BLOCK as usize).map(|block| crc_fast::crc32_iscsi(block) ^ self.zero).collect()
+        bytes.chunks(BLOCK as usize).map(entry_of).collect()
     }
 
     /// Number of the first block, and of blocks, of a range of a unit.
@@ -151,9 +147,7 @@ impl Sums {
         let read = member.read_around(at, pages.len() as u64 * BLOCK).await?;
         for (n, page) in pages.iter().enumerate() {
             let start = n * BLOCK as usize;
-            let bytes = &read.bytes[start..start + BLOCK as usize];
-            let entry = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-            let mut entries: Vec<u32> = bytes.chunks_exact(SUM as usize).map(entry).collect();
+            let mut entries = sums_page::decode(&read.bytes[start..start + BLOCK as usize]);
             if read.unreadable.contains(&(start as u64)) {
                 tracing::warn!("member {}: checksums at {} are unreadable", member.index, at + start as u64);
                 entries.fill(UNKNOWN);
@@ -332,11 +326,7 @@ impl Sums {
 impl SumsPage {
     /// The page as stored.
     fn bytes(&self) -> BufMut {
-        let mut block = BufMut::zeroed(BLOCK as usize);
-        for (slot, entry) in block.chunks_exact_mut(SUM as usize).zip(self.entries.borrow().iter()) {
-            slot.copy_from_slice(&entry.to_le_bytes());
-        }
-        block
+        sums_page::encode(&self.entries.borrow())
     }
 }
 

@@ -11,6 +11,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
 
+/// Version of the records' format.
+const VERSION: u64 = 1;
+/// Why a file is not used.
+const NO_RECORD: &str = "not a record of an array";
+
 /// An array, and the devices that may be its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayRecord {
@@ -116,7 +121,7 @@ impl ArrayRecord {
     pub(super) fn reread(&self) -> Option<ArrayRecord> {
         let path = self.path();
         let text = self.registry.with_rights(|| std::fs::read_to_string(path)).and_then(|read| read).ok()?;
-        ArrayRecord::parse(&text, &self.registry)
+        ArrayRecord::parse(&text, &self.registry).ok()
     }
 
     fn all_in(registry: &Registry) -> Result<Vec<ArrayRecord>> {
@@ -132,7 +137,7 @@ impl ArrayRecord {
                 if path.extension().is_some_and(|ext| ext == "json") {
                     let text = std::fs::read_to_string(&path).map_err(|e| wrong(&path, e))?;
                     let record = ArrayRecord::parse(&text, registry);
-                    all.push(record.ok_or_else(|| wrong(&path, "not a record of an array"))?);
+                    all.push(record.map_err(|e| wrong(&path, e))?);
                 }
             }
             Ok(all)
@@ -140,15 +145,27 @@ impl ArrayRecord {
         registry.with_rights(read).map_err(|e| wrong(directory, e))?
     }
 
-    fn parse(text: &str, registry: &Registry) -> Option<ArrayRecord> {
-        let value: Value = serde_json::from_str(text).ok()?;
+    fn parse(text: &str, registry: &Registry) -> std::result::Result<ArrayRecord, String> {
+        let value: Value = serde_json::from_str(text).map_err(|_| NO_RECORD)?;
+        // Records of the first release have no version.
+        let version = value["version"].as_u64().unwrap_or(VERSION);
+        if version > VERSION {
+            return Err(format!(
+                "a record of version {version}, and this program knows version {VERSION}: use the program that \
+                 wrote it, or a newer one"
+            ));
+        }
+        ArrayRecord::from_json(&value, registry).ok_or_else(|| NO_RECORD.to_owned())
+    }
+
+    fn from_json(value: &Value, registry: &Registry) -> Option<ArrayRecord> {
         let devices = value["devices"].as_array()?.iter().map(|name| name.as_str().map(str::to_owned));
         Some(ArrayRecord {
             uuid: value["uuid"].as_str()?.parse().ok()?,
             name: value["name"].as_str()?.to_owned(),
             devices: devices.collect::<Option<_>>()?,
             members: parse_members(&value["members"]),
-            settings: ArraySettings::parse(&value),
+            settings: ArraySettings::parse(value),
             registry: registry.clone(),
         })
     }
@@ -159,22 +176,27 @@ impl ArrayRecord {
     /// The registry cannot be written.
     pub fn save(&self) -> Result<()> {
         let directory = self.registry.directory();
-        let members: BTreeMap<_, _> =
-            self.members.iter().map(|(name, uuid)| (name, uuid.to_string())).collect();
-        let text = json!({
-            "uuid": self.uuid.to_string(), "name": self.name, "devices": self.devices,
-            "members": members,
-            "rebuild_rate": self.settings.rebuild_rate, "scrub_rate": self.settings.scrub_rate,
-            "scrub_every": self.settings.scrub_every.map(|time| time.as_secs_f64()),
-            "spare_grace": self.settings.spare_grace.map(|time| time.as_secs_f64()),
-            "hedge": self.settings.hedge, "journal_all": self.settings.journal_all,
-        });
+        let text = self.to_json();
         let path = self.path();
         let write = || {
             std::fs::create_dir_all(directory).map_err(|e| wrong(directory, e))?;
             state_file::replace(&path, format!("{text:#}\n").as_bytes()).map_err(|e| wrong(&path, e))
         };
         self.registry.with_rights(write).map_err(|e| wrong(directory, e))?
+    }
+
+    fn to_json(&self) -> Value {
+        let members: BTreeMap<_, _> =
+            self.members.iter().map(|(name, uuid)| (name, uuid.to_string())).collect();
+        json!({
+            "version": VERSION,
+            "uuid": self.uuid.to_string(), "name": self.name, "devices": self.devices,
+            "members": members,
+            "rebuild_rate": self.settings.rebuild_rate, "scrub_rate": self.settings.scrub_rate,
+            "scrub_every": self.settings.scrub_every.map(|time| time.as_secs_f64()),
+            "spare_grace": self.settings.spare_grace.map(|time| time.as_secs_f64()),
+            "hedge": self.settings.hedge, "journal_all": self.settings.journal_all,
+        })
     }
 
     /// Removes the record of an array that does not exist any more.
@@ -260,8 +282,35 @@ mod tests {
         for text in
             ["", "{}", r#"{"uuid":"x","name":"a","devices":[]}"#, r#"{"uuid":7,"name":"a","devices":[1]}"#]
         {
-            assert_eq!(ArrayRecord::parse(text, &registry), None, "{text}");
+            assert_eq!(ArrayRecord::parse(text, &registry), Err(NO_RECORD.into()), "{text}");
         }
+    }
+
+    #[test]
+    fn the_bytes_of_a_record_are_fixed_and_those_of_a_newer_version_refused() {
+        let text = r#"{
+  "devices": [
+    "/x",
+    "/y"
+  ],
+  "hedge": 3,
+  "journal_all": false,
+  "members": {
+    "/x": "00000000-0000-0000-0000-000000000001"
+  },
+  "name": "a",
+  "rebuild_rate": 5,
+  "scrub_every": 2.5,
+  "scrub_rate": null,
+  "spare_grace": null,
+  "uuid": "00000000-0000-0000-0000-000000000007",
+  "version": 1
+}"#;
+        let record = ArrayRecord::parse(text, &Registry::own()).expect("a record");
+        assert_eq!(format!("{:#}", record.to_json()), text);
+        let newer = text.replace("\"version\": 1", "\"version\": 2");
+        let refused = ArrayRecord::parse(&newer, &Registry::own()).expect_err("newer");
+        assert!(refused.starts_with("a record of version 2, and this program knows version 1"), "{refused}");
     }
 
     #[test]

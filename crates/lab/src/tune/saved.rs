@@ -54,8 +54,14 @@ impl SavedSettings {
             Err(e) => return Err(wrong(&e)),
         };
         let value: Value = serde_json::from_str(&text).map_err(|e| wrong(&e))?;
-        if value["version"].as_u64() != Some(VERSION) {
-            return Err(wrong(&"it is of another version of this program"));
+        match value["version"].as_u64() {
+            Some(VERSION) => {}
+            Some(version) => {
+                let what =
+                    format_args!("it is of version {version}, and this program knows version {VERSION}");
+                return Err(wrong(&what));
+            }
+            None => return Err(wrong(&"it has no version")),
         }
         let mut settings = BTreeMap::new();
         for (name, old) in value["settings"].as_object().into_iter().flatten() {
@@ -115,5 +121,30 @@ impl SavedSettings {
             state_file::replace(&self.path, text.as_bytes())
         };
         write().map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_the_file_are_fixed_and_a_newer_version_is_refused() {
+        let root = tempfile::tempdir().expect("a directory");
+        let path = root.path().join(FILE);
+        let text = concat!(
+            r#"{"settings":{"net.core.rmem_max":{"file":"proc/sys/net/core/rmem_max","value":"212992"}},"#,
+            r#""version":1}"#
+        );
+        fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+        fs::write(&path, text).expect("written");
+        let saved = SavedSettings::load(root.path()).expect("readable");
+        let value = EarlierValue { file: "proc/sys/net/core/rmem_max".into(), value: "212992".into() };
+        assert_eq!(saved.settings, BTreeMap::from([("net.core.rmem_max".into(), value)]));
+        saved.store().expect("written");
+        assert_eq!(fs::read_to_string(&path).expect("read"), text);
+        fs::write(&path, text.replace(r#""version":1"#, r#""version":2"#)).expect("written");
+        let refused = SavedSettings::load(root.path()).expect_err("newer").to_string();
+        assert!(refused.contains("of version 2, and this program knows version 1"), "{refused}");
     }
 }

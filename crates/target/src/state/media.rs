@@ -5,7 +5,7 @@
 //! - nothing is created, grown or written before the check has passed;
 //! - the record of an export is replaced atomically, after its medium was opened.
 
-use super::{TargetState, hardware, load, write, wrong};
+use super::{TargetState, VERSION, hardware, load, write, wrong};
 use crate::target::Error;
 use longhaul_block::BlockDevice;
 use longhaul_block::medium::Medium;
@@ -234,7 +234,7 @@ impl SubsystemRecord {
 
     fn to_json(&self, nqn: &str) -> Value {
         let known: Vec<String> = self.known.iter().map(Uuid::to_string).collect();
-        json!({ "nqn": nqn, "namespaces": self.namespaces, "known": known })
+        json!({ "version": VERSION, "nqn": nqn, "namespaces": self.namespaces, "known": known })
     }
 }
 
@@ -254,5 +254,44 @@ impl LastMedium {
             "uuid": self.uuid.to_string(), "path": self.path.to_string_lossy(), "size": self.size,
             "when": self.when, "empty": self.empty,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_a_record_are_fixed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let state = TargetState::at(dir.path().to_owned());
+        let text = r#"{
+  "known": [
+    "00000000-0000-0000-0000-000000000007"
+  ],
+  "namespaces": {
+    "1": {
+      "empty": false,
+      "path": "/srv/scratch",
+      "size": 1048576,
+      "uuid": "00000000-0000-0000-0000-000000000007",
+      "when": 1795219202
+    }
+  },
+  "nqn": "nqn.2026-11.io.longhaul:x",
+  "version": 1
+}
+"#;
+        let nqn = "nqn.2026-11.io.longhaul:x";
+        let path = SubsystemRecord::path(&state, nqn);
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+        std::fs::write(&path, text).expect("written");
+        let record = SubsystemRecord::load(&state, nqn).expect("a record");
+        let last = record.last(1).expect("a medium");
+        assert_eq!((last.uuid, last.size), (Uuid::from_u128(7), 1 << 20));
+        write(&path, &record.to_json(nqn)).expect("written");
+        assert_eq!(std::fs::read_to_string(&path).expect("read"), text);
+        std::fs::write(&path, text.replace("\"version\": 1", "\"version\": 2")).expect("written");
+        assert!(SubsystemRecord::load(&state, nqn).is_err(), "a newer version");
     }
 }
