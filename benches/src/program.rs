@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// Parts of the measured window in which processor time is not looked at:
 /// before the load is under way for certain, and when it ends.
@@ -40,6 +41,8 @@ pub(crate) struct Target {
     /// Where all of them are.
     pub(crate) uris: Vec<String>,
     process: Guard,
+    /// Its state directory: what it serves is none of the media that this host's own targets serve.
+    _state: TempDir,
 }
 
 impl Target {
@@ -62,8 +65,10 @@ impl Target {
     }
 
     fn export(setup: &Setup, engine: &str, exports: &[String], extra: &[&str]) -> Result<Target> {
+        let state = TempDir::new()?;
         let mut command = setup.target.command(&setup.program);
         command
+            .env("XDG_STATE_HOME", state.path())
             .args(["target", "--json", "--listen", &format!("{}:0", setup.target.address)])
             .args(["--discovery", "none"])
             .args(["--congestion", &setup.congestion, "--engine", engine, "--threads", "1"])
@@ -76,7 +81,7 @@ impl Target {
         let exports = event["exports"].as_array().context("the target is ready without exports")?;
         let uris: Vec<String> = exports.iter().filter_map(|e| e["uri"].as_str()).map(str::to_owned).collect();
         let uri = uris.first().context("the target is ready without an export")?.clone();
-        Ok(Target { uri, uris, process })
+        Ok(Target { uri, uris, process, _state: state })
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -19,6 +19,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -251,17 +252,20 @@ pub(super) struct Server {
     pub(super) ready: Value,
     /// Its standard error so far.
     said: Arc<Mutex<Vec<u8>>>,
+    /// Its state directory: what it serves is none of the media that this host's own targets serve.
+    _state: Scratch,
 }
 
 impl Server {
     /// Starts the process, and waits for its `ready` event.
     pub(super) fn start(mut command: Command) -> Result<Server, Error> {
-        command.arg("--json").process_group(0);
+        let state = Scratch::make("state")?;
+        command.arg("--json").process_group(0).env("XDG_STATE_HOME", state.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(Error::failed)?;
         let said = Arc::new(Mutex::new(Vec::new()));
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let mut server = Server { child, ready: Value::Null, said: Arc::clone(&said) };
+        let mut server = Server { child, ready: Value::Null, said: Arc::clone(&said), _state: state };
         let listening = stderr.map(|stderr| std::thread::spawn(move || keep(stderr, &said)));
         let mut line = String::new();
         if let Some(stdout) = stdout {
@@ -274,13 +278,14 @@ impl Server {
         if server.ready["event"] == "ready" {
             return Ok(server);
         }
-        // The last line on standard error is the reason.
+        // Its first event is the reason, or the last line on standard error.
         let _ = server.child.kill();
         if let Some(listening) = listening {
             let _ = listening.join();
         }
         let said = server.said.lock().unwrap_or_else(PoisonError::into_inner);
-        Err(Error::failed(reason(&said)))
+        let message = server.ready["message"].as_str().map_or_else(|| reason(&said), str::to_owned);
+        Err(Error::failed(message))
     }
 }
 
@@ -318,7 +323,9 @@ impl Scratch {
     }
 
     pub(super) fn below(dir: &std::path::Path, name: &str) -> Result<Scratch, Error> {
-        let path = dir.join(format!("longhaul-study-{name}-{}", std::process::id()));
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!("longhaul-study-{name}-{}-{number}", std::process::id()));
         std::fs::create_dir(&path)
             .map_err(|e| Error::failed(format!("cannot make {}: {e}", path.display())))?;
         Ok(Scratch(path))

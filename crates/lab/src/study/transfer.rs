@@ -321,10 +321,9 @@ fn line(rung: CopyStages, settings: &Settings, known: &[Cell], cells: &mut [Cell
     // The cell of a number of files without a valid copy has the reason.
     copies.retain(|(_, samples)| !samples.is_empty());
     if copies.len() < POINTS_MIN {
-        return Err(Error::failed(format!(
-            "copies of {} numbers of files count, and a line takes {POINTS_MIN}",
-            copies.len()
-        )));
+        let why = format!("copies of {} numbers of files count, and a line takes {POINTS_MIN}", copies.len());
+        super::void(cells, Code::NotAvailable, &why);
+        return Ok(());
     }
     let rounds = copies.iter().map(|(_, samples)| samples.len()).min().unwrap_or_default();
     let (valid, mut of_bytes) = (Validity::default(), Validity::default());
@@ -413,7 +412,10 @@ mod tests {
         line(CopyStages::Whole, &settings, &known, &mut cells).expect("one that does not count");
         assert!(is(&cells[0], [0.05, 0.06]), "{cells:?}");
         known.pop();
-        assert!(line(CopyStages::Whole, &settings, &known, &mut cells).is_err(), "copies are missing");
+        let mut cells = of_line(CopyStages::Whole, &settings);
+        line(CopyStages::Whole, &settings, &known, &mut cells).expect("none, for want of copies");
+        let codes = cells.iter().flat_map(|cell| cell.validity.reasons.iter().map(|reason| reason.code));
+        assert_eq!(codes.collect::<Vec<Code>>(), [Code::NotAvailable; 2]);
     }
 
     #[test]

@@ -209,15 +209,19 @@ fn print_totals(totals: &Totals, path: &Path, output: Output) -> StudyNumbers {
     if !output.is_json() {
         output.line(format_args!("{}: {numbers} of {wanted} numbers, {void} do not count", path.display()));
     }
-    if failed > 0 {
-        output.note(format_args!("{failed} could not be measured; the same command tries them again"));
-    }
     StudyNumbers { result: path.display().to_string(), numbers, wanted, do_not_count: void, failed }
 }
 
 fn outcome_of(totals: &Totals) -> Outcome {
     if totals.numbers < totals.wanted {
         let message = "interrupted; the same command resumes the study";
+        return Err(Failure { in_result: true, ..Failure::new(Exit::Partly, message) });
+    }
+    if totals.failed > 0 {
+        let message = format!(
+            "{} numbers could not be measured, for the reasons above; the same command tries them again",
+            totals.failed
+        );
         return Err(Failure { in_result: true, ..Failure::new(Exit::Partly, message) });
     }
     Ok(())
