@@ -1,5 +1,6 @@
-//! Seeded simulation of arrays: disks that are slow, crash, lie and leave
-//! under the code that users run, judged by a model that knows nothing of it.
+//! Seeded simulation of arrays, of hosts and targets on a network, and of pools: disks, links, targets
+//! and hosts that are slow, crash, lie and leave under the code that users run, judged by models that
+//! know nothing of it.
 //!
 //! A seed is a [`Plan`] and every choice in it: [`run`] does the same again
 //! and again. Time is virtual, so that a day passes in no time.
@@ -15,6 +16,7 @@ pub mod model;
 pub mod network;
 mod outcome;
 mod plan;
+pub mod pools;
 mod random;
 mod repair;
 mod run;

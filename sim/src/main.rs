@@ -5,6 +5,7 @@
 use clap::{Parser, ValueEnum};
 use longhaul_array::{Layout, Mechanism};
 use longhaul_sim::network::{Counts, NetworkPlan, Planted, run_network};
+use longhaul_sim::pools::{PoolCounts, PoolPlan, run_pools};
 use longhaul_sim::subject::of;
 use longhaul_sim::{Plan, Theme, run, run_hosts};
 use std::process::ExitCode;
@@ -19,6 +20,8 @@ enum Simulated {
     Arrays,
     /// Initiators, a target and the network between them
     Network,
+    /// Hosts that make, change and remove volumes of a pool
+    Pools,
 }
 
 /// Simulate arrays and their disks, or hosts and a network, with all their faults, seed by seed.
@@ -68,6 +71,7 @@ fn search(args: &Args) -> bool {
     // Panics are findings, which are reported with their seed.
     std::panic::set_hook(Box::new(|_| {}));
     let counts = Mutex::new(Counts::default());
+    let pool_counts = Mutex::new(PoolCounts::default());
     let (next, events, crashes) = (AtomicU64::new(first), AtomicU64::new(0), AtomicU64::new(0));
     let failures = Mutex::new(0u64);
     let began = Instant::now();
@@ -86,6 +90,17 @@ fn search(args: &Args) -> bool {
                                 events.fetch_add(done.events, Ordering::Relaxed);
                                 if let Ok(mut counts) = counts.lock() {
                                     counts.add(&done.counts);
+                                }
+                            }
+                            Err(failure) => tell(seed, &failure, &failures),
+                        }
+                        continue;
+                    }
+                    if args.world == Simulated::Pools {
+                        match run_pools(&PoolPlan::new(seed), args.seed.is_some()) {
+                            Ok(found) => {
+                                if let Ok(mut counts) = pool_counts.lock() {
+                                    counts.add(&found);
                                 }
                             }
                             Err(failure) => tell(seed, &failure, &failures),
@@ -119,6 +134,7 @@ fn search(args: &Args) -> bool {
             let counts = counts.into_inner().unwrap_or_default();
             format!("{events} packets and disk events, {} troubles: {counts:?}", counts.all())
         }
+        Simulated::Pools => format!("{:?}", pool_counts.into_inner().unwrap_or_default()),
     };
     println!("{seeds} seeds, {failed} failed; {what}; {:.1} s", began.elapsed().as_secs_f64());
     failed == 0

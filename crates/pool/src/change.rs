@@ -22,12 +22,12 @@ impl Pool {
         let (old, new) = (keys::volume(self.uuid(), name), keys::volume(self.uuid(), to));
         let txn = Txn::new().expect(&new, Expect::Absent).expect(&old, Expect::Modified(at));
         let txn = txn.delete(&old).put(&new, &encode(&renamed));
-        let is_made = || Ok(self.find(to).is_ok_and(|(found, _)| found.uuid == volume.uuid));
+        let is_made = || Ok(self.look_up(to)?.is_some_and(|(found, _)| found.uuid == volume.uuid));
         if !self.host.commit(&txn, is_made)? {
-            return match self.find(to) {
-                Ok(_) => Err(Error::Exists { what: "volume", name: to.to_owned() }),
-                Err(_) => Err(Error::Contended(self.record.name.clone())),
-            };
+            return Err(match self.look_up(to)? {
+                Some(_) => Error::Exists { what: "volume", name: to.to_owned() },
+                None => Error::Contended(self.record.name.clone()),
+            });
         }
         // Where the old name stays, an import takes the newer one of another label.
         for why in self.relabel(&renamed)? {
@@ -48,7 +48,8 @@ impl Pool {
             let changed = VolumeRecord { hosts: hosts.to_vec(), ..volume };
             let key = keys::volume(self.uuid(), name);
             let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode(&changed));
-            if self.host.commit(&txn, || Ok(self.find(name).is_ok_and(|(found, _)| found == changed)))? {
+            let is_made = || Ok(self.look_up(name)?.is_some_and(|(found, _)| found == changed));
+            if self.host.commit(&txn, is_made)? {
                 let waiting = self.relabel(&changed)?;
                 return Ok((changed, waiting));
             }

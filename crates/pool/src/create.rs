@@ -25,7 +25,6 @@ use crate::spaces::{Space, SpaceError, shown};
 use crate::time::wall_time;
 use longhaul_catalog::{Expect, Revision, Txn};
 use std::collections::BTreeMap;
-use uuid::Uuid;
 
 /// A volume to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,9 +88,10 @@ impl Pool {
             }
             Err(e) => {
                 // What cannot be undone now is undone by a recovery.
-                let undone = match &e {
-                    Error::Overtaken(_) => self.remove_late(&intent, &targets),
-                    _ => self.undo(&intent, &claim),
+                let undone = match self.undo(&intent, &claim) {
+                    Ok(None) => self.remove_late(&intent, &targets),
+                    Ok(Some(removed)) => Ok(removed),
+                    Err(e) => Err(e),
                 };
                 match undone {
                     Ok(_) => claim.release(),
@@ -102,8 +102,12 @@ impl Pool {
         }
     }
 
-    /// Removes the namespaces that this host has made after another one had undone the intent.
+    /// Removes the namespaces that this host has made after another one had undone the intent. Of a
+    /// volume that was published after all nothing is removed.
     fn remove_late(&self, intent: &Intent, targets: &BTreeMap<String, TargetRecord>) -> Result<Removed> {
+        if self.is_published(intent.volume.uuid)? {
+            return Ok(Removed::Whole);
+        }
         let targets: Vec<&TargetRecord> = targets.values().collect();
         let removed = each(&targets, |target| self.remove_of(&target.address, intent.volume.uuid));
         let reasons: Vec<String> = removed.into_iter().filter_map(|r| Some(r.err()?.to_string())).collect();
@@ -125,10 +129,10 @@ impl Pool {
     ) -> Result<(Intent, BTreeMap<String, TargetRecord>)> {
         let mut asked = self.ask()?;
         let mut intent = Intent {
-            uuid: Uuid::new_v4(),
+            uuid: self.host.spaces.new_uuid(),
             kind: IntentKind::Create,
             volume: VolumeRecord {
-                uuid: Uuid::new_v4(),
+                uuid: self.host.spaces.new_uuid(),
                 name: request.name.clone(),
                 renames: 0,
                 shape,
@@ -146,7 +150,7 @@ impl Pool {
             since: wall_time(),
         };
         for _ in 0..TRIES {
-            if self.find(&request.name).is_ok() {
+            if self.look_up(&request.name)?.is_some() {
                 return Err(Error::Exists { what: "volume", name: request.name.clone() });
             }
             let (mut usage, usage_at) = self.usage()?;
@@ -292,7 +296,8 @@ impl Pool {
         let Some(at) = self.current(intent)? else { return Err(Error::Overtaken(volume.name.clone())) };
         let txn = Txn::new().expect(&key, Expect::Modified(at));
         let txn = txn.put(&name, &encode(volume)).delete(&key).delete(&owner);
-        let is_made = || Ok(self.find(&volume.name).is_ok_and(|(found, _)| found == *volume));
+        // Another host may have changed it since, even its name.
+        let is_made = || self.is_published(volume.uuid);
         if self.host.commit(&txn, is_made)? { Ok(()) } else { Err(Error::Overtaken(volume.name.clone())) }
     }
 }

@@ -49,7 +49,7 @@ pub use name::{MAX_NAME, check_name};
 pub use nodes::{MAX_NODES, expand_nodes};
 pub use open::{SCHEME, VolumeName, Volumes};
 pub use place::{Candidate, Need, Shortage, place};
-pub use pool::{Host, Pool, Status, TargetStatus};
+pub use pool::{Host, Pool, Status, TargetStatus, in_sequence};
 pub use record::{
     BriefShape, Intent, IntentKind, Member, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief,
     VolumeRecord, VolumeState,

@@ -4,11 +4,12 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::name::check_name;
 use crate::record::{
-    Intent, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief, VolumeRecord, decode, encode,
+    Intent, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief, VolumeRecord, VolumeState, decode, encode,
 };
 use crate::spaces::{Space, SpaceError, Spaces};
 use crate::targets::same;
 use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, Revision, Txn};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,10 +64,23 @@ impl Host {
     }
 }
 
+thread_local! {
+    static IN_SEQUENCE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f`, in which calls to several targets are made one after another and in the same order each
+/// time, instead of side by side: for simulations.
+pub fn in_sequence<T>(f: impl FnOnce() -> T) -> T {
+    let before = IN_SEQUENCE.replace(true);
+    let result = f();
+    IN_SEQUENCE.set(before);
+    result
+}
+
 /// Runs `call` for each item on a thread of its own.
 pub(crate) fn each<T: Sync, R: Send>(items: &[T], call: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    if let [one] = items {
-        return vec![call(one)];
+    if items.len() == 1 || IN_SEQUENCE.get() {
+        return items.iter().map(call).collect();
     }
     std::thread::scope(|scope| {
         let call = &call;
@@ -115,7 +129,7 @@ impl Pool {
     /// The name is taken, or a target cannot be used.
     pub fn create(host: &Host, name: &str, targets: &[(String, String)], quota: Quota) -> Result<Pool> {
         check_name("pool", name)?;
-        let record = PoolRecord { uuid: Uuid::new_v4(), name: name.to_owned(), quota };
+        let record = PoolRecord { uuid: host.spaces.new_uuid(), name: name.to_owned(), quota };
         let pool = Pool { host: host.clone(), record };
         if targets.len() > MAX_TARGETS {
             let (count, what) = (targets.len(), format!("{name} with {MAX_TARGETS} targets at first"));
@@ -210,12 +224,19 @@ impl Pool {
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<(VolumeRecord, Revision)> {
-        match self.host.catalog.get(&keys::volume(self.uuid(), name))? {
-            Some(entry) => {
-                Ok((decode(&format!("the record of volume {name}"), &entry.value)?, entry.modified))
-            }
-            None => Err(self.not_found("volume", name)),
-        }
+        self.look_up(name)?.ok_or_else(|| self.not_found("volume", name))
+    }
+
+    /// The volume of that name, and the revision of its record; `None` if there is none.
+    pub(crate) fn look_up(&self, name: &str) -> Result<Option<(VolumeRecord, Revision)>> {
+        let Some(entry) = self.host.catalog.get(&keys::volume(self.uuid(), name))? else { return Ok(None) };
+        Ok(Some((decode(&format!("the record of volume {name}"), &entry.value)?, entry.modified)))
+    }
+
+    /// Whether this volume was published and is there, by whatever name.
+    pub(crate) fn is_published(&self, volume: Uuid) -> Result<bool> {
+        let is_it = |found: &VolumeRecord| found.uuid == volume && found.state == VolumeState::Ready;
+        Ok(self.volumes()?.iter().any(is_it))
     }
 
     /// The pool as it is now: all targets are asked.
@@ -236,7 +257,7 @@ impl Pool {
 
     /// Refuses a volume that is being made.
     pub(crate) fn check_ready(&self, volume: &VolumeRecord) -> Result<()> {
-        if volume.state == crate::record::VolumeState::Creating {
+        if volume.state == VolumeState::Creating {
             let what = format!("volume {}", volume.name);
             return Err(Error::InUse { what, why: "it is being made".to_owned() });
         }

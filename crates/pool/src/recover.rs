@@ -32,7 +32,7 @@ impl Pool {
     /// The catalog cannot be read or changed. A target that cannot be reached is no error.
     pub fn recover(&self) -> Result<Recovered> {
         let mut recovered = self.finish()?;
-        self.sweep(&mut recovered)?;
+        self.sweep_all(&mut recovered)?;
         recovered.waiting.sort_unstable();
         recovered.waiting.dedup();
         Ok(recovered)
@@ -51,7 +51,7 @@ impl Pool {
             recovered.waiting.extend(why);
         }
         if lost && recovered.finished > 0 {
-            self.sweep(&mut recovered)?;
+            self.sweep_all(&mut recovered)?;
         }
         recovered.waiting.sort_unstable();
         recovered.waiting.dedup();
@@ -96,16 +96,20 @@ impl Pool {
         Ok(removed)
     }
 
-    /// Removes namespaces of this pool whose volume has no record: a host that was taken for lost, or
-    /// a command that was under way, has made them late.
+    fn sweep_all(&self, recovered: &mut Recovered) -> Result<()> {
+        let targets: Vec<TargetRecord> = self.targets()?.into_values().map(|(target, _)| target).collect();
+        self.sweep(&targets, recovered)
+    }
+
+    /// Removes namespaces of this pool at these targets whose volume has no record: a host that was taken
+    /// for lost, or a command that was under way, has made them late.
     ///
     /// A record is written before the first namespace and deleted after the last one, and the
     /// namespaces are listed before the records are read: so one without a record is of a volume that
     /// is gone for good.
-    fn sweep(&self, recovered: &mut Recovered) -> Result<()> {
-        let targets: Vec<TargetRecord> = self.targets()?.into_values().map(|(target, _)| target).collect();
+    pub(crate) fn sweep(&self, targets: &[TargetRecord], recovered: &mut Recovered) -> Result<()> {
         let listed =
-            each(&targets, |target| self.space(target).and_then(|_| self.host.spaces.list(&target.address)));
+            each(targets, |target| self.space(target).and_then(|_| self.host.spaces.list(&target.address)));
         let intents = self.intents()?.into_iter().map(|(intent, _)| intent.volume.uuid);
         let known: BTreeSet<Uuid> = intents.chain(self.volumes()?.iter().map(|volume| volume.uuid)).collect();
         for (target, listed) in targets.iter().zip(listed) {

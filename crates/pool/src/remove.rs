@@ -46,7 +46,7 @@ impl Pool {
             self.check_ready(&volume)?;
             let claim = Claim::new(&self.host.catalog, self.host.ttl)?;
             let intent = Intent {
-                uuid: Uuid::new_v4(),
+                uuid: self.host.spaces.new_uuid(),
                 kind: IntentKind::Remove,
                 volume,
                 host: self.host.name.clone(),
@@ -97,17 +97,18 @@ impl Pool {
     }
 
     /// Undoes an intent to make a volume that this host owns: it becomes one to remove it, and the name
-    /// is free. Nothing is done if the volume is published, or another host owns the intent.
-    pub(crate) fn undo(&self, intent: &Intent, claim: &Claim) -> Result<Removed> {
+    /// is free. Nothing is done, and `None` returned, if the volume is published, or another host has
+    /// taken over the intent.
+    pub(crate) fn undo(&self, intent: &Intent, claim: &Claim) -> Result<Option<Removed>> {
         let (key, owner) = self.keys(intent);
         let undone = Intent { kind: IntentKind::Remove, ..intent.clone() };
-        let Some(at) = self.current(intent)? else { return Ok(Removed::Whole) };
+        let Some(at) = self.current(intent)? else { return Ok(None) };
         let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode(&undone));
         let txn = txn.delete(&keys::volume(self.uuid(), &intent.volume.name));
         let txn = txn.put_leased(&owner, self.host.name.as_bytes(), claim.lease());
         match self.host.commit(&txn, || self.has(&undone))? {
-            true => self.remove_members(&undone),
-            false => Ok(Removed::Whole),
+            true => self.remove_members(&undone).map(Some),
+            false => Ok(None),
         }
     }
 

@@ -114,6 +114,11 @@ pub trait Spaces: Send + Sync {
     /// # Errors
     /// The namespace cannot be read.
     fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError>;
+
+    /// The identity of a new pool, volume or intent. Random; a simulation has its own.
+    fn new_uuid(&self) -> Uuid {
+        Uuid::new_v4()
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use crate::keys;
 use crate::label::Label;
 use crate::pool::{Pool, TRIES};
 use crate::record::{TargetRecord, VolumeRecord, decode, encode};
+use crate::recover::Recovered;
 use crate::shape::VolumeLayout;
 use crate::spaces::{Space, SpaceError, shown};
 use crate::time::format_time;
@@ -84,6 +85,8 @@ impl Pool {
                 let why = format!("it has members of {}", names.join(", "));
                 return Err(Error::InUse { what: format!("target {}", shown(&found.address)), why });
             }
+            // No recovery looks there any more. A target that is gone is removed all the same.
+            self.sweep(std::slice::from_ref(&found), &mut Recovered::default())?;
             let key = keys::target(self.uuid(), &found.id);
             let txn = Txn::new().expect(&keys::usage(self.uuid()), Expect::Modified(usage_at));
             let txn = txn.expect(&key, Expect::Modified(at)).delete(&key);

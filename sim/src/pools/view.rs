@@ -1,0 +1,190 @@
+//! What a host sees of catalog and targets: each call is a turn, and may end in every way.
+
+use super::site::{CallEnd, Late, Site, SiteState};
+use longhaul_catalog::{
+    Catalog, Commit, Entry, Error as CatalogError, LeaseId, Result as CatalogResult, Revision, Snapshot, Txn,
+    Watch,
+};
+use longhaul_pool::{Label, Namespace, NamespaceId, Space, SpaceError, Spaces, VolumeRecord};
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// The catalog and the targets, as one host reaches them.
+pub(super) struct HostView {
+    pub(super) site: Arc<Site>,
+    pub(super) host: usize,
+}
+
+fn unreachable_catalog() -> CatalogError {
+    CatalogError::Unreachable { catalog: "x".to_owned(), why: "cut off".to_owned() }
+}
+
+fn unknown() -> CatalogError {
+    CatalogError::Unknown { catalog: "x".to_owned(), why: "no answer".to_owned() }
+}
+
+fn no_answer() -> SpaceError {
+    SpaceError::Unreachable("no answer".to_owned())
+}
+
+impl HostView {
+    fn is_dead(&self) -> bool {
+        self.site.lock().hosts[self.host].is_dead
+    }
+
+    fn read<T>(
+        &self,
+        name: std::fmt::Arguments<'_>,
+        call: impl FnOnce() -> CatalogResult<T>,
+    ) -> CatalogResult<T> {
+        match self.site.step(self.host, true, name) {
+            CallEnd::Done => call(),
+            _ => Err(unreachable_catalog()),
+        }
+    }
+
+    /// A call to a target that changes nothing, or whose delay makes no difference.
+    fn ask<T>(
+        &self,
+        name: std::fmt::Arguments<'_>,
+        call: impl FnOnce(&mut SiteState) -> Result<T, SpaceError>,
+    ) -> Result<T, SpaceError> {
+        self.change(name, call, None)
+    }
+
+    /// A call to a target that may take effect `late`.
+    fn change<T>(
+        &self,
+        name: std::fmt::Arguments<'_>,
+        call: impl FnOnce(&mut SiteState) -> Result<T, SpaceError>,
+        late: Option<Late>,
+    ) -> Result<T, SpaceError> {
+        let end = self.site.step(self.host, false, name);
+        let mut state = self.site.lock();
+        match end {
+            CallEnd::Done => return call(&mut state),
+            CallEnd::AnswerLost => drop(call(&mut state)),
+            CallEnd::Late => state.late.extend(late),
+            CallEnd::Unreachable | CallEnd::Dead => {}
+        }
+        Err(no_answer())
+    }
+}
+
+impl Catalog for HostView {
+    fn name(&self) -> String {
+        "simulated".to_owned()
+    }
+
+    fn commit(&self, txn: &Txn) -> CatalogResult<Commit> {
+        match self.site.step(self.host, true, format_args!("commit")) {
+            CallEnd::Done => self.site.catalog.commit(txn),
+            CallEnd::AnswerLost => {
+                self.site.catalog.commit(txn)?;
+                Err(unknown())
+            }
+            CallEnd::Late => {
+                self.site.lock().late.push(Late::Commit(txn.clone()));
+                Err(unknown())
+            }
+            CallEnd::Unreachable | CallEnd::Dead => Err(unreachable_catalog()),
+        }
+    }
+
+    fn range(&self, prefix: &[u8], at: Option<Revision>) -> CatalogResult<Snapshot> {
+        self.read(format_args!("range"), || self.site.catalog.range(prefix, at))
+    }
+
+    fn get(&self, key: &[u8]) -> CatalogResult<Option<Entry>> {
+        self.read(format_args!("get {}", String::from_utf8_lossy(key)), || self.site.catalog.get(key))
+    }
+
+    fn watch(&self, prefix: &[u8], from: Revision) -> CatalogResult<Box<dyn Watch>> {
+        self.site.catalog.watch(prefix, from)
+    }
+
+    fn grant(&self, ttl: Duration) -> CatalogResult<LeaseId> {
+        let lease = self.read(format_args!("grant"), || self.site.catalog.grant(ttl))?;
+        self.site.lock().hosts[self.host].leases.insert(lease);
+        Ok(lease)
+    }
+
+    // A thread of the host does this as the time of the simulation passes: see `Site::advance`.
+    fn keep(&self, lease: LeaseId) -> CatalogResult<Duration> {
+        if self.is_dead() { Err(unreachable_catalog()) } else { Err(CatalogError::LeaseExpired(lease)) }
+    }
+
+    fn revoke(&self, lease: LeaseId) -> CatalogResult<()> {
+        self.site.lock().hosts[self.host].leases.remove(&lease);
+        self.read(format_args!("revoke"), || self.site.catalog.revoke(lease))
+    }
+}
+
+impl Spaces for HostView {
+    fn space(&self, address: &str) -> Result<Space, SpaceError> {
+        self.ask(format_args!("space of {address}"), |state| {
+            let target = state.target(address)?;
+            Ok(Space { id: target.id.clone(), capacity: target.capacity, free: target.free() })
+        })
+    }
+
+    fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError> {
+        self.ask(format_args!("list {address}"), |state| {
+            let all = state.target(address)?.namespaces.iter();
+            // As a target keeps it: as text.
+            let label = |label: &Label| Label::parse(&label.to_text()).map_err(|e| e.to_string());
+            Ok(all
+                .map(|(uuid, namespace)| Namespace {
+                    id: NamespaceId { nsid: 1, uuid: *uuid },
+                    size: namespace.size,
+                    label: Some(label(&namespace.label)),
+                })
+                .collect())
+        })
+    }
+
+    fn make(&self, address: &str, size: u64, label: &Label) -> Result<NamespaceId, SpaceError> {
+        let late = Late::Make { address: address.to_owned(), size, label: Box::new(label.clone()) };
+        let name = format_args!("make member {} of {} at {address}", label.index, label.name);
+        let make = |state: &mut SiteState| {
+            let made = state.make(address, size, label)?;
+            if self.site.plan.is_target_forgetful && state.random.chance(2) {
+                state.target(address)?.namespaces.remove(&made.uuid);
+            }
+            Ok(made)
+        };
+        self.change(name, make, Some(late))
+    }
+
+    fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
+        let late = Late::Remove { address: address.to_owned(), namespace };
+        let name = format_args!("remove {} at {address}", namespace.uuid);
+        self.change(name, |state| self.site.remove(state, address, namespace), Some(late))
+    }
+
+    fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError> {
+        let late = Late::Relabel { address: address.to_owned(), namespace, label: Box::new(label.clone()) };
+        let name = format_args!("label {} at {address} as {}", namespace.uuid, label.name);
+        self.change(name, |state| state.relabel(address, namespace, label), Some(late))
+    }
+
+    fn format(&self, volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
+        self.ask(format_args!("make the array of {}", volume.name), |state| {
+            let array = Uuid::from_u64_pair(state.random.bits(), state.random.bits());
+            for (address, namespace) in members {
+                state.namespace(address, *namespace)?.array = Some(array);
+            }
+            Ok(array)
+        })
+    }
+
+    fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError> {
+        self.ask(format_args!("array at {address}"), |state| Ok(state.namespace(address, namespace)?.array))
+    }
+
+    fn new_uuid(&self) -> Uuid {
+        let random = &mut self.site.lock().random;
+        Uuid::from_u64_pair(random.bits(), random.bits())
+    }
+}
