@@ -266,9 +266,10 @@ fn run_study<E: Experiment>(
     }
     drop(experiment);
     let numbers = result.cells().len();
-    let void = result.cells().iter().filter(|cell| !cell.validity.valid).count();
+    let unavailable = result.cells().iter().filter(|cell| is_void_for(cell, Code::NotAvailable)).count();
+    let void = result.cells().iter().filter(|cell| !cell.validity.valid).count() - unavailable;
     let failed = result.cells().iter().filter(|cell| is_void_for(cell, Code::Failed)).count();
-    Ok(Totals { numbers, void, failed, wanted: wanted.iter().map(|one| one.cells.len()).sum() })
+    Ok(Totals { numbers, void, failed, unavailable, wanted: wanted.iter().map(|one| one.cells.len()).sum() })
 }
 
 fn void(cells: &mut [Cell], code: Code, why: &str) {
@@ -287,8 +288,10 @@ pub struct Totals {
     pub numbers: usize,
     /// In the plan.
     pub wanted: usize,
-    /// In the result, and not valid.
+    /// In the result, measured, and not valid.
     pub void: usize,
+    /// In the result without a value, as this machine cannot measure them.
+    pub unavailable: usize,
     /// Of these, those whose measurement failed.
     pub failed: usize,
 }

@@ -43,6 +43,8 @@ pub(crate) struct StudyNumbers {
     pub(crate) wanted: usize,
     /// Number of values that do not count.
     pub(crate) do_not_count: usize,
-    /// Number of values that could not be measured.
+    /// Number of values whose measurement failed.
     pub(crate) failed: usize,
+    /// Number of values that cannot be measured on this machine.
+    pub(crate) unavailable: usize,
 }

@@ -205,11 +205,23 @@ impl Observer for Output {
 
 /// Prints the numbers, and returns them for the summary event.
 fn print_totals(totals: &Totals, path: &Path, output: Output) -> StudyNumbers {
-    let Totals { numbers, wanted, void, failed } = *totals;
+    let Totals { numbers, wanted, void, failed, unavailable } = *totals;
     if !output.is_json() {
-        output.line(format_args!("{}: {numbers} of {wanted} numbers, {void} do not count", path.display()));
+        let here = match unavailable {
+            0 => String::new(),
+            count => format!(", {count} cannot be measured here"),
+        };
+        let path = path.display();
+        output.line(format_args!("{path}: {numbers} of {wanted} numbers, {void} do not count{here}"));
     }
-    StudyNumbers { result: path.display().to_string(), numbers, wanted, do_not_count: void, failed }
+    StudyNumbers {
+        result: path.display().to_string(),
+        numbers,
+        wanted,
+        do_not_count: void,
+        failed,
+        unavailable,
+    }
 }
 
 fn outcome_of(totals: &Totals) -> Outcome {

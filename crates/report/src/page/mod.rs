@@ -14,6 +14,7 @@ pub use timeline::{of_figure, timelines};
 use crate::figure::{Figure, NARROW, Scale, WIDE, escape, style};
 use longhaul_results::Document;
 use longhaul_results::host::Host;
+use longhaul_results::record::{Cell, Code};
 use longhaul_results::stats::Interval;
 use maud::{Markup, PreEscaped, Render, html};
 use std::fmt::Write;
@@ -97,7 +98,11 @@ fn whole(title: &str, body: &Markup) -> String {
 
 fn head(title: &str, documents: &[Document]) -> Markup {
     let cells: Vec<_> = documents.iter().flat_map(|document| &document.record.cells).collect();
-    let bad = cells.iter().filter(|cell| !cell.validity.valid).count();
+    let is_unavailable =
+        |cell: &&Cell| cell.validity.reasons.iter().any(|reason| reason.code == Code::NotAvailable);
+    let unavailable = cells.iter().copied().filter(is_unavailable).count();
+    let bad = cells.iter().filter(|cell| !cell.validity.valid).count().saturating_sub(unavailable);
+    let measured_here = cells.len() - unavailable;
     html! {
         h1 { (Text(title)) }
         @for line in measured(documents) {
@@ -105,9 +110,12 @@ fn head(title: &str, documents: &[Document]) -> Markup {
         }
         @if bad > 0 {
             p class="note" {
-                b { (bad) " of " (cells.len()) " numbers do not count" }
+                b { (bad) " of " (measured_here) " numbers do not count" }
                 ": they are crossed in the figures, and the tables say why."
             }
+        }
+        @if unavailable > 0 {
+            p class="small" { "Not measured, as this machine cannot: " (unavailable) " numbers." }
         }
     }
 }

@@ -47,6 +47,7 @@ fn sample() -> Document {
     beside.published.push(Published { value: 1e8, source: "A study, 2021".into() });
     let mut missing = cell("RoCE", "1", &[]);
     missing.found = "abnormally <slow>".into();
+    missing.validity = Validity::not(Code::NotAvailable, "no RoCE here");
     document(
         "wan",
         vec![cell("raw", "1", &[1e8, 1.1e8, 0.9e8]), cell("raw", "10", &[1.5e8]), beside, void, missing],
@@ -59,7 +60,8 @@ fn a_page_has_everything_and_needs_nothing() {
     let html = &made.html;
     for needle in [
         "<h1>A &lt;study&gt;</h1>",
-        "<b>1 of 5 numbers do not count</b>",
+        "<b>1 of 4 numbers do not count</b>",
+        "Not measured, as this machine cannot: 1 numbers.",
         "Measured: wan Mon Nov 23 07:00:00 2026 on dtn1: Linux 6.1",
         "<h2>What was found</h2>",
         "<li><b>Reading, raw</b>: 2.05 (1.41–2.69) of what was published. <span class=\"small\">Published: A study, 2021.",
@@ -109,7 +111,7 @@ fn what_does_not_count_is_in_the_table_of_all_numbers() {
     assert!(lines[1].starts_with("wan,raw 1,Reading,raw,1,Files,B/s,3,100000000,"), "{}", lines[1]);
     assert!(lines[3].contains("100000000,\"A study, 2021\",,true,"), "{}", lines[3]);
     assert!(lines[4].contains(",0,,,,,,5000000,,,,false,1.20 %"), "{}", lines[4]);
-    assert!(lines[5].ends_with(",abnormally <slow>,false,"), "{}", lines[5]);
+    assert!(lines[5].ends_with(",abnormally <slow>,false,no RoCE here"), "{}", lines[5]);
     let fields = lines[0].split(',').count();
     assert_eq!(lines[1].split(',').count(), fields);
 }
