@@ -4,7 +4,7 @@ use crate::arrays::RunningArray;
 use crate::error::{Error, Result};
 use longhaul_array::Health;
 use longhaul_block::BlockDevice;
-use longhaul_initiator::{Outage, RemoteDevice};
+use longhaul_initiator::{MultipathDevice, Outage, PathState, PathStatus, RemoteDevice};
 use std::fmt;
 use std::sync::Arc;
 
@@ -14,6 +14,8 @@ pub enum Device {
     Local(Arc<dyn BlockDevice>),
     /// A namespace of a target.
     Remote(Arc<RemoteDevice>),
+    /// A namespace of a target, at several addresses.
+    Multipath(Arc<MultipathDevice>),
     /// An array that this process runs, and stops when the device is dropped.
     Array(Box<RunningArray>),
 }
@@ -25,7 +27,17 @@ impl Device {
         match self {
             Device::Local(device) => Arc::clone(device),
             Device::Remote(device) => Arc::<RemoteDevice>::clone(device),
+            Device::Multipath(device) => Arc::<MultipathDevice>::clone(device),
             Device::Array(array) => Arc::<longhaul_array::ArrayDevice>::clone(array.device()),
+        }
+    }
+
+    /// The remote namespaces that it is: one for each path; none of a local device or an array.
+    pub fn remotes(&self) -> Vec<Arc<RemoteDevice>> {
+        match self {
+            Device::Remote(device) => vec![Arc::clone(device)],
+            Device::Multipath(device) => device.devices(),
+            Device::Local(_) | Device::Array(_) => Vec::new(),
         }
     }
 
@@ -35,7 +47,7 @@ impl Device {
     /// Not everything that an array wrote could be made durable.
     pub async fn close(self) -> Result<()> {
         match self {
-            Device::Local(_) | Device::Remote(_) => Ok(()),
+            Device::Local(_) | Device::Remote(_) | Device::Multipath(_) => Ok(()),
             // It waits for the thread of the array.
             Device::Array(array) => longhaul_engine::blocking(move || array.stop()).await,
         }
@@ -51,6 +63,21 @@ impl Device {
             Device::Remote(device) => device.outage().map(|Outage { why, for_good }| {
                 format!("{}: {why}", if for_good { "failed" } else { "unreachable" })
             }),
+            Device::Multipath(device) => match device.outage() {
+                Some(Outage { why, for_good: true }) => Some(format!("failed: {why}")),
+                Some(Outage { why, for_good: false }) => Some(format!("unreachable: {why}")),
+                None => {
+                    let paths = device.paths();
+                    let lost = |path: &PathStatus| path.state == PathState::Lost;
+                    let why =
+                        |path: PathStatus| format!("path {}: {}", path.address, path.why.unwrap_or_default());
+                    let all = paths.len();
+                    let whys: Vec<String> = paths.into_iter().filter(lost).map(why).collect();
+                    let left = all - whys.len();
+                    (left < all)
+                        .then(|| format!("degraded: {left} of {all} paths are in use: {}", whys.join("; ")))
+                }
+            },
             Device::Array(array) => {
                 let status = array.wait(|device| async move { device.status().await });
                 match status.and_then(|status| status.map_err(Error::from)) {

@@ -4,7 +4,7 @@ use crate::arrays::{self, ArrayRecord, RunningArray};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use longhaul_block::{BackendSpec, BlockDevice};
-use longhaul_initiator::{Options, RemoteDevice, SCHEME, Uri};
+use longhaul_initiator::{MultipathDevice, Options, RemoteDevice, SCHEME, Uri};
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -74,16 +74,31 @@ impl Opener {
         self.options.engine.clone()
     }
 
-    /// Connects to a remote namespace.
+    /// Connects to a remote namespace at one address.
     ///
     /// # Errors
     /// The URI is invalid, or the target cannot be reached or refuses.
     pub fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>> {
         let uri: Uri = uri.parse().map_err(longhaul_initiator::Error::Uri)?;
+        let options = self.connection_options(&uri);
+        Ok(RemoteDevice::connect_blocking(&uri, options)?)
+    }
+
+    /// Connects to a remote namespace at all addresses of its URI.
+    fn connect_any(&self, uri: &str) -> Result<Device> {
+        let uri: Uri = uri.parse().map_err(longhaul_initiator::Error::Uri)?;
+        let options = self.connection_options(&uri);
+        Ok(match uri.is_multipath() {
+            true => Device::Multipath(MultipathDevice::connect_blocking(&uri, options)?),
+            false => Device::Remote(RemoteDevice::connect_blocking(&uri, options)?),
+        })
+    }
+
+    fn connection_options(&self, uri: &Uri) -> Options {
         let mut options = self.options.clone();
         let connections = options.path.connections.or(uri.options.connections).unwrap_or(1);
         options.queues = self.threads.saturating_mul(connections);
-        Ok(RemoteDevice::connect_blocking(&uri, options)?)
+        options
     }
 
     /// Opens a device that is to join an array, on a thread of its own: the thread of the
@@ -115,7 +130,7 @@ impl Opener {
                     "'{scheme}://' is not a device: use {SCHEME}://HOST/SUBNQN"
                 )));
             }
-            return Ok(Device::Remote(self.connect(name)?));
+            return self.connect_any(name);
         }
         if let Some(array) = name.strip_prefix(arrays::SCHEME) {
             // Only the array's own thread uses its members.

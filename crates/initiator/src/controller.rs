@@ -11,12 +11,14 @@
 //!   from its loss until then.
 
 use crate::error::{self, Error, Result};
+use crate::fence::FencedBy;
 use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp, Which};
 use crate::options::Options;
 use crate::session::Session;
 use crate::setup::Endpoint;
 use crate::supervise::{First, supervise};
 use futures_channel::{mpsc, oneshot};
+use futures_util::FutureExt;
 use longhaul_block::IoError;
 use longhaul_engine::{Handle, Thread, now, spawn};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -52,6 +54,9 @@ struct ControllerState {
     set_up: SetUp,
     /// How often a session was lost.
     disconnects: u64,
+    /// How many lost sessions the target did not confirm to have ended: it may have been restarted, and
+    /// have lost what was not flushed.
+    unconfirmed: u64,
     /// Key of this host's registration, if it has one.
     registered: Option<u64>,
     /// Why the last attempt to reconnect was made.
@@ -98,6 +103,8 @@ pub(crate) enum Request {
         cid: u16,
         reply: oneshot::Sender<bool>,
     },
+    /// End a lost session of another path; replies once nothing of it can have an effect any more.
+    Fence(Arc<Session>, oneshot::Sender<FencedBy>),
     Close(oneshot::Sender<()>),
 }
 
@@ -137,6 +144,7 @@ impl Controller {
             namespace: first.namespace.clone(),
             set_up: first.set_up,
             disconnects: 0,
+            unconfirmed: 0,
             registered: None,
             reason: String::new(),
             io_queues: 0,
@@ -208,8 +216,59 @@ impl Controller {
     }
 
     /// Nothing of `session` can have any effect any more.
-    pub(crate) fn fenced(&self, session: &Arc<Session>) {
-        self.change(|state| state.unfenced.retain(|other| !Arc::ptr_eq(other, session)));
+    pub(crate) fn fenced(&self, session: &Arc<Session>, by: FencedBy) {
+        self.change(|state| {
+            let before = state.unfenced.len();
+            state.unfenced.retain(|other| !Arc::ptr_eq(other, session));
+            state.unconfirmed += u64::from(state.unfenced.len() < before && by == FencedBy::Time);
+        });
+    }
+
+    /// How many lost sessions the target did not confirm to have ended.
+    pub(crate) fn unconfirmed(&self) -> u64 {
+        self.lock().unconfirmed
+    }
+
+    /// A lost session that may still have effects, as soon as there is one.
+    pub(crate) async fn next_unfenced(&self) -> Arc<Session> {
+        self.find(|state| state.unfenced.first().map(Arc::clone)).await
+    }
+
+    /// Waits until this session can have no effect any more.
+    pub(crate) async fn is_fenced(&self, session: &Arc<Session>) {
+        let of = |state: &ControllerState| state.unfenced.iter().all(|other| !Arc::ptr_eq(other, session));
+        self.find(|state| of(state).then_some(())).await;
+    }
+
+    /// Whether there is no session, and nothing of an earlier one can have an effect any more.
+    pub(crate) fn is_away_and_fenced(&self) -> bool {
+        let state = self.lock();
+        !matches!(state.phase, ControllerPhase::Up(_)) && state.unfenced.is_empty()
+    }
+
+    /// Waits until that is so.
+    pub(crate) async fn away_and_fenced(&self) {
+        let of = |state: &ControllerState| {
+            !matches!(state.phase, ControllerPhase::Up(_)) && state.unfenced.is_empty()
+        };
+        self.find(|state| of(state).then_some(())).await;
+    }
+
+    /// Waits until there is no session.
+    pub(crate) async fn away(&self) {
+        self.find(|state| (!matches!(state.phase, ControllerPhase::Up(_))).then_some(())).await;
+    }
+
+    /// Has the session of this path end a lost session of another path. `None` if this path is lost
+    /// before it has.
+    pub(crate) async fn fence(&self, lost: &Arc<Session>) -> Option<FencedBy> {
+        let session = self.session().await.ok()?;
+        let (reply, answer) = oneshot::channel();
+        self.requests.unbounded_send(Request::Fence(Arc::clone(lost), reply)).ok()?;
+        futures_util::select_biased! {
+            answer = answer.fuse() => answer.ok(),
+            () = std::pin::pin!(self.ended(session.epoch).fuse()) => None,
+        }
     }
 
     /// Changes may go from now on.
@@ -249,6 +308,8 @@ impl Controller {
             state.open = false;
             if fence {
                 state.unfenced.push(Arc::clone(session));
+            } else {
+                state.unconfirmed += u64::from(session.was_used());
             }
         });
     }

@@ -22,7 +22,7 @@ const MAX_IO: u32 = 1 << 30;
 /// A remote namespace. Threads that open it get I/O queues of their own; all opens on one thread
 /// share those, and the limits of I/O in flight.
 pub struct RemoteDevice {
-    controller: Arc<Controller>,
+    pub(crate) controller: Arc<Controller>,
     nsid: u32,
     name: String,
     paths: Arc<Reports>,
@@ -55,8 +55,12 @@ impl RemoteDevice {
             .map_err(|_| Error::Local("the thread that serves admin queues has ended".into()))?
     }
 
-    async fn connect_here(uri: Uri, options: Options) -> Result<Arc<RemoteDevice>> {
+    pub(crate) async fn connect_here(uri: Uri, options: Options) -> Result<Arc<RemoteDevice>> {
         let begun = now();
+        if uri.is_multipath() {
+            let why = format!("{uri} has several addresses, and only one can be used here: name one");
+            return Err(Error::NotFound(why));
+        }
         let endpoint = Endpoint::resolve(&uri.host, uri.port).await?;
         let (subnqn, round_trips) = if uri.subnqn.starts_with("nqn.") {
             (uri.subnqn.clone(), 0)

@@ -141,6 +141,19 @@ pub(crate) async fn find_subsystem(
     }
 }
 
+/// The addresses in the discovery log of `endpoint` at which the subsystem can be reached.
+pub(crate) async fn addresses_of(
+    endpoint: &Endpoint,
+    subnqn: &str,
+    options: &Options,
+) -> Result<Vec<(String, u16)>> {
+    let (log, _) = read_log(endpoint, options).await?;
+    let here =
+        |r: &DiscoveryRecord| r.kind == SubsystemType::Nvm && r.trtype == trtype::TCP && r.subnqn == subnqn;
+    let address = |r: DiscoveryRecord| Some((r.traddr, r.trsvcid.parse().ok()?));
+    Ok(log.records.into_iter().filter(here).filter_map(address).collect())
+}
+
 /// The log, and the round trips that it took.
 async fn read_log(endpoint: &Endpoint, options: &Options) -> Result<(Discovery, u32)> {
     let options = Options { kato: Duration::ZERO, ..options.clone() };

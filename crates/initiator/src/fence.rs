@@ -11,10 +11,12 @@ use crate::controller::Controller;
 use crate::options::Options;
 use crate::session::Session;
 use crate::setup::{Admin, still_exists};
+use futures_channel::oneshot;
 use futures_util::FutureExt;
 use longhaul_engine::{now, sleep, sleep_until};
 use longhaul_wire::command::CrossControllerReset;
 use longhaul_wire::completion::Status;
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -26,6 +28,15 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Writes that wait for so long are logged.
 const TELL: Duration = Duration::from_secs(1);
+
+/// What is known of the end of a lost session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FencedBy {
+    /// The target has ended it, so the target was not restarted since.
+    Target,
+    /// It has ended by now, whether or not the target was restarted.
+    Time,
+}
 
 /// A session that is lost, and the command that ends its controller.
 pub(crate) type Reset = (Arc<Session>, Option<Pending>);
@@ -49,22 +60,24 @@ pub(crate) async fn complete(
         // A target reuses the identifier of a controller that has ended.
         let replaced = session.info.cntlid == cntlid;
         let ended = async {
-            let by_target = match pending {
-                _ if replaced => true,
-                Some(pending) => by_target(&admin, &session, pending).await,
-                None => false,
-            };
-            if !by_target {
-                by_time(&admin, &options, &session).await;
+            if replaced {
+                return FencedBy::Time;
             }
+            if let Some(pending) = pending
+                && by_target(&admin, &session, pending).await
+            {
+                return FencedBy::Target;
+            }
+            by_time(&admin, &options, &session).await;
+            FencedBy::Time
         };
         let told = tell(&session).fuse();
-        futures_util::select_biased! {
-            () = std::pin::pin!(ended.fuse()) => {}
-            () = std::pin::pin!(told) => {}
-        }
+        let by = futures_util::select_biased! {
+            by = std::pin::pin!(ended.fuse()) => by,
+            never = std::pin::pin!(told) => match never {},
+        };
         let Some(controller) = weak.upgrade() else { return };
-        controller.fenced(&session);
+        controller.fenced(&session, by);
     }
     if let Some(controller) = weak.upgrade() {
         controller.open_for_changes(epoch);
@@ -73,7 +86,7 @@ pub(crate) async fn complete(
 
 /// Says that writes wait, once they do for long enough to be wondered at. Does
 /// not end.
-async fn tell(session: &Session) {
+async fn tell(session: &Session) -> Infallible {
     sleep(TELL).await;
     let (address, cntlid) = (&session.info.address, session.info.cntlid);
     tracing::warn!(
@@ -81,6 +94,40 @@ async fn tell(session: &Session) {
          sent to it may still be under way"
     );
     std::future::pending().await
+}
+
+/// Ends a lost session of another path from this one, and replies once nothing of it can have an
+/// effect any more, or not at all if that is not wanted any more.
+///
+/// That this target knows no such controller proves nothing here: the other path may lead to another
+/// target. Only the confirmation counts, or the time after which any target has ended it.
+pub(crate) async fn for_other_path(
+    admin: Rc<Admin>,
+    lost: Arc<Session>,
+    mut reply: oneshot::Sender<FencedBy>,
+) {
+    let by = {
+        let ended = async {
+            if let Some(sqe) = lost.reset() {
+                let pending = admin.queue.submit(sqe, Data::None);
+                if by_target(&admin, &lost, pending).await {
+                    return FencedBy::Target;
+                }
+            }
+            loop {
+                match lost.gone_at() {
+                    Some(at) if at <= now() => return FencedBy::Time,
+                    Some(at) => sleep_until(at).await,
+                    None => sleep(LOOK_AGAIN).await,
+                }
+            }
+        };
+        futures_util::select_biased! {
+            by = std::pin::pin!(ended.fuse()) => by,
+            () = std::pin::pin!(reply.cancellation().fuse()) => return,
+        }
+    };
+    let _ = reply.send(by);
 }
 
 /// Whether the target has ended the session. If it has not, it cannot.

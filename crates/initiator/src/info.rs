@@ -85,17 +85,21 @@ pub struct NamespaceInfo {
 }
 
 impl NamespaceInfo {
+    /// The identifier by which it is recognised.
+    pub(crate) fn identity(&self) -> String {
+        match self.uuid {
+            Some(uuid) => format!("UUID {uuid}"),
+            None if self.nguid != [0; 16] => format!("NGUID {:032x}", u128::from_be_bytes(self.nguid)),
+            None => format!("EUI64 {:016x}", u64::from_be_bytes(self.eui64)),
+        }
+    }
+
     /// Why `now` cannot stand for this namespace, to which I/O may be under
     /// way.
     pub(crate) fn replaced(&self, now: &NamespaceInfo) -> Option<String> {
-        let name = |ns: &NamespaceInfo| match ns.uuid {
-            Some(uuid) => format!("UUID {uuid}"),
-            None if ns.nguid != [0; 16] => format!("NGUID {:032x}", u128::from_be_bytes(ns.nguid)),
-            None => format!("EUI64 {:016x}", u64::from_be_bytes(ns.eui64)),
-        };
         let nsid = self.nsid;
         if (self.uuid, self.nguid, self.eui64) != (now.uuid, now.nguid, now.eui64) {
-            let (was, is) = (name(self), name(now));
+            let (was, is) = (self.identity(), now.identity());
             return Some(format!("namespace {nsid} is another one now: it was {was}, and is {is}"));
         }
         if self.block_size != now.block_size {

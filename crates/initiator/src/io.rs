@@ -80,8 +80,15 @@ impl RemoteIo {
         (result, Abort { pool: Rc::downgrade(&self.pool), commands })
     }
 
+    /// The same connections for another user of the device on this thread.
+    pub(crate) fn another(&self) -> RemoteIo {
+        let (pool, sharer) = (Rc::clone(&self.pool), self.pool.another_sharer());
+        let RemoteIo { nsid, shift, oncs, rescap, max_zeroes, .. } = *self;
+        RemoteIo { pool, sharer, nsid, shift, oncs, rescap, max_zeroes }
+    }
+
     /// Bytes of one command: whole blocks.
-    fn max_transfer(&self) -> usize {
+    pub(crate) fn max_transfer(&self) -> usize {
         let block = 1 << self.shift;
         (self.pool.io_size() as usize & !(block - 1)).max(block)
     }

@@ -36,6 +36,16 @@ enum Gate {
     Open,
 }
 
+/// Another path to the same namespace, on the same thread.
+pub(crate) trait OtherPath {
+    /// Takes over calls that nothing of this path can have an effect of any more, and reads; gives back
+    /// those that no other path can take now.
+    fn take_over(&self, calls: Vec<Waiting>) -> Vec<Waiting>;
+
+    /// Whether any other path may ever take calls.
+    fn may_return(&self) -> bool;
+}
+
 /// See [`IoQueue::relieve`].
 type Relief = Box<dyn Fn(Vec<Waiting>) -> Vec<Waiting>>;
 
@@ -59,6 +69,8 @@ pub(crate) struct IoQueueInner {
     /// Takes the held calls if the controller grants it no queue, and
     /// gives back those that no other I/O queue can take.
     relief: RefCell<Option<Relief>>,
+    /// Takes the held calls while the controller is away.
+    other_path: RefCell<Option<Rc<dyn OtherPath>>>,
     submitted_bytes: Cell<u64>,
     done_bytes: Rc<Cell<u64>>,
     closing: Cell<bool>,
@@ -87,6 +99,7 @@ impl IoQueue {
             failed: RefCell::default(),
             next_seq,
             relief: RefCell::default(),
+            other_path: RefCell::default(),
             submitted_bytes: Cell::new(0),
             done_bytes: Rc::default(),
             closing: Cell::new(false),
@@ -142,15 +155,32 @@ impl IoQueue {
 
     /// Takes over a command of another I/O queue that was not acknowledged.
     pub(crate) fn take_over(&self, waiting: Waiting) {
+        let seq = waiting.call.seq;
+        self.take_over_as(waiting, seq);
+    }
+
+    fn take_over_as(&self, waiting: Waiting, seq: u64) {
         let Waiting { call, data } = waiting;
         let io_queue = &self.0;
         let ahead = io_queue.submitted_bytes.get();
         io_queue.submitted_bytes.set(ahead + data.len() as u64);
-        let ours = Call::new(call.sqe, CommandFate::IsKept, call.seq, ahead);
+        let ours = Call::new(call.sqe, CommandFate::IsKept, seq, ahead);
         let pending = Pending(Rc::clone(&ours));
         spawn(async move { call.finish(pending.await) }).detach();
         io_queue.held.borrow_mut().push_back(Waiting { call: ours, data });
         io_queue.open_gate();
+    }
+
+    /// Has another path take over held calls while the controller is away.
+    pub(crate) fn set_other_path(&self, other: Rc<dyn OtherPath>) {
+        *self.0.other_path.borrow_mut() = Some(other);
+    }
+
+    /// Takes over a command of another path, under a number of its own.
+    pub(crate) fn take_from_other_path(&self, waiting: Waiting) {
+        let seq = self.0.next_seq.get();
+        self.0.next_seq.set(seq + 1);
+        self.take_over_as(waiting, seq);
     }
 
     /// A handle that does not keep the I/O queue open.

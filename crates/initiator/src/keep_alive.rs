@@ -3,6 +3,7 @@
 use crate::black_hole;
 use crate::call::Data;
 use crate::error::reason;
+use crate::options::SILENCE;
 use crate::session::Session;
 use crate::setup::Admin;
 use crate::watch::{Silence, silence};
@@ -79,7 +80,7 @@ async fn beat(admin: &Admin, session: &Session) -> Result<(), String> {
     let mut answer = admin.queue.submit(Sqe::keep_alive(), Data::None).fuse();
     let kato = session.info.kato;
     let limit = if kato.is_zero() { ANSWER } else { kato };
-    let mut silence = Silence::default();
+    let mut silence = Silence::new(session.silence());
     let mut since = now();
     loop {
         let mut pause = std::pin::pin!(sleep(LOOK.min(limit)).fuse());
@@ -112,13 +113,13 @@ async fn beat(admin: &Admin, session: &Session) -> Result<(), String> {
 async fn large(admin: &Admin) -> Result<(), String> {
     let life = admin.queue.life();
     let count = black_hole::identifies(life.map_or(0, |life| life.packet));
-    let limit = silence(life.map_or(Duration::ZERO, |life| life.round_trip));
+    let limit = silence(SILENCE, life.map_or(Duration::ZERO, |life| life.round_trip));
     let identify = |_| {
         let data = Data::Read(Memory::Buf(BufMut::zeroed(IDENTIFY_LEN)));
         admin.queue.submit(Sqe::identify(cns::CONTROLLER, 0, 0), data)
     };
     let mut answers = try_join_all((0..count).map(identify)).fuse();
-    let mut unanswered = Silence::default();
+    let mut unanswered = Silence::new(SILENCE);
     let begun = now();
     loop {
         let mut pause = std::pin::pin!(sleep(LOOK).fuse());

@@ -21,6 +21,8 @@ const CTRL_LOSS: Duration = Duration::from_secs(600);
 /// How long a command may take: a disk that spins up, or a controller below
 /// that is reset, takes half a minute.
 const IO_TIMEOUT: Duration = Duration::from_secs(60);
+/// Silence of TCP that ends a connection: four retransmissions on a short path.
+pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 /// I/O queues that are connected together with the controller.
 const QUEUES: u16 = 1;
 /// R2Ts for one command at a time: the Linux kernel's target refuses hosts
@@ -55,6 +57,9 @@ pub struct Options {
     /// and does not end in as much time again, another connection is made.
     /// Zero: for ever.
     pub io_timeout: Duration,
+    /// Time for which TCP gets no acknowledgement after which a connection is given up; ten round
+    /// trips if that is longer.
+    pub silence: Duration,
     /// Keeps writes of a connection that was lost from taking effect after later ones. Only tests
     /// of this property switch it off.
     #[doc(hidden)]
@@ -89,6 +94,7 @@ impl Default for Options {
             connect_timeout: CONNECT_TIMEOUT,
             ctrl_loss: Some(CTRL_LOSS),
             io_timeout: IO_TIMEOUT,
+            silence: SILENCE,
             fencing: true,
             max_transfer: MAX_TRANSFER,
             max_r2t: MAX_R2T,

@@ -108,6 +108,11 @@ impl Session {
         self.lock().ended.is_some()
     }
 
+    /// Silence of TCP that ends a connection.
+    pub(crate) fn silence(&self) -> Duration {
+        self.options.silence
+    }
+
     /// The controller has answered Keep Alive.
     pub(crate) fn answered(&self) {
         self.lock().answered = Some(longhaul_engine::now());

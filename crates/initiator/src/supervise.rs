@@ -254,6 +254,7 @@ fn answer(admin: &Rc<Admin>, request: Request) {
         Request::Namespaces(reply) => {
             spawn(async move { _ = reply.send(active_namespaces(&admin).await) }).detach();
         }
+        Request::Fence(lost, reply) => spawn(fence::for_other_path(admin, lost, reply)).detach(),
         // Of an earlier session.
         Request::Lost(..) | Request::Probe { .. } | Request::Abort { .. } | Request::Close(_) => {}
     }
@@ -324,7 +325,10 @@ async fn reconnect(
                     return None;
                 }
                 Some(request @ (Request::Namespace(..) | Request::Namespaces(_))) => later.push(request),
-                Some(Request::Lost(..) | Request::Probe { .. } | Request::Abort { .. }) => {}
+                // The path that asks notices that this one is lost.
+                Some(
+                    Request::Lost(..) | Request::Probe { .. } | Request::Abort { .. } | Request::Fence(..),
+                ) => {}
             }
         };
         drop(attempt);

@@ -1,5 +1,5 @@
-//! `nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N&…]`: how a person names a remote
-//! namespace.
+//! `nvme+tcp://HOST[:PORT][,HOST[:PORT]…]/SUBNQN[?nsid=N&…]`: how a person names a remote
+//! namespace, and the addresses at which it is.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,6 +19,10 @@ pub struct Uri {
     pub host: String,
     /// TCP port; 4420 if the URI has none.
     pub port: u16,
+    /// Further addresses of the same subsystem, as host and port.
+    pub others: Vec<(String, u16)>,
+    /// Further addresses are taken from the discovery log (`paths=discover`).
+    pub discover_paths: bool,
     /// NQN of the subsystem, or the short name that ends it: an NQN that
     /// does not begin with `nqn.` is looked up by discovery.
     pub subnqn: String,
@@ -56,7 +60,7 @@ pub struct UriOptions {
 
 /// Why a URI is invalid, in a sentence that names the part.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("bad device URI '{uri}': {problem}; the form is nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]")]
+#[error("bad device URI '{uri}': {problem}; the form is nvme+tcp://HOST[:PORT][,HOST…]/SUBNQN[?nsid=N]")]
 pub struct UriError {
     uri: String,
     problem: String,
@@ -77,7 +81,14 @@ fn parse(s: &str) -> Result<Uri, String> {
         .ok_or_else(|| format!("it does not begin with {SCHEME}://"))?;
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
     let (authority, path) = rest.split_once('/').ok_or("there is no /SUBNQN after the host")?;
-    let (host, port) = parse_authority(authority)?;
+    let mut addresses = authority.split(',').map(parse_authority).collect::<Result<Vec<_>, _>>()?;
+    if let Some((host, port)) = repeated(&addresses) {
+        return Err(format!("the address {host} with port {port} is there twice"));
+    }
+    if addresses.len() > PATHS_MAX {
+        return Err(format!("it has {} addresses, at most {PATHS_MAX} are allowed", addresses.len()));
+    }
+    let (host, port) = addresses.remove(0);
     let subnqn = decode(path.trim_end_matches('/'))?;
     if subnqn.is_empty() {
         return Err("there is no SUBNQN after the host".into());
@@ -85,12 +96,25 @@ fn parse(s: &str) -> Result<Uri, String> {
     if subnqn.len() > NQN_MAX {
         return Err(format!("the SUBNQN has {} bytes, at most {NQN_MAX} are allowed", subnqn.len()));
     }
-    let mut uri = Uri { host, port, subnqn, nsid: None, options: UriOptions::default() };
+    let options = UriOptions::default();
+    let mut uri = Uri { host, port, others: addresses, discover_paths: false, subnqn, nsid: None, options };
     for pair in query.into_iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, "true"));
         uri.set(key, &decode(value)?)?;
     }
     Ok(uri)
+}
+
+/// Addresses of one subsystem at most: each is an association of its own with the target.
+pub(crate) const PATHS_MAX: usize = 16;
+
+/// An address that is there twice.
+fn repeated(addresses: &[(String, u16)]) -> Option<&(String, u16)> {
+    addresses
+        .iter()
+        .enumerate()
+        .find(|(i, address)| addresses[..*i].contains(address))
+        .map(|(_, found)| found)
 }
 
 /// NVMe Base 2.1, NVMe Qualified Names: at most 223 bytes.
@@ -124,6 +148,22 @@ pub fn parse_authority(s: &str) -> Result<(String, u16), String> {
 }
 
 impl Uri {
+    /// All addresses, as host and port.
+    pub fn addresses(&self) -> impl Iterator<Item = (&str, u16)> {
+        let first = (self.host.as_str(), self.port);
+        std::iter::once(first).chain(self.others.iter().map(|(host, port)| (host.as_str(), *port)))
+    }
+
+    /// Whether the namespace is to be reached over several paths.
+    pub fn is_multipath(&self) -> bool {
+        !self.others.is_empty() || self.discover_paths
+    }
+
+    /// The same namespace at one of its addresses.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Uri {
+        Uri { host: host.to_owned(), port, others: Vec::new(), discover_paths: false, ..self.clone() }
+    }
+
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let options = &mut self.options;
         match key {
@@ -150,11 +190,15 @@ impl Uri {
             "io_size" => {
                 options.io_size = Some(u32::try_from(size(key, value)?).map_err(|_| too_much(key, value))?);
             }
+            "paths" => match value {
+                "discover" => self.discover_paths = true,
+                _ => return Err(format!("paths='{value}': only paths=discover is known")),
+            },
             "read_ahead" => options.read_ahead = Some(size(key, value)?),
             _ => {
                 return Err(format!(
                     "unknown option '{key}' (nsid, hdr_digest, data_digest, queue_size, kato, \
-                     ctrl-loss-tmo, hostnqn, in_flight, connections, io_size, read_ahead)"
+                     ctrl-loss-tmo, hostnqn, in_flight, connections, io_size, read_ahead, paths)"
                 ));
             }
         }
@@ -211,12 +255,15 @@ fn decode(s: &str) -> Result<String, String> {
 
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Uri { host, port, subnqn, .. } = self;
-        if host.contains(':') {
-            write!(f, "{SCHEME}://[{host}]:{port}/{subnqn}")?;
-        } else {
-            write!(f, "{SCHEME}://{host}:{port}/{subnqn}")?;
+        write!(f, "{SCHEME}://")?;
+        for (number, (host, port)) in self.addresses().enumerate() {
+            let comma = if number == 0 { "" } else { "," };
+            match host.contains(':') {
+                true => write!(f, "{comma}[{host}]:{port}")?,
+                false => write!(f, "{comma}{host}:{port}")?,
+            }
         }
+        write!(f, "/{}", self.subnqn)?;
         self.nsid.map_or(Ok(()), |nsid| write!(f, "?nsid={nsid}"))
     }
 }
@@ -236,6 +283,22 @@ mod tests {
         assert_eq!((uri.options.hdr_digest, uri.options.data_digest), (Some(true), Some(false)));
         let again = format!("nvme+tcp://dtn1.example.org:4421/{NQN}?nsid=3");
         assert_eq!(uri.to_string(), again);
+    }
+
+    #[test]
+    fn several_addresses_of_one_subsystem() {
+        let text = format!("nvme+tcp://10.0.0.1,[fe80::1]:4421,dtn1b/{NQN}?nsid=2&paths=discover");
+        let uri: Uri = text.parse().expect("good");
+        let all: Vec<_> = uri.addresses().collect();
+        assert_eq!(all, [("10.0.0.1", IO_PORT), ("fe80::1", 4421), ("dtn1b", IO_PORT)]);
+        assert!(uri.is_multipath() && uri.discover_paths);
+        let again = format!("nvme+tcp://10.0.0.1:4420,[fe80::1]:4421,dtn1b:4420/{NQN}?nsid=2");
+        assert_eq!(uri.to_string(), again);
+        let one = uri.at("dtn1b", IO_PORT);
+        assert_eq!(
+            (one.to_string(), one.is_multipath()),
+            (format!("nvme+tcp://dtn1b:4420/{NQN}?nsid=2"), false)
+        );
     }
 
     #[test]
@@ -281,6 +344,9 @@ mod tests {
             ("nvme+tcp://host/nqn?in_flight=much", "in_flight: "),
             ("nvme+tcp://host/nqn?io_size=8GiB", "not a size of less than 4 GiB"),
             ("nvme+tcp://host/nqn?connections=0", "at least one is needed"),
+            ("nvme+tcp://a,,b/nqn", "no host"),
+            ("nvme+tcp://a,b:4420,b/nqn", "b with port 4420 is there twice"),
+            ("nvme+tcp://a/nqn?paths=all", "only paths=discover"),
             ("nvme+tcp://host/%zz", "percent escape"),
         ];
         for (text, want) in faults {

@@ -8,6 +8,7 @@
 
 use crate::black_hole;
 use crate::io_queue::IoQueueInner;
+use crate::options::SILENCE;
 use crate::queue::Queue;
 use crate::session::Session;
 use longhaul_engine::net::Life;
@@ -16,9 +17,6 @@ use longhaul_wire::command::opcode_name;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Silence of TCP that ends a connection: four retransmissions on a short
-/// path.
-pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 /// On a long path, so many round trips.
 const SILENCE_ROUND_TRIPS: u32 = 10;
 /// Unanswered probes of a closed window from which on they count as silence.
@@ -39,19 +37,25 @@ impl fmt::Display for Silent {
     }
 }
 
-/// How long TCP may be silent on a path with this round trip.
-pub(crate) fn silence(round_trip: Duration) -> Duration {
-    SILENCE.max(round_trip * SILENCE_ROUND_TRIPS)
+/// How long TCP may be silent on a path with this round trip, at least `least`.
+pub(crate) fn silence(least: Duration, round_trip: Duration) -> Duration {
+    least.max(round_trip * SILENCE_ROUND_TRIPS)
 }
 
 /// Looks at TCP from time to time, and finds silence.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Silence {
+    /// How long it may last on a short path.
+    least: Duration,
     /// Something is unacknowledged since then, and nothing has come.
     since: Option<Instant>,
 }
 
 impl Silence {
+    pub(crate) fn new(least: Duration) -> Silence {
+        Silence { least, since: None }
+    }
+
     /// Takes a look: what shows that the connection is dead, if it is.
     pub(crate) fn look(&mut self, life: Option<Life>) -> Option<Silent> {
         let life = life?;
@@ -62,7 +66,7 @@ impl Silence {
             self.since = waits.then(now);
             return None;
         }
-        (since(begun) >= silence(life.round_trip)).then_some(Silent { since: begun, life })
+        (since(begun) >= silence(self.least, life.round_trip)).then_some(Silent { since: begun, life })
     }
 }
 
@@ -79,7 +83,7 @@ const ASK: (Duration, u32) = (Duration::from_secs(1), 4);
 
 /// Watches a queue. Returns why it is to be given up.
 pub(crate) async fn watch(io_queue: &IoQueueInner, queue: &Queue, session: &Session) -> String {
-    let mut silence = Silence::default();
+    let mut silence = Silence::new(io_queue.controller.settings.options.silence);
     let mut stall = Stall::new(queue);
     let mut tick: u32 = 1;
     loop {

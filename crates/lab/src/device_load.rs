@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 use longhaul_block::{BlockDevice, signature};
 use longhaul_device::Device;
 use longhaul_engine::{Config, Thread};
+use longhaul_initiator::RemoteDevice;
 use longhaul_load::watch::{Expect, Watch, tcp_sample};
 use longhaul_load::{BenchError, Job, Live, Repeated, Stop, Threads, run as run_load};
 use longhaul_results::record::TcpSample;
@@ -84,19 +85,16 @@ fn expected(link: Expect, measured: Option<Duration>) -> Expect {
 
 /// The longest round trip to a device.
 fn round_trip(named: &[Device]) -> Option<Duration> {
-    let of = |device: &Device| {
-        let Device::Remote(device) = device else { return None };
-        Some(device.path().map_or_else(|| device.controller().round_trip.0, |path| path.plan.rtt))
-    };
-    named.iter().filter_map(of).max()
+    let remotes = named.iter().flat_map(Device::remotes);
+    remotes
+        .map(|device| device.path().map_or_else(|| device.controller().round_trip.0, |path| path.plan.rtt))
+        .max()
 }
 
 /// Conditions that the results depend on besides the load.
 pub fn conditions(named: &[Device]) -> Vec<(String, String)> {
-    let congestion = named.iter().filter_map(|device| match device {
-        Device::Remote(device) => Some(device.controller().congestion.clone()),
-        _ => None,
-    });
+    let remotes = named.iter().flat_map(Device::remotes);
+    let congestion = remotes.map(|device| device.controller().congestion.clone());
     let mut congestion: Vec<String> = congestion.collect();
     congestion.dedup();
     let mut found: Vec<_> = emulated::words().into_iter().collect();
@@ -111,10 +109,8 @@ pub fn conditions(named: &[Device]) -> Vec<(String, String)> {
 
 /// The fewest I/O queues that a remote device grants, if those are fewer than `threads`, and its name.
 pub fn granted(devices: &[Device], threads: usize) -> Option<(usize, String)> {
-    let remote = devices.iter().filter_map(|device| match device {
-        Device::Remote(device) => Some((usize::from(device.controller().queues).max(1), device.info().name)),
-        Device::Local(_) | Device::Array(_) => None,
-    });
+    let remotes = devices.iter().flat_map(Device::remotes);
+    let remote = remotes.map(|device| (usize::from(device.controller().queues).max(1), device.info().name));
     remote.min_by_key(|(queues, _)| *queues).filter(|(queues, _)| *queues < threads)
 }
 
@@ -149,8 +145,7 @@ pub fn known_content(
 
 /// Numbers of connections that the tuner chose on the paths, and why.
 pub fn paths(devices: &[Device]) -> Vec<schema::Path> {
-    let path = |device: &Device| {
-        let Device::Remote(device) = device else { return None };
+    let path = |device: Arc<RemoteDevice>| {
         let report = device.path()?;
         Some(schema::Path {
             device: device.info().name.clone(),
@@ -160,7 +155,7 @@ pub fn paths(devices: &[Device]) -> Vec<schema::Path> {
             sentence: report.sentence(),
         })
     };
-    devices.iter().filter_map(path).collect()
+    devices.iter().flat_map(Device::remotes).filter_map(path).collect()
 }
 
 /// Samples of the connections during a run.
@@ -176,10 +171,8 @@ impl TcpSampler {
             return;
         }
         self.next = at + SAMPLE_INTERVAL;
-        for device in named {
-            if let Device::Remote(device) = device
-                && let Some(report) = device.path()
-            {
+        for device in named.iter().flat_map(Device::remotes) {
+            if let Some(report) = device.path() {
                 self.samples.push(tcp_sample(at, device.info().name, &report.tcp));
             }
         }

@@ -14,6 +14,7 @@ use crate::watch::watch;
 use futures_util::FutureExt;
 use longhaul_block::IoError;
 use longhaul_engine::{now, sleep, spawn, timeout};
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// Wait before a queue is asked for again that the controller does not grant,
 /// or whose connection it does not take.
 const NO_QUEUE: Duration = Duration::from_millis(500);
+/// How often calls are offered to other paths while this one is away.
+const LEAVE_AGAIN: Duration = Duration::from_millis(100);
 /// How often a first connection is tried that is not taken although the
 /// controller is there.
 const TRIES: u32 = 3;
@@ -130,7 +133,7 @@ impl IoQueueInner {
             match self.next(session.epoch).await {
                 Some(Ok(next)) => session = next,
                 Some(Err(e)) => {
-                    self.fail(&e);
+                    self.fail(e).await;
                     break;
                 }
                 None => break,
@@ -188,9 +191,11 @@ impl IoQueueInner {
                 Ok((self.open_queue(&session).await, session))
             };
             let mut connect = Box::pin(connect.fuse());
+            let mut others = Box::pin(self.serve_by_others(epoch).fuse());
             let result = loop {
                 futures_util::select_biased! {
                     result = connect => break result,
+                    never = others => match never {},
                     () = self.wake.notified().fuse() => {
                         if self.closing.get() && self.held.borrow().is_empty() {
                             return None;
@@ -233,9 +238,51 @@ impl IoQueueInner {
         }
     }
 
-    /// Everything fails, now and later.
-    fn fail(&self, reason: &IoError) {
+    /// Gives the held calls to another path, if there is one: reads at once, changes when nothing of
+    /// this path can have an effect any more. Does not end.
+    async fn serve_by_others(&self, epoch: u64) -> Infallible {
+        self.controller.ended(epoch).await;
+        while self.other_path.borrow().is_some() {
+            self.leave_to_others();
+            // The other path may be away, too, and calls may still come.
+            let fenced = !self.controller.is_away_and_fenced();
+            let mut fenced = std::pin::pin!(self.until_fenced(fenced).fuse());
+            futures_util::select_biased! {
+                () = fenced => {}
+                () = std::pin::pin!(sleep(LEAVE_AGAIN).fuse()) => {}
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Waits until nothing of this path can have an effect any more, if that is awaited.
+    async fn until_fenced(&self, awaited: bool) {
+        match awaited {
+            true => self.controller.away_and_fenced().await,
+            false => std::future::pending().await,
+        }
+    }
+
+    /// Whether no call is held any more that another path might take.
+    fn leave_to_others(&self) -> bool {
+        let Some(other) = self.other_path.borrow().clone() else { return true };
+        let going = match self.controller.is_away_and_fenced() {
+            true => self.held.take().into(),
+            false => take_where(&mut self.held.borrow_mut(), |call| !call.changes()),
+        };
+        let left = if going.is_empty() { going } else { other.take_over(going) };
+        let mut held = self.held.borrow_mut();
+        held.extend(left);
+        held.make_contiguous().sort_by_key(|waiting| waiting.call.seq);
+        held.is_empty() || !other.may_return()
+    }
+
+    /// Everything fails, now and later, but for what another path can do.
+    async fn fail(&self, reason: IoError) {
         *self.failed.borrow_mut() = Some(reason.clone());
+        while !matches!(reason, IoError::Reserved) && !self.leave_to_others() {
+            sleep(LEAVE_AGAIN).await;
+        }
         let held = std::mem::take(&mut *self.held.borrow_mut());
         for waiting in held {
             waiting.call.finish(Err(reason.clone()));

@@ -69,6 +69,11 @@ impl Meter {
         }
     }
 
+    /// Bytes in flight.
+    pub(super) fn in_flight(&self, way: IoDirection) -> u64 {
+        self.ways[way as usize].in_flight.get()
+    }
+
     /// Whether commands are under way.
     pub(super) fn is_busy(&self) -> bool {
         self.commands.get() > 0

@@ -13,7 +13,7 @@ use super::{IoDirection, Limits, PathOptions, PathPlan, PathReport, Sample, Sock
 use crate::call::{Data, Done, Pending, Waiting};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
-use crate::io_queue::IoQueue;
+use crate::io_queue::{IoQueue, OtherPath};
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -67,6 +67,8 @@ pub(crate) struct ConnectionPool {
     commands: u16,
     /// Bytes of data that a command takes with it.
     in_capsule: Cell<u64>,
+    /// Takes the calls while the controller is away.
+    other_path: RefCell<Option<Rc<dyn OtherPath>>>,
     /// A connection is being opened, or no more are to be had.
     opening: Cell<bool>,
     meter: Rc<Meter>,
@@ -115,8 +117,13 @@ impl ConnectionPool {
     ) -> Result<(Rc<ConnectionPool>, Rc<Sharer>)> {
         controller.check()?;
         let pool = open_shared(controller, shift, reports).await?;
-        let sharer = Rc::new(Sharer::new(&pool.sharers));
+        let sharer = pool.another_sharer();
         Ok((pool, sharer))
+    }
+
+    /// A share for another user.
+    pub(crate) fn another_sharer(&self) -> Rc<Sharer> {
+        Rc::new(Sharer::new(&self.sharers))
     }
 
     /// Begins with as many connections as were asked for by hand, all at once,
@@ -149,6 +156,7 @@ impl ConnectionPool {
             in_capsule: Cell::new(info.in_capsule),
             plan: Cell::new(tuner.plan()),
             tuner: RefCell::new(tuner),
+            other_path: RefCell::default(),
             opening: Cell::new(n > 1),
             meter: Rc::default(),
             sharers: Rc::default(),
@@ -178,6 +186,9 @@ impl ConnectionPool {
             Some(pool) => pool.take_over(held),
             None => held,
         }));
+        if let Some(other) = &*self.other_path.borrow() {
+            connection.set_other_path(Rc::clone(other));
+        }
         let before = Cell::new(connection.tcp_info().unwrap_or_default());
         let connection = Rc::new(connection);
         self.connections.borrow_mut().push(PooledConnection { connection, in_flight: Rc::default(), before });
@@ -193,6 +204,40 @@ impl ConnectionPool {
             connection.take_over(waiting);
         }
         Vec::new()
+    }
+
+    /// Has another path take over the calls while the controller is away.
+    pub(crate) fn set_other_path(&self, other: &Rc<dyn OtherPath>) {
+        *self.other_path.borrow_mut() = Some(Rc::clone(other));
+        for one in self.connections.borrow().iter() {
+            one.connection.set_other_path(Rc::clone(other));
+        }
+    }
+
+    /// Takes over calls of another path; gives them back while there is no connection.
+    pub(crate) fn take_from_other_path(&self, calls: Vec<Waiting>) -> Vec<Waiting> {
+        if !self.is_connected() {
+            return calls;
+        }
+        for waiting in calls {
+            self.least().0.take_from_other_path(waiting);
+        }
+        Vec::new()
+    }
+
+    /// Whether commands of any kind go to the controller as they are submitted.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connections.borrow().iter().any(|one| one.connection.is_connected())
+    }
+
+    /// What is in flight in this direction, in bytes.
+    pub(crate) fn in_flight(&self, way: IoDirection) -> u64 {
+        self.meter.in_flight(way)
+    }
+
+    /// What the tuner has found, with the settings made by hand.
+    pub(crate) fn plan(&self) -> PathPlan {
+        self.plan.get()
     }
 
     /// The number that the next command gets.
@@ -285,6 +330,11 @@ impl ConnectionPool {
     /// How much each sharer is to keep in flight.
     pub(crate) fn advice_each(&self) -> Advice {
         share(self.advice(), self.sharers.count())
+    }
+
+    /// The users at work now.
+    pub(crate) fn sharers(&self) -> u32 {
+        self.sharers.count()
     }
 
     /// How much to keep in flight.

@@ -25,6 +25,11 @@ impl Load {
 
     /// Begins on a thread of its own, in the caller's namespace.
     pub fn start(remote: Arc<RemoteDevice>, engine: EngineConfig) -> Load {
+        Load::start_on(remote, engine)
+    }
+
+    /// As [`start`](Self::start), on any device.
+    pub fn start_on(remote: Arc<dyn BlockDevice>, engine: EngineConfig) -> Load {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&done));
         let thread = std::thread::spawn(move || {

@@ -456,11 +456,14 @@ fn print_paths(devices: &[Device], joined: bool, results: &Results, output: Outp
         // Jobs are assigned to the devices in turn, or all to their stripe.
         let first = if joined { 0 } else { number * numjobs };
         let depth = results.jobs.iter().skip(first).take(numjobs).map(|job| job.depth).max();
-        if let Device::Remote(device) = device
-            && let Some(report) = device.path()
-        {
-            let depth = depth.filter(|_| !results.job.sync).map(|depth| format!("; iodepth up to {depth}"));
-            output.line(format_args!("path: {}{}", report.sentence(), depth.unwrap_or_default()));
+        let depth = depth.filter(|_| !results.job.sync).map(|depth| format!("; iodepth up to {depth}"));
+        let depth = depth.unwrap_or_default();
+        let remotes = device.remotes();
+        for remote in &remotes {
+            let Some(report) = remote.path() else { continue };
+            let which =
+                if remotes.len() > 1 { format!(" {}", remote.controller().address) } else { String::new() };
+            output.line(format_args!("path{which}: {}{depth}", report.sentence()));
         }
     }
 }
