@@ -5,7 +5,7 @@ use crate::words::engines;
 use longhaul_block::units::parse_duration;
 use longhaul_device::{Device, Opener};
 use longhaul_engine::address::{self, ListenAddress};
-use longhaul_initiator::{Options, PathOptions, RemoteDevice};
+use longhaul_initiator::{Options, PathOptions};
 use longhaul_pool::Volumes;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -151,11 +151,6 @@ impl InitiatorArgs {
             read_ahead: self.read_ahead,
             ..defaults
         }
-    }
-
-    /// Connects to a remote namespace for use by one thread.
-    pub(crate) fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>, Failure> {
-        Ok(self.opener().connect(uri)?)
     }
 
     /// An opener of devices with these options.

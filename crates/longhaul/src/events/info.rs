@@ -17,6 +17,29 @@ pub(crate) struct InfoSummary {
     pub(crate) path: PathFields,
     /// How long the set-up took.
     pub(crate) setup: SetUpFields,
+    /// Each path of a URI with several addresses; `controller`, `path` and `setup` are then those
+    /// of the first that is connected.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) paths: Vec<OneOfPaths>,
+}
+
+/// One of several paths.
+#[derive(Serialize)]
+pub(crate) struct OneOfPaths {
+    /// Host and port, as in the URI.
+    pub(crate) address: String,
+    /// `optimized`, `non-optimized`, `inaccessible` or `lost`.
+    pub(crate) state: String,
+    /// Least round trip; null before the first connection.
+    pub(crate) round_trip_us: Option<Micros>,
+    /// Rate that `--path` measured; null without it.
+    pub(crate) bits_per_second: Option<u64>,
+    /// Number of times that its connection was lost.
+    pub(crate) disconnects: u64,
+    /// Why there is no connection; null while there is one.
+    pub(crate) why: Option<String>,
+    /// What `--path` measured, in a sentence; null without it.
+    pub(crate) sentence: Option<String>,
 }
 
 /// A controller, as Identify Controller reports it.

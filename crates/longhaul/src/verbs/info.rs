@@ -2,15 +2,17 @@
 
 use crate::arguments::InitiatorArgs;
 use crate::events::{
-    ControllerFields, InfoSummary, MeasuredPath, NamespaceFields, PathFields, PathLimit, SetUpFields, micros,
+    ControllerFields, InfoSummary, MeasuredPath, NamespaceFields, OneOfPaths, PathFields, PathLimit,
+    SetUpFields, micros,
 };
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use crate::screen::Line;
 use longhaul_block::BlockDevice;
 use longhaul_block::units::format_size;
+use longhaul_device::Device;
 use longhaul_initiator::path::Limit;
-use longhaul_initiator::{ControllerInfo, PathReport, RemoteDevice, SetUp};
+use longhaul_initiator::{ControllerInfo, PathReport, PathStatus, RemoteDevice, SetUp};
 use longhaul_load::{Job, Live, Stop, Threads};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +28,9 @@ const MEASURE_BYTES: u64 = 8 << 30;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct InfoArgs {
-    /// The namespace: nvme+tcp://HOST[:PORT]/SUBNQN[?nsid=N]; or volume:POOL/NAME
+    /// The namespace: nvme+tcp://HOST[:PORT][,HOST…]/SUBNQN[?nsid=N]; or volume:POOL/NAME
     uri: String,
-    /// Measure the path to it, by reading for several seconds
+    /// Measure each path to it, by reading for several seconds
     #[arg(long)]
     path: bool,
     #[command(flatten)]
@@ -43,13 +45,20 @@ pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
         let name = name.parse().map_err(Failure::usage)?;
         return super::volume::info(name, args.initiator.clone(), output);
     }
-    let device = args.initiator.connect(&args.uri)?;
-    let (controller, ns, info) = (device.controller(), device.namespace(), device.info());
+    let opened = args.initiator.open(&args.uri, 1)?;
+    let Some(device) = opened.remotes().into_iter().next() else {
+        return Err(Failure::usage("info describes remote namespaces: nvme+tcp://HOST/SUBNQN"));
+    };
+    let (controller, ns) = (device.controller(), device.namespace());
     let round_trip = controller.round_trip;
-    let measured = if args.path { Some(measure(&device, args)?) } else { None };
+    let measured = if args.path { Some(measure(&opened, &device, args)?) } else { None };
+    let paths = match &opened {
+        Device::Multipath(device) => device.paths(),
+        _ => Vec::new(),
+    };
     if output.is_json() {
         output.event(&InfoSummary {
-            uri: info.name,
+            uri: opened.block().info().name,
             controller: controller_fields(&controller),
             namespace: NamespaceFields {
                 nsid: ns.nsid,
@@ -66,6 +75,7 @@ pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
                 measured: measured.as_ref().map(Measured::fields),
             },
             setup: setup(&device.set_up()),
+            paths: paths.iter().map(one_of_paths).collect(),
         });
         return Ok(());
     }
@@ -125,10 +135,38 @@ pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
         up.total.as_secs_f64() * 1e3,
         up.round_trips + up.queue_round_trips
     ));
-    if let Some(measured) = measured {
+    for (number, path) in (1..).zip(&paths) {
+        let fields = one_of_paths(path);
+        let round_trip =
+            path.round_trip.map_or_else(String::new, |rtt| format!(", {:.3} ms", rtt.as_secs_f64() * 1e3));
+        let more = fields
+            .why
+            .or(fields.sentence.filter(|_| args.path))
+            .map_or_else(String::new, |more| format!(": {more}"));
+        output.line(format_args!(
+            "{:12} {} {}{round_trip}{more}",
+            format!("path {number}"),
+            fields.address,
+            fields.state
+        ));
+    }
+    if let Some(measured) = measured.filter(|_| paths.is_empty()) {
         output.line(format_args!("{}", measured.report.sentence()));
     }
     Ok(())
+}
+
+/// One of several paths.
+fn one_of_paths(path: &PathStatus) -> OneOfPaths {
+    OneOfPaths {
+        address: path.address.clone(),
+        state: path.state.to_string(),
+        round_trip_us: path.round_trip.map(micros),
+        bits_per_second: path.report.as_ref().map(|report| (report.rate() * 8.0) as u64),
+        disconnects: path.disconnects,
+        why: path.why.clone(),
+        sentence: path.report.as_ref().map(PathReport::sentence),
+    }
 }
 
 /// The time until the controller and its first I/O queues were ready.
@@ -203,14 +241,15 @@ impl Measured {
 }
 
 /// Reads until the tuner has settled, or one of the `MEASURE_` limits is reached.
-fn measure(device: &Arc<RemoteDevice>, args: &InfoArgs) -> Result<Measured, Failure> {
+fn measure(opened: &Device, device: &RemoteDevice, args: &InfoArgs) -> Result<Measured, Failure> {
     let info = device.info();
     let block = u64::from(info.block_size);
     let bs = MEASURE_IO.min(info.size / block * block).max(block);
     let job = Job { bs, iodepth_auto: true, runtime: Some(MEASURE_MAX), time_based: true, ..Job::default() };
     let (stop, line) = (Stop::new(), Line::new());
     let mut progress = |now: &Live| {
-        let settled = device.path().is_some_and(|path| path.plan.settled);
+        let reports: Vec<_> = opened.remotes().iter().filter_map(|device| device.path()).collect();
+        let settled = !reports.is_empty() && reports.iter().all(|path| path.plan.settled);
         if (now.elapsed >= MEASURE_MIN && settled) || now.done_bytes >= MEASURE_BYTES {
             stop.stop();
         }
@@ -218,7 +257,7 @@ fn measure(device: &Arc<RemoteDevice>, args: &InfoArgs) -> Result<Measured, Fail
         line.show(None, format!("measuring the path, {:.0} s, {rate}", now.elapsed.as_secs_f64()));
     };
     let threads = Threads::Own(args.initiator.engine.config());
-    let devices: [Arc<dyn BlockDevice>; 1] = [Arc::<RemoteDevice>::clone(device)];
+    let devices: [Arc<dyn BlockDevice>; 1] = [opened.block()];
     let results = longhaul_load::run(&devices, &job, &threads, &stop, &mut progress);
     drop(line);
     let results = results?;
