@@ -243,7 +243,7 @@ async fn begin(core: &Rc<Core>, was_clean: bool) -> IoResult<()> {
             core.name
         );
     }
-    if core.geometry.has_parity() {
+    if core.geometry().has_parity() {
         core.journal.mark(core).await?;
     }
     assemble::repair_logs(core, &logs).await

@@ -23,8 +23,10 @@ use crate::session::Session;
 use crate::session::publish::Publication;
 use crate::without::Mechanism;
 use longhaul_block::{IoError, IoResult};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
 /// Why an array does no I/O any more, as a class; the status says it in words.
@@ -43,7 +45,10 @@ pub enum HaltReason {
 pub(crate) struct Core {
     pub(crate) array: Uuid,
     pub(crate) name: String,
-    pub(crate) geometry: Geometry,
+    /// Its shape: it changes when the array [grows](crate::heal::grow).
+    geometry: Cell<Geometry>,
+    /// Bytes of the array, for the handles that other threads have.
+    pub(crate) size: Arc<AtomicU64>,
     pub(crate) options: Options,
     /// Why the array has halted, if so.
     halted: RefCell<Option<(HaltReason, String)>>,
@@ -66,7 +71,8 @@ impl Core {
         Core {
             array: superblock.array,
             name: superblock.name.clone(),
-            geometry,
+            geometry: Cell::new(geometry),
+            size: Arc::new(AtomicU64::new(geometry.size())),
             halted: RefCell::default(),
             publication: Publication::new(superblock, session.uuid, confirmed),
             session,
@@ -79,6 +85,22 @@ impl Core {
             upkeep: Upkeep::new(&options),
             options,
         }
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry.get()
+    }
+
+    /// From now on superblocks record this shape, and stripes are sought where it has them.
+    pub(crate) fn set_geometry(&self, geometry: Geometry) {
+        self.sums.grow(geometry);
+        self.intent.grow(geometry.regions());
+        self.geometry.set(geometry);
+    }
+
+    /// Users may read and write all of the array from now on.
+    pub(crate) fn show_size(&self) {
+        self.size.store(self.geometry().size(), Ordering::Release);
     }
 
     /// The members and the witness.
@@ -111,7 +133,7 @@ impl Core {
     /// How often members may have lost unflushed writes, in arrays without checksums, where a loss
     /// cannot be detected.
     pub(crate) fn undetected_losses(&self) -> u64 {
-        if self.geometry.has_sums() { 0 } else { self.members.iter().map(Member::doubts).sum() }
+        if self.geometry().has_sums() { 0 } else { self.members.iter().map(Member::doubts).sum() }
     }
 
     /// Whether the heartbeat task has ended, so that no more checks take place.

@@ -34,12 +34,36 @@ pub(crate) type ArrayTask = Box<dyn FnOnce(&Rc<Core>) + Send>;
 
 /// A running array.
 pub struct ArrayDevice {
-    info: DeviceInfo,
+    info: LiveInfo,
     granularity: u32,
     has_sums: bool,
     session: Uuid,
     jobs: mpsc::UnboundedSender<ArrayTask>,
     seen: Arc<SharedState>,
+}
+
+/// Properties of an array, whose size changes when it grows.
+#[derive(Clone)]
+struct LiveInfo {
+    /// Everything but the size.
+    info: DeviceInfo,
+    /// Bytes of the array.
+    size: Arc<AtomicU64>,
+}
+
+impl LiveInfo {
+    fn now(&self) -> DeviceInfo {
+        DeviceInfo { size: self.size.load(Ordering::Acquire), ..self.info.clone() }
+    }
+
+    /// Checks that a range is aligned and within the array.
+    fn check(&self, offset: u64, len: u64) -> IoResult<()> {
+        match self.info.check(offset, len) {
+            // The array may have grown; the clone of a name is spared otherwise.
+            Err(IoError::OutOfRange { .. }) => self.now().check(offset, len),
+            result => result,
+        }
+    }
 }
 
 /// Values that the array's thread publishes to other threads.
@@ -53,13 +77,13 @@ struct SharedState {
 
 impl std::fmt::Debug for ArrayDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ArrayDevice({})", self.info.name)
+        write!(f, "ArrayDevice({})", self.info.info.name)
     }
 }
 
 impl ArrayDevice {
     pub(crate) fn new(core: &Rc<Core>, jobs: mpsc::UnboundedSender<ArrayTask>) -> ArrayDevice {
-        let geometry = &core.geometry;
+        let geometry = core.geometry();
         let any = |what: fn(&DeviceInfo) -> bool| {
             core.members.iter().any(|member| member.info().is_some_and(|info| what(&info)))
         };
@@ -80,6 +104,7 @@ impl ArrayDevice {
         if !has_sums {
             spawn(watch_reconnections(Rc::downgrade(core), Arc::downgrade(&seen))).detach();
         }
+        let info = LiveInfo { info, size: Arc::clone(&core.size) };
         ArrayDevice { info, granularity, has_sums, session: core.session.uuid, jobs, seen }
     }
 
@@ -116,7 +141,7 @@ impl BlockDevice for ArrayDevice {
     }
 
     fn info(&self) -> DeviceInfo {
-        self.info.clone()
+        self.info.now()
     }
 
     fn open(&self) -> Open<'_> {
@@ -211,9 +236,9 @@ fn run_op(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
 fn advice(core: &Core) -> Option<Advice> {
     let members: Vec<Option<Advice>> =
         core.members.iter().filter(|member| member.is_active()).map(|member| member.advice()).collect();
-    let advice = crate::stripe::combine(&members, core.geometry.stripe())?;
+    let advice = crate::stripe::combine(&members, core.geometry().stripe())?;
     // A part of what is written to members is parity, or copies.
-    let (data, width) = (core.geometry.data_units() as u64, core.geometry.width as u64);
+    let (data, width) = (core.geometry().data_units() as u64, core.geometry().width as u64);
     // A write ends once a page of checksums that was begun after it is stored: half as long again
     // as its data takes, on average.
     let write = advice.write / width * data / 2 * 3;
@@ -223,7 +248,7 @@ fn advice(core: &Core) -> Option<Advice> {
 /// The array, opened on its own thread.
 struct LocalIo {
     core: Rc<Core>,
-    info: DeviceInfo,
+    info: LiveInfo,
 }
 
 fn run_checked<T: Unpin + 'static>(
@@ -249,7 +274,7 @@ impl BlockIo for LocalIo {
 
     fn may_forget(&self) -> bool {
         // With checksums the array repairs such losses itself.
-        !self.core.geometry.has_sums()
+        !self.core.geometry().has_sums()
     }
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
@@ -282,7 +307,7 @@ impl BlockIo for LocalIo {
 
 /// The array, opened on another thread.
 struct RemoteIo {
-    info: DeviceInfo,
+    info: LiveInfo,
     has_sums: bool,
     jobs: mpsc::UnboundedSender<ArrayTask>,
     seen: Arc<SharedState>,

@@ -10,5 +10,6 @@ pub(crate) mod heartbeat;
 pub(crate) mod history;
 pub(crate) mod layout;
 pub(crate) mod record;
+pub(crate) mod section;
 pub(crate) mod sums_page;
 pub(crate) mod superblock;

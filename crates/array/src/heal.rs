@@ -1,6 +1,7 @@
 //! Background work that restores redundancy: rebuild, resync, scrub, and arbitration of contradictions.
 
 pub(crate) mod arbitrate;
+pub(crate) mod grow;
 pub(crate) mod lost;
 pub(crate) mod rebuild;
 pub(crate) mod replace;

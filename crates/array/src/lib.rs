@@ -36,6 +36,7 @@ pub use format::geometry::{BLOCK, Geometry};
 pub use format::layout::{
     DEFAULT_UNIT, Layout, LayoutError, MAX_UNIT, MAX_WIDTH, MIN_UNIT, MIN_WIDTH, path_unit, suited_unit,
 };
+pub use format::section::Growth;
 pub use format::superblock::{Condition, MAX_NAME, MAX_SPARES, Unknown};
 pub use heal::scrub::ScrubReport;
 pub use io::Counts;

@@ -28,7 +28,7 @@ impl Core {
     ) -> Result<(Spare, crate::assembly::candidate::Candidate), ArrayError> {
         check_device(&*device)?;
         let candidate = examine(&device).await?;
-        let (size, needs) = (device.info().size, self.geometry.end());
+        let (size, needs) = (device.info().size, self.geometry().end());
         if size < needs {
             return Err(ArrayError::TooSmall { device: candidate.name(), size, needs });
         }
@@ -70,7 +70,7 @@ impl Core {
         force: bool,
         uuid: Uuid,
     ) -> Result<(), ArrayError> {
-        if index >= self.geometry.width {
+        if index >= self.geometry().width {
             return Err(ArrayError::TooFew(format!("there is no member {index}")));
         }
         self.check_needed(index)?;
@@ -85,7 +85,7 @@ impl Core {
     }
 
     /// Admits a change of the array's members.
-    fn admit_change(self: &Rc<Self>) -> Result<Admitted, ArrayError> {
+    pub(crate) fn admit_change(self: &Rc<Self>) -> Result<Admitted, ArrayError> {
         self.admit().map_err(|e| match e {
             IoError::Offline(why) => ArrayError::Refused(why),
             e => e.into(),
@@ -224,6 +224,17 @@ impl ArrayDevice {
     ) -> ArrayFuture<'_, Result<(), ArrayError>> {
         let uuid = Uuid::new_v4();
         on_its_thread(self, move |core| async move { core.add_spare(device, force, uuid).await })
+    }
+
+    /// Makes the array as large as its members have become; they are asked for their size. All of
+    /// what is added reads as zeroes. Returns the sizes before and after in bytes: they are equal if
+    /// no stripe more fits. Handles that are open have the new size.
+    ///
+    /// # Errors
+    /// Not all members are there and complete, a spare is too small, or the array cannot be extended
+    /// any further: it has the size that it had. After an error of a member it has one or the other.
+    pub fn grow(&self) -> ArrayFuture<'_, Result<(u64, u64), ArrayError>> {
+        on_its_thread(self, |core| async move { core.grow().await })
     }
 
     /// Reads and verifies everything, and repairs what is wrong. Ends early if the array stops.

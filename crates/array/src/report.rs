@@ -151,7 +151,7 @@ impl Core {
             (None, 0) => (Health::Degraded, loss(lost_bytes)),
             (None, missing) => {
                 let no_spare = self.spares.names().is_empty() && self.members.iter().any(Member::is_missing);
-                let risk = at_risk(&self.geometry, missing, no_spare);
+                let risk = at_risk(&self.geometry(), missing, no_spare);
                 let loss = (lost_bytes > 0).then(|| loss(lost_bytes));
                 (Health::Degraded, loss.into_iter().chain([risk]).collect::<Vec<_>>().join("; "))
             }
@@ -160,7 +160,7 @@ impl Core {
         Status {
             uuid: self.array,
             name: self.name.clone(),
-            geometry: self.geometry,
+            geometry: self.geometry(),
             health,
             detail,
             halt: self.halt_reason(),
@@ -171,7 +171,7 @@ impl Core {
             scrub: work.scrub.clone(),
             lost: work.lost.listed(),
             lost_bytes: work.lost.bytes(),
-            marked_regions: (self.intent.marked().len() as u64, self.geometry.regions()),
+            marked_regions: (self.intent.marked().len() as u64, self.geometry().regions()),
             journal_used: self.journal.used(),
             counts: self.io.counts(),
         }

@@ -204,7 +204,7 @@ pub(crate) struct RecoveryLogs {
 /// Reads the write-intent bitmaps of the members in use, and their journals unless the array was
 /// stopped in order. A damaged page or block is taken from the other members.
 pub(crate) async fn read_logs(core: &Rc<Core>, was_clean: bool) -> IoResult<RecoveryLogs> {
-    let journal = if was_clean { 0 } else { core.geometry.journal };
+    let journal = if was_clean { 0 } else { core.geometry().journal };
     let pages = core.intent.page_count();
     let usable = core.members.usable();
     let reads = join_all(usable.map(async |member| {

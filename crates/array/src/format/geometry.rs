@@ -1,14 +1,16 @@
 //! Layout of an array, and of the regions on each of its members.
 //!
 //! A *stripe* is one row of units, a unit on each member. A member holds, in this order: superblock
-//! copies, heartbeat, write-intent bitmap, journal, checksums, data. All offsets are multiples of
-//! [`BLOCK`].
+//! copies, heartbeat, write-intent bitmap, journal, checksums, data. An array that has grown has
+//! further [sections](crate::format::section) of checksums and data behind these. All offsets are
+//! multiples of [`BLOCK`].
 //!
 //! Invariants:
 //! - every member of an array has the same regions at the same offsets;
 //! - each data unit has at least one home, and no member has two units of a stripe.
 
 use crate::format::layout::{Layout, LayoutError, check_layout, check_shape};
+use crate::format::section::{Growth, Section};
 use std::ops::Range;
 
 /// Bytes of the array's logical block, which one checksum covers: the smallest unit that file
@@ -41,7 +43,7 @@ const REGION_MIN: u64 = 1 << 20;
 const REGIONS: u64 = 16 << 10;
 const _: () = assert!(REGIONS <= crate::io::intent::BITS_MAX);
 /// Bytes of all members together are fewer, so that sums of offsets cannot overflow.
-const BYTES_MAX: u64 = 1 << 62;
+pub(crate) const BYTES_MAX: u64 = 1 << 62;
 /// Bytes of one checksum.
 pub(crate) const SUM: u64 = 4;
 
@@ -71,6 +73,8 @@ pub struct Geometry {
     pub journal: u64,
     /// Bytes of each member that a bit of the write-intent bitmap stands for.
     pub region: u64,
+    /// What was added to the array since its creation.
+    pub growth: Growth,
 }
 
 impl Geometry {
@@ -87,7 +91,8 @@ impl Geometry {
         } else {
             0
         };
-        let mut geometry = Geometry { layout, width, unit, rows: 0, journal, region: 0 };
+        let mut geometry =
+            Geometry { layout, width, unit, rows: 0, journal, region: 0, growth: Growth::NONE };
         // Checksums take a known fraction; the cost of rounding is found by iteration.
         let room = size.saturating_sub(JOURNAL_AT + journal);
         geometry.rows = room / unit;
@@ -106,7 +111,7 @@ impl Geometry {
     /// Whether a decoded geometry is valid: any that [`fit`](Self::fit) returns is, and none is
     /// with which other functions would overflow.
     pub(crate) fn is_sane(&self) -> bool {
-        let Geometry { layout, width, unit, rows, journal, region } = *self;
+        let Geometry { layout, width, unit, rows, journal, region, growth: _ } = *self;
         if check_shape(width, unit).is_err() || check_layout(layout, width).is_err() {
             return false;
         }
@@ -123,6 +128,7 @@ impl Geometry {
             && region.is_power_of_two()
             && (unit.max(REGION_MIN)..BYTES_MAX).contains(&region)
             && self.regions() <= crate::io::intent::BITS_MAX
+            && self.has_sane_growth()
     }
 
     /// Whether the array can be read and written if exactly the members with `has` are up to date.
@@ -192,22 +198,23 @@ impl Geometry {
         JOURNAL_AT + self.journal
     }
 
-    /// Bytes of the checksums on a member.
-    pub(crate) fn sums_len(&self) -> u64 {
+    /// Bytes of the checksums of so many rows on a member.
+    pub(crate) fn sums_len(&self, rows: u64) -> u64 {
         if !self.has_sums() {
             return 0;
         }
-        (self.rows * self.unit / BLOCK * SUM).next_multiple_of(BLOCK)
+        (rows * self.unit / BLOCK * SUM).next_multiple_of(BLOCK)
     }
 
-    /// Offset of the data on a member.
+    /// Offset of the first data on a member.
     pub(crate) fn data_at(&self) -> u64 {
-        (self.sums_at() + self.sums_len()).next_multiple_of(self.unit)
+        self.first_section().data_at
     }
 
     /// Bytes that an array of this shape needs of each member.
     pub fn end(&self) -> u64 {
-        self.data_at() + self.rows * self.unit
+        let last = self.section_of(self.rows.saturating_sub(1));
+        last.data_at + (self.rows - last.rows.start) * self.unit
     }
 
     /// What `member` holds of stripe `row`. Parity rotates from the last member to the first, and
@@ -253,7 +260,8 @@ impl Geometry {
 
     /// Offset of a row's unit on its member.
     pub(crate) fn unit_at(&self, row: u64) -> u64 {
-        self.data_at() + row * self.unit
+        let Section { rows, data_at, .. } = self.section_of(row);
+        data_at + (row - rows.start) * self.unit
     }
 
     /// Number of intent bits.
@@ -334,7 +342,7 @@ mod tests {
                 return Err(TestCaseError::fail("does not fit"));
             };
             prop_assert!(geometry.sums_at() >= JOURNAL_AT + geometry.journal);
-            prop_assert!(geometry.data_at() >= geometry.sums_at() + geometry.sums_len());
+            prop_assert!(geometry.data_at() >= geometry.sums_at() + geometry.sums_len(geometry.rows));
             prop_assert!(geometry.data_at().is_multiple_of(unit));
             prop_assert!(geometry.end() <= size);
             prop_assert!(geometry.is_sane());

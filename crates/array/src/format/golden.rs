@@ -3,9 +3,11 @@
 
 use super::geometry::BLOCK;
 use super::heartbeat::Heartbeat;
+use super::history::{ERAS_MAX, History};
 use super::record;
+use super::section::{Added, Growth};
 use super::sums_page::{self, entry_of};
-use super::superblock::{Superblock, Unknown, tests::example};
+use super::superblock::{MAX_SPARES, Superblock, Unknown, added_max, tests::example};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -45,14 +47,31 @@ fn the_bytes_of_a_superblock_are_fixed() {
     assert_eq!(Superblock::decode(&known), Some(example(4, 1)));
 }
 
+/// What a superblock of version 4 has behind the fields of version 3: two sections, with the first row
+/// of each and the rows that it has room for.
+const SECTIONS: &str = "0200ec3e0000000000008038010000000000905f010000000000e093040000000000";
+
+#[test]
+fn the_bytes_of_an_array_that_has_grown_are_fixed() {
+    let added = [Added { first: 16_108, room: 80_000 }, Added { first: 90_000, room: 300_000 }];
+    let mut grown = example(4, 1);
+    grown.geometry.rows = 200_000;
+    grown.geometry.growth = Growth::of(&added).expect("two");
+    let encoded = grown.encode();
+    let behind = SUPERBLOCK.len() / 2;
+    assert_eq!(encoded[12..16], [4, 0, 0, 0]);
+    assert!(encoded[behind..] == block(SECTIONS)[..BLOCK as usize - behind]);
+    assert_eq!(Superblock::decode(&encoded), Some(grown));
+}
+
 #[test]
 fn a_superblock_of_a_newer_version_is_refused_with_a_sentence() {
     let mut newer = block(SUPERBLOCK);
-    newer[12] = 4;
+    newer[12] = 5;
     super::bytes::seal(&mut newer);
     assert_eq!(Superblock::decode(&newer), None);
     let why = Superblock::unknown(&newer).map(|unknown: Unknown| unknown.to_string());
-    assert_eq!(why.as_deref(), Some("is of version 4, and this program knows version 3"));
+    assert_eq!(why.as_deref(), Some("is of version 5, and this program knows version 4"));
 }
 
 #[test]
@@ -85,4 +104,50 @@ fn the_bytes_of_a_page_of_checksums_are_fixed() {
     let page = block("000000009abf38bdbbbf8804");
     assert_eq!(sums_page::encode(&entries)[..], page);
     assert_eq!(sums_page::decode(&page)[..4], [0, 0xBD38_BF9A, 0x0488_BFBB, 0]);
+}
+
+/// An array of four members that has grown twice.
+fn grown() -> Superblock {
+    let mut block = example(4, 1);
+    for size in [3 << 30, 20 << 30] {
+        block.geometry = block.geometry.grown(size).expect("grows");
+    }
+    assert_eq!(block.geometry.growth.added().len(), 2);
+    block
+}
+
+#[test]
+fn the_bytes_of_version_4_never_change() {
+    let block = grown().encode();
+    assert_eq!(block[4..16], *b"LHARRAY\0\x04\0\0\0");
+    assert_eq!(crc_fast::crc32_iscsi(&block), 1_745_537_747, "of all bytes");
+    assert_eq!(Superblock::decode(&block), Some(grown()));
+}
+
+#[test]
+fn sections_that_no_growth_makes_are_refused() {
+    let with = |added: &[(u64, u64)]| {
+        let mut block = grown();
+        let added: Vec<Added> =
+            added.iter().map(|(first, room)| Added { first: *first, room: *room }).collect();
+        block.geometry.growth = Growth::of(&added).expect("few");
+        let encoded = block.encode();
+        Superblock::decode(&encoded).is_some()
+    };
+    let rows = grown().geometry.rows;
+    assert!(with(&[(7, 2 * rows)]));
+    for wrong in [&[(0, rows)][..], &[(7, 9)], &[(7, u64::MAX)], &[(rows, rows)], &[(9, rows), (9, rows)]] {
+        assert!(!with(wrong), "{wrong:?}");
+    }
+}
+
+#[test]
+fn the_largest_superblock_has_room_for_a_section() {
+    assert_eq!((added_max(64), added_max(61), added_max(2)), (1, 8, 8));
+    let mut block = example(64, MAX_SPARES);
+    block.history = History::default();
+    (0..ERAS_MAX as u64).for_each(|n| block.history.begin(Uuid::from_u128(n.into()), n + 1));
+    block.generation = 1 << 40;
+    block.geometry = block.geometry.grown(1 << 35).expect("grows");
+    assert_eq!(Superblock::decode(&block.encode()), Some(block));
 }

@@ -110,6 +110,24 @@ pub enum LayoutError {
         /// The required size in bytes.
         least: u64,
     },
+    /// The superblock has no room for another section.
+    #[error(
+        "it has been extended {times} times, and its superblock has room for no more: copy the data to a new array"
+    )]
+    Extended {
+        /// Sections that were added.
+        times: usize,
+    },
+    /// The write-intent bitmap has no bits for so large an array.
+    #[error(
+        "its write-intent bitmap has bits for {most} bytes, and it has {size}: copy the data to a new array"
+    )]
+    Marks {
+        /// Bytes that the bitmap is enough for.
+        most: u64,
+        /// Bytes of the array.
+        size: u64,
+    },
 }
 
 /// Checks the number of members and the stripe unit.

@@ -16,11 +16,16 @@ use crate::format::bytes::{Reader, Writer, open, seal};
 use crate::format::geometry::{BLOCK, Geometry};
 use crate::format::history::{ERAS_MAX, Era, History};
 use crate::format::layout::Layout;
+use crate::format::section::{ADDED_MAX, Added, Growth};
 use uuid::Uuid;
 
 const MAGIC: &[u8; 8] = b"LHARRAY\0";
-/// Version of all on-disk formats of a member, as written.
-const VERSION: u32 = 3;
+/// Version of all on-disk formats of a member: the superblock of an array that has grown. It has the
+/// sections that were added behind the history.
+const VERSION: u32 = 4;
+/// The version without sections, which is written for an array that has not grown, so that programs
+/// that know no later one use it.
+const VERSION_ONE_SECTION: u32 = 3;
 /// The oldest version that can be read: it ends after the spares. The next superblock written has
 /// the newest version.
 const VERSION_OLDEST: u32 = 2;
@@ -129,6 +134,19 @@ fn condition(code: u16, flag: u16, done: u64) -> Option<Condition> {
     })
 }
 
+/// Bytes of a superblock before its entries, and behind them without spares and history; of an entry
+/// with what is known of it; of a section that was added.
+const FIXED: usize = 178 + 16 + 8 + 2;
+const ENTRY: usize = 44 + 8;
+const ADDED: usize = 16;
+
+/// Sections that the superblock of an array of so many members has room for, with all spares and a
+/// history of full length.
+pub(crate) fn added_max(width: usize) -> usize {
+    let used = FIXED + ENTRY * width + 16 * MAX_SPARES + 24 * ERAS_MAX + 2;
+    ((BLOCK as usize).saturating_sub(used) / ADDED).min(ADDED_MAX)
+}
+
 /// Whether a name is valid for an array.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && !name.chars().any(char::is_control)
@@ -146,8 +164,10 @@ impl Superblock {
         let mut name = [0; MAX_NAME];
         name[..self.name.len()].copy_from_slice(self.name.as_bytes());
         let index = self.index().map_or(SPARE, |index| index as u16);
+        let added = geometry.growth.added();
+        let version = if added.is_empty() { VERSION_ONE_SECTION } else { VERSION };
         let mut out = Writer::new(&mut block[4..]);
-        out.bytes(MAGIC).u32(VERSION).uuid(self.array).uuid(self.member).bytes(&name);
+        out.bytes(MAGIC).u32(version).uuid(self.array).uuid(self.member).bytes(&name);
         out.u16(geometry.layout.code()).u16(geometry.width as u16).u16(index).u16(self.spares.len() as u16);
         out.u64(geometry.unit).u64(geometry.rows).u64(geometry.journal).u64(geometry.region);
         out.u64(geometry.data_at()).u64(self.generation).u64(self.epoch).u16(u16::from(self.clean));
@@ -166,6 +186,12 @@ impl Superblock {
         out.u16(eras.len() as u16);
         for era in eras {
             out.uuid(era.session).u64(era.from);
+        }
+        if version > VERSION_ONE_SECTION {
+            out.u16(added.len() as u16);
+            for Added { first, room } in added {
+                out.u64(*first).u64(*room);
+            }
         }
         seal(&mut block);
         block
@@ -188,12 +214,12 @@ impl Superblock {
         let layout = Layout::of_code(from.u16()?)?;
         let (width, index, spares) = (usize::from(from.u16()?), from.u16()?, usize::from(from.u16()?));
         let (unit, rows, journal, region) = (from.u64()?, from.u64()?, from.u64()?, from.u64()?);
-        let geometry = Geometry { layout, width, unit, rows, journal, region };
+        let mut geometry = Geometry { layout, width, unit, rows, journal, region, growth: Growth::NONE };
         let data_at = from.u64()?;
         let (generation, epoch, clean) = (from.u64()?, from.u64()?, from.u16()? != 0);
         let counts = [generation, epoch].iter().all(|count| *count < COUNT_MAX);
         let sane = spares <= MAX_SPARES && counts && is_name(&name) && geometry.is_sane();
-        if !sane || geometry.data_at() != data_at {
+        if !sane {
             return None;
         }
         let mut entries = Vec::with_capacity(width);
@@ -221,6 +247,17 @@ impl Superblock {
             }
             let era = |_| Some(Era { session: from.uuid()?, from: from.u64()? });
             history = History::of((0..eras).map(era).collect::<Option<Vec<_>>>()?, generation)?;
+        }
+        if version > VERSION_ONE_SECTION {
+            let count = usize::from(from.u16()?);
+            if count > added_max(width) {
+                return None;
+            }
+            let added = (0..count).map(|_| Some(Added { first: from.u64()?, room: from.u64()? }));
+            geometry.growth = Growth::of(&added.collect::<Option<Vec<_>>>()?)?;
+        }
+        if !geometry.is_sane() || geometry.data_at() != data_at {
+            return None;
         }
         let superblock = Superblock {
             array,
@@ -498,12 +535,12 @@ pub(crate) mod tests {
         block[300] ^= 1;
         assert_eq!(Superblock::unknown(&block), Some(Unknown::Damaged));
         block[300] ^= 1;
-        block[12] = 4;
+        block[12] = 5;
         assert_eq!(Superblock::unknown(&block), Some(Unknown::Damaged));
         seal(&mut block);
         assert_eq!(
             (Superblock::decode(&block), Superblock::unknown(&block)),
-            (None, Some(Unknown::Version(4)))
+            (None, Some(Unknown::Version(5)))
         );
         for other in [&[0; 4096][..], &[0xA5; 4096], &block[..10], &[]] {
             assert_eq!(Superblock::unknown(other), None);

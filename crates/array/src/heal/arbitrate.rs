@@ -61,7 +61,7 @@ impl Core {
             if is_over(self) {
                 return Ok(false);
             }
-            self.until_unmarked(self.geometry.region_of(*row), patience).await;
+            self.until_unmarked(self.geometry().region_of(*row), patience).await;
             let (found, extents) = self.arbitrate_row(*row, false).await?;
             report.add(&found);
             for Extent { offset, len } in extents {
@@ -93,13 +93,13 @@ impl Core {
         let in_doubt = self.members.iter().any(|member| member.is_usable() && member.is_in_doubt());
         let busy =
             self.io.rows.is_torn(row) || self.io.rows.queue(row).is_some() || self.journal.has_row(row);
-        !busy && !in_doubt && !self.intent.is_marked(self.geometry.region_of(row))
+        !busy && !in_doubt && !self.intent.is_marked(self.geometry().region_of(row))
     }
 
     /// Arbitrates a stripe: reports ambiguous blocks, and with `repair` writes the ones that are
     /// identified; without it `misfits` says whether there are any.
     async fn arbitrate_row(self: &Rc<Self>, row: u64, repair: bool) -> IoResult<(ScrubReport, Vec<Extent>)> {
-        let geometry = self.geometry;
+        let geometry = self.geometry();
         let (mut report, mut extents) = (ScrubReport::of(geometry.width), Vec::new());
         let _room = self.room(geometry.width as u64 * geometry.unit, ReadOrigin::Background).await;
         let _alone = self.io.locks.exclusive(row).await;
@@ -185,7 +185,8 @@ impl Core {
     /// A block of the copies of a data unit: the content of more than half of the copies that match
     /// their checksums is right.
     fn arbitrate_copies(&self, row: u64, block: usize, unit: usize, units: &StripeBlocks) -> Arbitration {
-        let of_unit = units.iter().filter(|(member, _)| self.geometry.role(row, *member) == Role::Data(unit));
+        let of_unit =
+            units.iter().filter(|(member, _)| self.geometry().role(row, *member) == Role::Data(unit));
         let copies: Vec<(usize, &VerifiedBlock)> =
             of_unit.map(|(member, blocks)| (*member, &blocks[block])).collect();
         let right: Vec<&Buf> = copies
@@ -231,7 +232,7 @@ impl Core {
             Role::P => others.p = None,
             Role::Q => others.q = None,
         }
-        let known = self.geometry.homes(row, role).next().zip(self.derive(others, role, BLOCK));
+        let known = self.geometry().homes(row, role).next().zip(self.derive(others, role, BLOCK));
         known.map_or(Arbitration::Ambiguous, |known| Arbitration::Repair(vec![known]))
     }
 
@@ -284,7 +285,7 @@ impl Core {
         let mut data = right.data;
         data[unit] = Some(bytes.clone());
         let whole = StripeUnits { data, p: None, q: None, bad: Vec::new() };
-        let parity = self.geometry.homes(row, role).next().zip(self.derive(whole, role, BLOCK));
+        let parity = self.geometry().homes(row, role).next().zip(self.derive(whole, role, BLOCK));
         Arbitration::Repair([(home, bytes)].into_iter().chain(parity).collect())
     }
 }

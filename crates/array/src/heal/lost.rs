@@ -113,7 +113,7 @@ impl Core {
         wanted: impl Fn(Role) -> bool,
     ) -> Unavailable {
         let may_be_back = |role: Role| {
-            let mut homes = self.geometry.homes(row, role);
+            let mut homes = self.geometry().homes(row, role);
             homes.any(|home| self.members[home].condition() == Condition::Offline)
         };
         let missing = (0..units.data.len()).filter(|i| wanted(Role::Data(*i)) && units.data[*i].is_none());
@@ -125,7 +125,7 @@ impl Core {
 
     /// Offset in the array of a range of a data unit.
     fn offset_of(&self, row: u64, unit: usize, at: u64) -> u64 {
-        row * self.geometry.stripe() + unit as u64 * self.geometry.unit + at
+        row * self.geometry().stripe() + unit as u64 * self.geometry().unit + at
     }
 
     /// Records a lost block of a data unit.
@@ -155,8 +155,8 @@ impl Core {
 
     /// The same for a whole stripe.
     pub(crate) fn regain_row(&self, row: u64) {
-        for unit in 0..self.geometry.data_units() {
-            self.regain(row, Role::Data(unit), 0, self.geometry.unit);
+        for unit in 0..self.geometry().data_units() {
+            self.regain(row, Role::Data(unit), 0, self.geometry().unit);
         }
     }
 }

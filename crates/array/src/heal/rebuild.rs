@@ -44,7 +44,7 @@ impl Core {
     pub(crate) fn next_to_rebuild(&self) -> Option<usize> {
         let order = |member: &Member| {
             let Condition::Rebuilding { partial, .. } = member.condition() else { return None };
-            let catches_up = partial && member.state.have() >= self.geometry.rows;
+            let catches_up = partial && member.state.have() >= self.geometry().rows;
             let left: u64 = self.rows_left(member.index).iter().map(|rows| rows.end - rows.start).sum();
             member.is_usable().then_some((!catches_up, left, member.index))
         };
@@ -53,13 +53,14 @@ impl Core {
 
     /// The rows that a member still lacks, in order.
     fn rows_left(&self, index: usize) -> Vec<Range<u64>> {
-        let (member, rows) = (&self.members[index], self.geometry.rows);
+        let (member, rows) = (&self.members[index], self.geometry().rows);
         let Condition::Rebuilding { done, partial } = member.condition() else { return Vec::new() };
         let mut ranges = Vec::new();
         let mut from = 0;
         if partial {
             from = member.state.have().min(rows);
-            let missed = member.rows.missed_regions().into_iter().map(|region| self.geometry.rows_of(region));
+            let missed =
+                member.rows.missed_regions().into_iter().map(|region| self.geometry().rows_of(region));
             ranges.extend(missed.map(|missed| missed.start..missed.end.min(from)));
         }
         ranges.push(from..rows);
@@ -127,7 +128,7 @@ impl Core {
                 _ => size,
             };
             let rate = self.upkeep.rebuild_rate.get();
-            self.yield_to_users(&mut seen, batch.len() as u64 * self.geometry.unit, start, rate).await;
+            self.yield_to_users(&mut seen, batch.len() as u64 * self.geometry().unit, start, rate).await;
         }
         if is_over(self) || !is_it() {
             return Ok(RebuildEnd::Ended);
@@ -145,7 +146,7 @@ impl Core {
 
     /// Rows of a batch: `size`, limited to what the rebuild rate allows in `BATCH`.
     fn batch(&self, size: usize) -> usize {
-        let allowed = |rate: u64| (rate as f64 * BATCH.as_secs_f64() / self.geometry.unit as f64) as usize;
+        let allowed = |rate: u64| (rate as f64 * BATCH.as_secs_f64() / self.geometry().unit as f64) as usize;
         self.upkeep.rebuild_rate.get().map_or(size, |rate| size.min(allowed(rate))).max(1)
     }
 
@@ -156,11 +157,11 @@ impl Core {
         let others = self.members.iter().filter(|member| member.is_active());
         let read = others.map(|member| advice(member).read).max().unwrap_or(0);
         let bytes = read.max(advice(&self.members[index]).write);
-        (bytes / self.geometry.unit + 2).min(CONCURRENT_ROWS_MAX) as usize
+        (bytes / self.geometry().unit + 2).min(CONCURRENT_ROWS_MAX) as usize
     }
 
     fn report_progress(&self, member: usize, seen: &BatchState, total: u64, began: Instant) {
-        let unit = self.geometry.unit;
+        let unit = self.geometry().unit;
         let progress =
             Progress { member, done: seen.done * unit, total: total * unit, elapsed: now() - began };
         self.upkeep.work.borrow_mut().rebuild = Some(progress);
@@ -181,21 +182,21 @@ impl Core {
         });
         let busy = self.io.requests() != seen.begun;
         seen.begun = self.io.requests();
-        let urgent = self.members.inactive() >= self.geometry.redundancy();
+        let urgent = self.members.inactive() >= self.geometry().redundancy();
         let by_users = if busy && !urgent { took } else { Duration::ZERO };
         pause(self, by_rate.max(by_users)).await;
     }
 
     /// Writes a member's unit of a row.
     async fn rebuild_row(self: &Rc<Self>, index: usize, row: u64) -> IoResult<()> {
-        let reads = if self.geometry.has_parity() { self.geometry.data_units() as u64 } else { 1 };
-        let room = self.room(reads * self.geometry.unit, ReadOrigin::Background).await;
+        let reads = if self.geometry().has_parity() { self.geometry().data_units() as u64 } else { 1 };
+        let room = self.room(reads * self.geometry().unit, ReadOrigin::Background).await;
         let _alone = self.io.locks.exclusive(row).await;
         if self.members.holds(index, row) {
             return Ok(());
         }
-        let role = self.geometry.role(row, index);
-        let (unit, at) = (self.geometry.unit, self.geometry.unit_at(row));
+        let role = self.geometry().role(row, index);
+        let (unit, at) = (self.geometry().unit, self.geometry().unit_at(row));
         let (bytes, lost) = self.unit_for(row, role, index).await?;
         drop(room);
         let member = &self.members[index];
@@ -237,8 +238,8 @@ impl Core {
         role: Role,
         index: usize,
     ) -> IoResult<(Buf, BTreeMap<usize, Unavailable>)> {
-        let unit = self.geometry.unit;
-        let has_parity = self.geometry.has_parity();
+        let unit = self.geometry().unit;
+        let has_parity = self.geometry().has_parity();
         let wanted = |other: Role| has_parity || other == role;
         let units = self.read_units(row, 0, unit, wanted, &[index]).await?;
         if let Some(bytes) = self.derive(units, role, unit) {

@@ -154,8 +154,8 @@ impl Core {
         is_spare: bool,
     ) -> IoResult<()> {
         let info = device.info();
-        if info.size < self.geometry.end() {
-            return Err(IoError::OutOfRange { offset: 0, len: self.geometry.end(), size: info.size });
+        if info.size < self.geometry().end() {
+            return Err(IoError::OutOfRange { offset: 0, len: self.geometry().end(), size: info.size });
         }
         // Clear bitmap and journal of an earlier use, and a superblock of another array, which might
         // have a higher generation. A spare of this array keeps its superblock until it is a member.
@@ -171,7 +171,11 @@ impl Core {
             zero(&io, SUPER_AT[0], HEARTBEAT_AT).await?;
         }
         self.write_first_heartbeat(&io).await?;
-        zero(&io, HEARTBEAT_AT + BLOCK, self.geometry.sums_at()).await?;
+        zero(&io, HEARTBEAT_AT + BLOCK, self.geometry().sums_at()).await?;
+        // Checksums of rows that a section has only room for are zeroes, for the array to grow there.
+        for section in self.geometry().sections().skip(1) {
+            zero(&io, section.sums_at, section.sums_at + section.sums_len).await?;
+        }
         io.flush().await?;
         let _alone = self.spares.replacing.exclusive(index as u64).await;
         let member = &self.members[index];

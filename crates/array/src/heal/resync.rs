@@ -37,7 +37,7 @@ impl Core {
     pub(crate) async fn replay(self: &Rc<Self>, found: ScannedRecords) -> IoResult<usize> {
         let records = found.window();
         records.iter().try_for_each(|record| self.check_record(record))?;
-        let (span, size) = (span(&records), self.geometry.journal);
+        let (span, size) = (span(&records), self.geometry().journal);
         if span > size {
             return Err(IoError::Integrity(format!(
                 "journal records span {span} bytes of a journal of {size}"
@@ -72,15 +72,15 @@ impl Core {
     /// written.
     fn check_record(&self, record: &JournalRecord) -> IoResult<()> {
         let has = |piece: &Piece| {
-            self.geometry.has_range(record.row, piece.role, piece.at, piece.bytes.len() as u64)
+            self.geometry().has_range(record.row, piece.role, piece.at, piece.bytes.len() as u64)
         };
         let is_data = |piece: &Piece| matches!(piece.role, Role::Data(_));
         let right = match record.kind {
             RecordKind::Mark => true,
             RecordKind::Data => {
-                record.row < self.geometry.rows && record.pieces.iter().all(|p| is_data(p) && has(p))
+                record.row < self.geometry().rows && record.pieces.iter().all(|p| is_data(p) && has(p))
             }
-            RecordKind::Commit => record.row < self.geometry.rows && record.pieces.iter().all(has),
+            RecordKind::Commit => record.row < self.geometry().rows && record.pieces.iter().all(has),
         };
         if right {
             return Ok(());
@@ -103,7 +103,7 @@ impl Core {
     /// Makes the marked regions consistent; returns the number of rows.
     pub(crate) async fn resync(self: &Rc<Self>) -> IoResult<u64> {
         let regions = self.intent.marked();
-        let rows: Vec<u64> = regions.iter().flat_map(|region| self.geometry.rows_of(*region)).collect();
+        let rows: Vec<u64> = regions.iter().flat_map(|region| self.geometry().rows_of(*region)).collect();
         for rows in rows.chunks(ROWS) {
             for result in join_all(rows.iter().map(|row| self.resync_row(*row))).await {
                 result?;
@@ -115,7 +115,7 @@ impl Core {
 
     async fn read_raw(&self, member: usize, row: u64) -> MemberResult<RawUnit> {
         let place = &self.members[member];
-        let (unit, at) = (self.geometry.unit, self.geometry.unit_at(row));
+        let (unit, at) = (self.geometry().unit, self.geometry().unit_at(row));
         let (bytes, sums) = join(place.read(at, unit), self.sums.load(place, row, 0, unit)).await;
         sums?;
         let mut unreadable = Vec::new();
@@ -131,14 +131,14 @@ impl Core {
             wrong = self.sums.wrong(member, row, 0, &bytes);
         }
         wrong.retain(|block| !unreadable.contains(block));
-        Ok(RawUnit { member, role: self.geometry.role(row, member), bytes, wrong, unreadable })
+        Ok(RawUnit { member, role: self.geometry().role(row, member), bytes, wrong, unreadable })
     }
 
     /// A unit read block by block; unreadable blocks are zeroes and listed in `unreadable`.
     async fn salvage(&self, member: usize, row: u64, unreadable: &mut Vec<usize>) -> MemberResult<BufMut> {
-        let mut bytes = BufMut::zeroed(self.geometry.unit as usize);
+        let mut bytes = BufMut::zeroed(self.geometry().unit as usize);
         for (number, block) in bytes.chunks_exact_mut(BLOCK as usize).enumerate() {
-            let at = self.geometry.unit_at(row) + number as u64 * BLOCK;
+            let at = self.geometry().unit_at(row) + number as u64 * BLOCK;
             match self.members[member].read(at, BLOCK).await {
                 Ok(read) => block.copy_from_slice(&read),
                 Err(e) if matches!(e.error, IoError::Medium(_)) => unreadable.push(number),
@@ -151,11 +151,12 @@ impl Core {
     /// Makes one stripe consistent: from blocks that match their checksums where those decide, and
     /// otherwise by new parity for the data as it is, since the stripe was being written.
     pub(crate) async fn resync_row(self: &Rc<Self>, row: u64) -> IoResult<()> {
-        if !self.geometry.has_sums() {
+        if !self.geometry().has_sums() {
             return Ok(());
         }
         let _alone = self.io.locks.exclusive(row).await;
-        let members: Vec<usize> = (0..self.geometry.width).filter(|m| self.members.holds(*m, row)).collect();
+        let members: Vec<usize> =
+            (0..self.geometry().width).filter(|m| self.members.holds(*m, row)).collect();
         let mut raws = Vec::new();
         for (member, raw) in
             members.iter().zip(join_all(members.iter().map(|member| self.read_raw(*member, row))).await)
@@ -168,14 +169,14 @@ impl Core {
                 Err(e) => self.lose(*member, &e).await?,
             }
         }
-        let writes = if self.geometry.has_parity() { self.fit_parity(row, raws) } else { fit_copies(raws) };
+        let writes = if self.geometry().has_parity() { self.fit_parity(row, raws) } else { fit_copies(raws) };
         self.put(row, writes).await
     }
 
     /// Blocks to write so that parity and checksums are right.
     fn fit_parity(&self, row: u64, mut raws: Vec<RawUnit>) -> Vec<MemberWrite> {
         let mut writes = Vec::new();
-        let blocks = (self.geometry.unit / BLOCK) as usize;
+        let blocks = (self.geometry().unit / BLOCK) as usize;
         for block in 0..blocks {
             let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
             let bad = |raw: &RawUnit| raw.wrong.contains(&block) || raw.unreadable.contains(&block);
@@ -186,7 +187,7 @@ impl Core {
             let there =
                 |raw: &&RawUnit| matches!(raw.role, Role::Data(_)) && !raw.unreadable.contains(&block);
             let mut changed: Vec<usize> = wrong;
-            if raws.iter().filter(there).count() == self.geometry.data_units() {
+            if raws.iter().filter(there).count() == self.geometry().data_units() {
                 changed.extend(self.fit_block(block, &range, &mut raws));
             }
             changed.sort_unstable();
@@ -211,7 +212,7 @@ impl Core {
         raws: &mut [RawUnit],
     ) {
         let mut units =
-            StripeUnits { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
+            StripeUnits { data: vec![None; self.geometry().data_units()], p: None, q: None, bad: Vec::new() };
         for (i, raw) in raws.iter().enumerate().filter(|(i, _)| !wrong.contains(i)) {
             let _ = i;
             let bytes = Some(Buf::copy_of(&raw.bytes[range.clone()]));
@@ -224,7 +225,7 @@ impl Core {
         if units.complete(BLOCK).is_err() {
             return;
         }
-        let (p, q) = units.parity(BLOCK, self.geometry.redundancy() == 2);
+        let (p, q) = units.parity(BLOCK, self.geometry().redundancy() == 2);
         let right = |raw: &RawUnit| match raw.role {
             Role::Data(unit) => units.data[unit].clone(),
             Role::P => Some(p.clone()),
@@ -249,13 +250,13 @@ impl Core {
     /// Recomputes the parity of one block from its data; returns the indices of units that changed.
     fn fit_block(&self, block: usize, range: &std::ops::Range<usize>, raws: &mut [RawUnit]) -> Vec<usize> {
         let mut units =
-            StripeUnits { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
+            StripeUnits { data: vec![None; self.geometry().data_units()], p: None, q: None, bad: Vec::new() };
         for raw in raws.iter() {
             if let Role::Data(unit) = raw.role {
                 units.data[unit] = Some(Buf::copy_of(&raw.bytes[range.clone()]));
             }
         }
-        let (p, q) = units.parity(BLOCK, self.geometry.redundancy() == 2);
+        let (p, q) = units.parity(BLOCK, self.geometry().redundancy() == 2);
         let mut changed = Vec::new();
         for (i, raw) in raws.iter_mut().enumerate() {
             let right = match raw.role {

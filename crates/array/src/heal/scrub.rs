@@ -75,21 +75,21 @@ pub(crate) enum VerifiedBlock {
 impl Core {
     /// Scrubs the whole array.
     pub(crate) async fn scrub(self: &Rc<Self>) -> IoResult<ScrubReport> {
-        if !self.geometry.has_sums() {
+        if !self.geometry().has_sums() {
             return Err(IoError::Unsupported("scrub without redundancy"));
         }
         let mut report =
-            ScrubReport { stripes: (0, self.geometry.rows), ..ScrubReport::of(self.geometry.width) };
+            ScrubReport { stripes: (0, self.geometry().rows), ..ScrubReport::of(self.geometry().width) };
         // One scrub at a time.
         let _alone = self.upkeep.scrubbing.exclusive(0).await;
         let began = now();
         report.own = self.scrub_metadata().await?;
         self.upkeep.work.borrow_mut().lost.look_again();
         let mut seen = BatchState { begun: self.io.requests(), published: began, done: 0 };
-        let at_a_time = (AT_A_TIME / self.geometry.unit).max(1);
+        let at_a_time = (AT_A_TIME / self.geometry().unit).max(1);
         let (mut row, mut misfits) = (0, Vec::new());
-        while row < self.geometry.rows && !is_over(self) {
-            let (start, end) = (now(), (row + at_a_time).min(self.geometry.rows));
+        while row < self.geometry().rows && !is_over(self) {
+            let (start, end) = (now(), (row + at_a_time).min(self.geometry().rows));
             for (row, result) in (row..end).zip(join_all((row..end).map(|row| self.scrub_row(row))).await) {
                 let found = result?;
                 report.add(&found);
@@ -99,10 +99,11 @@ impl Core {
             report.elapsed = now() - began;
             let rate = self.upkeep.scrub_rate.get().or(self.upkeep.rebuild_rate.get());
             self.upkeep.work.borrow_mut().scrub = Some(report.clone());
-            self.yield_to_users(&mut seen, (end - row) * self.geometry.unit, start, rate).await;
+            self.yield_to_users(&mut seen, (end - row) * self.geometry().unit, start, rate).await;
             row = end;
         }
-        report.finished = row == self.geometry.rows && self.arbitrate_stripes(&misfits, &mut report).await?;
+        report.finished =
+            row == self.geometry().rows && self.arbitrate_stripes(&misfits, &mut report).await?;
         report.elapsed = now() - began;
         self.upkeep.work.borrow_mut().scrub = Some(report.clone());
         Ok(report)
@@ -116,8 +117,8 @@ impl Core {
             if member.is_usable() {
                 repaired += self.intent.scrub(self, member).await?;
             }
-            if member.is_usable() && self.geometry.journal > 0 {
-                match member.read_around(JOURNAL_AT, self.geometry.journal).await {
+            if member.is_usable() && self.geometry().journal > 0 {
+                match member.read_around(JOURNAL_AT, self.geometry().journal).await {
                     Ok(ring) if ring.unreadable.is_empty() => {}
                     Ok(ring) => {
                         self.journal.pass(self).await?;
@@ -139,12 +140,13 @@ impl Core {
     /// Scrubs one stripe: blocks that do not match their checksums are repaired from those that do.
     /// Contradictions among matching blocks are left for [`arbitrate_stripes`](Self::arbitrate_stripes).
     pub(crate) async fn scrub_row(self: &Rc<Self>, row: u64) -> IoResult<ScrubReport> {
-        let mut report = ScrubReport::of(self.geometry.width);
-        let _room = self.room(self.geometry.width as u64 * self.geometry.unit, ReadOrigin::Background).await;
+        let mut report = ScrubReport::of(self.geometry().width);
+        let _room =
+            self.room(self.geometry().width as u64 * self.geometry().unit, ReadOrigin::Background).await;
         let _alone = self.io.locks.exclusive(row).await;
         let units = self.read_verified(row).await?;
         let mut writes = Vec::new();
-        for block in 0..(self.geometry.unit / BLOCK) as usize {
+        for block in 0..(self.geometry().unit / BLOCK) as usize {
             report.misfits |= self.scrub_block(row, block, &units, &mut writes, &mut report);
         }
         self.drop_unconfirmed(row, &mut writes, &mut report).await?;
@@ -161,7 +163,7 @@ impl Core {
         row: u64,
     ) -> IoResult<Vec<(usize, Vec<VerifiedBlock>)>> {
         let members: Vec<usize> =
-            (0..self.geometry.width).filter(|member| self.members.holds(*member, row)).collect();
+            (0..self.geometry().width).filter(|member| self.members.holds(*member, row)).collect();
         let mut units = Vec::new();
         for (member, blocks) in
             members.iter().zip(join_all(members.iter().map(|m| self.blocks(*m, row))).await)
@@ -184,7 +186,7 @@ impl Core {
     ) -> IoResult<()> {
         let mut doubtful = Vec::new();
         for MemberWrite { member, piece } in writes.iter() {
-            let made = self.geometry.has_parity() && matches!(piece.role, Role::Data(_));
+            let made = self.geometry().has_parity() && matches!(piece.role, Role::Data(_));
             if made && !self.confirm_reconstruction(*member, row, piece.at, &piece.bytes).await? {
                 report.lost += 1;
                 if let Role::Data(unit) = piece.role {
@@ -201,7 +203,7 @@ impl Core {
 
     /// The verified blocks of a member's unit.
     async fn blocks(&self, member: usize, row: u64) -> MemberResult<Vec<VerifiedBlock>> {
-        let unit = self.geometry.unit;
+        let unit = self.geometry().unit;
         let dst = longhaul_engine::BufMut::zeroed(unit as usize);
         match self.read_unit(member, row, 0, dst).await {
             Ok(bytes) => {
@@ -237,17 +239,17 @@ impl Core {
     ) -> bool {
         let at = block as u64 * BLOCK;
         for (member, blocks) in units {
-            let role = self.geometry.role(row, *member);
+            let role = self.geometry().role(row, *member);
             match &blocks[block] {
                 VerifiedBlock::Right(_) => self.regain(row, role, at, BLOCK),
                 VerifiedBlock::Wrong => report.wrong[*member] += 1,
                 VerifiedBlock::Unreadable => report.unreadable[*member] += 1,
             }
         }
-        let roles = |(member, _): &(usize, Vec<VerifiedBlock>)| self.geometry.role(row, *member);
+        let roles = |(member, _): &(usize, Vec<VerifiedBlock>)| self.geometry().role(row, *member);
         // Copies concern their own unit only; parity concerns the whole stripe.
         let mut parts: Vec<Option<Role>> = vec![None];
-        if !self.geometry.has_parity() {
+        if !self.geometry().has_parity() {
             parts = units.iter().map(|unit| Some(roles(unit))).collect();
             parts.dedup();
         }
@@ -279,7 +281,7 @@ impl Core {
             }
             let (p, q) = match part {
                 None => {
-                    let (p, q) = right.parity(BLOCK, self.geometry.redundancy() == 2);
+                    let (p, q) = right.parity(BLOCK, self.geometry().redundancy() == 2);
                     (Some(p), q)
                 }
                 Some(_) => (None, None),
@@ -291,7 +293,7 @@ impl Core {
             };
             let fits = |(member, blocks): &&(usize, Vec<VerifiedBlock>)| match &blocks[block] {
                 VerifiedBlock::Right(bytes) => {
-                    should(self.geometry.role(row, *member)).is_none_or(|should| should[..] == bytes[..])
+                    should(self.geometry().role(row, *member)).is_none_or(|should| should[..] == bytes[..])
                 }
                 _ => true,
             };
@@ -300,7 +302,7 @@ impl Core {
                 continue;
             }
             for (member, blocks) in of_it {
-                let role = self.geometry.role(row, *member);
+                let role = self.geometry().role(row, *member);
                 let is_wrong = !matches!(blocks[block], VerifiedBlock::Right(_));
                 if let Some(bytes) = should(role).filter(|_| is_wrong) {
                     report.repaired += 1;
@@ -324,10 +326,10 @@ impl Core {
         units: &[(usize, Vec<VerifiedBlock>)],
     ) -> StripeUnits {
         let mut right =
-            StripeUnits { data: vec![None; self.geometry.data_units()], p: None, q: None, bad: Vec::new() };
+            StripeUnits { data: vec![None; self.geometry().data_units()], p: None, q: None, bad: Vec::new() };
         for (member, blocks) in units {
             let VerifiedBlock::Right(bytes) = &blocks[block] else { continue };
-            match self.geometry.role(row, *member) {
+            match self.geometry().role(row, *member) {
                 Role::Data(i) => right.data[i] = right.data[i].take().or(Some(bytes.clone())),
                 Role::P => right.p = Some(bytes.clone()),
                 Role::Q => right.q = Some(bytes.clone()),

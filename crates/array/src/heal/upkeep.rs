@@ -35,6 +35,8 @@ pub(crate) struct Upkeep {
     pub(crate) verifying: Rc<RowLocks>,
     /// Exclusive during a scrub.
     pub(crate) scrubbing: Rc<RowLocks>,
+    /// Exclusive while the array grows.
+    pub(crate) growing: Rc<RowLocks>,
     /// Tasks that have not ended yet.
     running: Cell<usize>,
 }
@@ -49,6 +51,7 @@ impl Upkeep {
             work: RefCell::default(),
             verifying: Rc::default(),
             scrubbing: Rc::default(),
+            growing: Rc::default(),
             running: Cell::new(0),
         }
     }
@@ -158,7 +161,7 @@ pub(crate) fn start(core: &Rc<Core>) {
     spawn(heal(Rc::clone(core))).detach();
     spawn(rebuild(Rc::clone(core))).detach();
     spawn(crate::member::disconnect::watch(Rc::clone(core))).detach();
-    if let Some(every) = core.options.scrub_every.filter(|_| core.geometry.has_sums()) {
+    if let Some(every) = core.options.scrub_every.filter(|_| core.geometry().has_sums()) {
         spawn(scrub_periodically(Rc::clone(core), every)).detach();
     }
 }

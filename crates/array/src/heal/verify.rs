@@ -32,7 +32,7 @@ impl Core {
         if !member.is_in_doubt() || !member.is_usable() {
             return Ok(());
         }
-        if !self.geometry.has_sums() || self.lacks(Mechanism::Doubt) {
+        if !self.geometry().has_sums() || self.lacks(Mechanism::Doubt) {
             // Without checksums a loss cannot be detected: the member is trusted like a single
             // device.
             member.trust(doubts);
@@ -42,10 +42,10 @@ impl Core {
             return self.lose(index, &e).await;
         }
         let regions = self.intent.marked();
-        let rows = regions.iter().flat_map(|region| self.geometry.rows_of(*region));
+        let rows = regions.iter().flat_map(|region| self.geometry().rows_of(*region));
         let rows: Vec<u64> = rows.filter(|row| self.members.holds(index, *row)).collect();
         let mut lost = Vec::new();
-        for rows in rows.chunks((AT_A_TIME / self.geometry.unit).max(1) as usize) {
+        for rows in rows.chunks((AT_A_TIME / self.geometry().unit).max(1) as usize) {
             let looks = rows.iter().map(async |row| (*row, self.matches_checksums(index, *row).await));
             for (row, result) in join_all(looks).await {
                 if !result? {
@@ -69,7 +69,7 @@ impl Core {
     /// Whether a member's unit of a row matches its checksums.
     async fn matches_checksums(self: &Rc<Self>, index: usize, row: u64) -> IoResult<bool> {
         let read = async || {
-            let unit = BufMut::zeroed(self.geometry.unit as usize);
+            let unit = BufMut::zeroed(self.geometry().unit as usize);
             match self.read_unit(index, row, 0, unit).await {
                 Err(ReadFault::Mismatch(_)) => Ok(false),
                 Err(ReadFault::Error(e)) if e.is_unreachable() => self.lose(index, &e).await.map(|()| true),

@@ -128,9 +128,10 @@ impl Core {
     }
 
     fn can_hedge(&self, home: usize, row: u64) -> bool {
-        let role = self.geometry.role(row, home);
+        let role = self.geometry().role(row, home);
         let copies = self.members.holders(row, role).any(|other| other != home);
-        !self.io.rows.is_torn(row) && (copies || (self.geometry.has_parity() && self.members.is_healthy(row)))
+        !self.io.rows.is_torn(row)
+            && (copies || (self.geometry().has_parity() && self.members.is_healthy(row)))
     }
 
     /// The same range reconstructed without `home`; `None` if the others do not suffice.
@@ -143,9 +144,9 @@ impl Core {
         len: u64,
     ) -> IoResult<Option<BufMut>> {
         let _together = self.io.locks.shared(row).await;
-        let wanted = |role| self.geometry.has_parity() || role == Role::Data(unit);
+        let wanted = |role| self.geometry().has_parity() || role == Role::Data(unit);
         let mut units = self.read_units(row, at, len, wanted, &[home]).await?;
-        if units.bad.len() > 1 || (self.geometry.has_parity() && units.complete(len).is_err()) {
+        if units.bad.len() > 1 || (self.geometry().has_parity() && units.complete(len).is_err()) {
             return Ok(None);
         }
         let bytes = units.data.into_iter().nth(unit).flatten();

@@ -39,7 +39,7 @@ pub(crate) const BITS_MAX: u64 = PER_PAGE * (INTENT_LEN / BLOCK);
 
 pub(crate) struct Intent {
     array: Uuid,
-    regions: u64,
+    regions: Cell<u64>,
     /// Bits that are set, or about to be.
     set: RefCell<Vec<u64>>,
     /// Bits that are set on all members in use.
@@ -65,7 +65,7 @@ impl Core {
         if self.lacks(of) {
             return Ok(None);
         }
-        self.intent.mark(self, self.geometry.region_of(row)).await.map(Some)
+        self.intent.mark(self, self.geometry().region_of(row)).await.map(Some)
     }
 }
 
@@ -88,7 +88,7 @@ impl Intent {
         let words = vec![0; regions.div_ceil(64) as usize];
         Intent {
             array,
-            regions,
+            regions: Cell::new(regions),
             set: RefCell::new(words.clone()),
             durable: RefCell::new(words),
             busy: RefCell::new(vec![false; regions.div_ceil(PER_PAGE) as usize]),
@@ -96,6 +96,17 @@ impl Intent {
             changed: Event::default(),
             writes: Cell::new(0),
         }
+    }
+
+    /// The array has grown, and the further regions have no marks. The caller has written their
+    /// pages to the members.
+    pub(crate) fn grow(&self, regions: u64) {
+        assert!(self.regions.get() <= regions, "an array does not shrink");
+        for words in [&self.set, &self.durable] {
+            words.borrow_mut().resize(regions.div_ceil(64) as usize, 0);
+        }
+        self.busy.borrow_mut().resize(regions.div_ceil(PER_PAGE) as usize, false);
+        self.regions.set(regions);
     }
 
     /// Number of pages.
@@ -118,7 +129,7 @@ impl Intent {
     fn add(&self, number: usize, is_set: impl Fn(usize) -> bool) {
         let mut set = self.set.borrow_mut();
         let first = number as u64 * PER_PAGE;
-        for bit in first..(first + PER_PAGE).min(self.regions) {
+        for bit in first..(first + PER_PAGE).min(self.regions.get()) {
             if is_set((bit - first) as usize) {
                 set[(bit / 64) as usize] |= 1 << (bit % 64);
             }
@@ -141,7 +152,7 @@ impl Intent {
                 bits[within / 8] & 1 << (within % 8) != 0
             };
             let after = self.durable.borrow();
-            let mut must = (first..(first + PER_PAGE).min(self.regions))
+            let mut must = (first..(first + PER_PAGE).min(self.regions.get()))
                 .filter(|bit| get(&before, *bit) && get(&after, *bit));
             let right = self.page_bits(number, page).is_some_and(|bits| must.all(|bit| has(bits, bit)));
             if !right {
@@ -167,7 +178,7 @@ impl Intent {
         Writer::new(&mut page[4..]).uuid(self.array).u32(number as u32);
         let first = number as u64 * PER_PAGE;
         let set = self.set.borrow();
-        for bit in (first..(first + PER_PAGE).min(self.regions)).filter(|bit| get(&set, *bit)) {
+        for bit in (first..(first + PER_PAGE).min(self.regions.get())).filter(|bit| get(&set, *bit)) {
             let within = (bit - first) as usize;
             page[HEAD + within / 8] |= 1 << (within % 8);
         }
@@ -189,7 +200,7 @@ impl Intent {
     /// The regions that are marked.
     pub(crate) fn marked(&self) -> Vec<u64> {
         let set = self.set.borrow();
-        (0..self.regions).filter(|region| get(&set, *region)).collect()
+        (0..self.regions.get()).filter(|region| get(&set, *region)).collect()
     }
 
     /// Begins a write to a region: returns once its bit is set on the members.
@@ -225,7 +236,7 @@ impl Intent {
     fn mark_ahead(self: &Rc<Self>, core: &Rc<Core>, region: u64) {
         let under_way = self.users.borrow().values().filter(|(count, _)| *count > 0).count() as u64;
         let ahead = (2 * under_way).clamp(1, AHEAD_MAX);
-        let end = (region + ahead).min(self.regions).min((region / PER_PAGE + 1) * PER_PAGE);
+        let end = (region + ahead).min(self.regions.get()).min((region / PER_PAGE + 1) * PER_PAGE);
         // Half of them suffice until the next call.
         let near = (region + ahead.div_ceil(2)).min(end);
         if (region..near).all(|region| get(&self.set.borrow(), region)) {

@@ -450,7 +450,7 @@ impl Journal {
         }
         let at = record.pos % self.size;
         let first = (self.size - at).min(bytes.len() as u64) as usize;
-        let copies = core.geometry.redundancy() + 1;
+        let copies = core.geometry().redundancy() + 1;
         let is_clear = |block: u64| (block + self.size - at) % self.size >= record.len();
         self.changed.until(|| self.clearing.get().is_none_or(is_clear)).await;
         loop {

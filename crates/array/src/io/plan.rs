@@ -128,7 +128,7 @@ impl Core {
         let old = old.map_or_else(|| vec![None; segment.new.len()], |units| units.data);
         let data = segment.new.iter().zip(old).map(|(new, old)| new.clone().or(old)).collect();
         let units = StripeUnits { data, p: None, q: None, bad: Vec::new() };
-        let (p, q) = units.parity(segment.len, self.geometry.redundancy() == 2);
+        let (p, q) = units.parity(segment.len, self.geometry().redundancy() == 2);
         (Some(p), q)
     }
 
@@ -183,7 +183,7 @@ impl Core {
             return self.write_beside_lost(row, segment, plan).await.map(|()| (None, None));
         }
         for member in &old.bad {
-            if let Role::Data(i) = self.geometry.role(row, *member)
+            if let Role::Data(i) = self.geometry().role(row, *member)
                 && segment.new[i].is_none()
                 && let Some(bytes) = old.data[i].clone()
             {
@@ -302,7 +302,7 @@ impl Core {
         all: &StripeUnits,
     ) -> IoResult<bool> {
         for member in bad {
-            if let Role::Data(i) = self.geometry.role(row, *member)
+            if let Role::Data(i) = self.geometry().role(row, *member)
                 && block.new[i].is_none()
                 && let Some(bytes) = &all.data[i]
                 && !self.confirm_reconstruction(*member, row, block.at, bytes).await?
@@ -333,8 +333,8 @@ impl Core {
         let writes = writes.into_iter().map(async |placed| {
             let MemberWrite { member, piece } = placed;
             let place = &self.members[member];
-            let at = self.geometry.unit_at(row) + piece.at;
-            let sums = if self.geometry.has_sums() { self.sums.of(&piece.bytes) } else { Vec::new() };
+            let at = self.geometry().unit_at(row) + piece.at;
+            let sums = if self.geometry().has_sums() { self.sums.of(&piece.bytes) } else { Vec::new() };
             // The member may have been lost since the plan was made.
             if let Err(e) = place.check_usable() {
                 return (member, Err(e));

@@ -40,8 +40,8 @@ impl Core {
         let (mut rest, mut at) = (dst, offset);
         let mut rows: Vec<(u64, Vec<ReadPart>)> = Vec::new();
         while !rest.is_empty() {
-            let (row, unit, within) = self.geometry.locate(at);
-            let len = (rest.len() as u64).min(self.geometry.unit - within);
+            let (row, unit, within) = self.geometry().locate(at);
+            let len = (rest.len() as u64).min(self.geometry().unit - within);
             let tail = rest.split_off(len as usize);
             let part = ReadPart { unit, at: within, dst: std::mem::replace(&mut rest, tail) };
             match rows.last_mut() {
@@ -73,7 +73,7 @@ impl Core {
                 Err(parts) => parts,
             };
         }
-        if parts.len() > 1 && parts.iter().any(missing) && self.geometry.has_parity() {
+        if parts.len() > 1 && parts.iter().any(missing) && self.geometry().has_parity() {
             return self.read_together(row, parts).await;
         }
         join_all(parts.into_iter().map(|part| self.read_part(row, part))).await.into_iter().collect()
@@ -98,7 +98,7 @@ impl Core {
             }
         }
         let is_held = self.members.holders(row, Role::Data(unit)).next().is_some();
-        let reads = if is_held { 1 } else { self.geometry.data_units() as u64 };
+        let reads = if is_held { 1 } else { self.geometry().data_units() as u64 };
         let room = self.room(len * reads, ReadOrigin::User).await;
         let mut homes: Vec<usize> = self.members.holders(row, Role::Data(unit)).collect();
         if self.io.rows.is_torn(row) {
@@ -115,7 +115,7 @@ impl Core {
         let Some(home) = homes.iter().min_by_key(|home| key(home)).copied() else {
             return self.reconstruct(row, unit, at, len).await;
         };
-        if self.geometry.has_parity()
+        if self.geometry().has_parity()
             && self.members[home].disconnected().is_some()
             && let Some(bytes) = self.around(row, unit, at, len).await
         {
@@ -159,7 +159,7 @@ impl Core {
     /// that remain, and as many parity units as data units are missing.
     pub(crate) fn enough(&self, row: u64, without: &[usize]) -> impl Fn(Role) -> bool + use<> {
         let has = |role| self.members.holders(row, role).any(|member| !without.contains(&member));
-        let missing = (0..self.geometry.data_units()).filter(|unit| !has(Role::Data(*unit))).count();
+        let missing = (0..self.geometry().data_units()).filter(|unit| !has(Role::Data(*unit))).count();
         let (p, q) = (missing > 0 && has(Role::P), missing > 1 || (missing == 1 && !has(Role::P)));
         move |role| match role {
             Role::Data(_) => true,
@@ -173,9 +173,9 @@ impl Core {
     fn is_cached_read(&self, row: u64) -> bool {
         let missing = |unit: usize| self.members.holders(row, Role::Data(unit)).next().is_none();
         self.io.read_cache.is_open()
-            && self.geometry.has_parity()
+            && self.geometry().has_parity()
             && self.io.rows.queue(row).is_none()
-            && (0..self.geometry.data_units()).any(missing)
+            && (0..self.geometry().data_units()).any(missing)
     }
 
     /// Fills parts from the cache, reading the stripe into it first if needed; returns the parts if
@@ -202,10 +202,10 @@ impl Core {
 
     /// All data of a stripe, if the remaining units can be read and verified.
     async fn read_stripe(self: &Rc<Self>, row: u64) -> Option<Vec<Buf>> {
-        let _room = self.room(self.geometry.stripe(), ReadOrigin::User).await;
+        let _room = self.room(self.geometry().stripe(), ReadOrigin::User).await;
         let _together = self.io.locks.shared(row).await;
         self.check_untorn(row).ok()?;
-        let unit = self.geometry.unit;
+        let unit = self.geometry().unit;
         let mut units = self.read_units(row, 0, unit, self.enough(row, &[]), &[]).await.ok()?;
         if !units.bad.is_empty() || units.complete(unit).is_err() {
             return None;
@@ -228,7 +228,7 @@ impl Core {
         let from = parts.iter().map(|part| part.at).min().unwrap_or(0);
         let to = parts.iter().map(|part| part.at + part.dst.len() as u64).max().unwrap_or(0);
         let units = {
-            let _room = self.room((to - from) * self.geometry.data_units() as u64, ReadOrigin::User).await;
+            let _room = self.room((to - from) * self.geometry().data_units() as u64, ReadOrigin::User).await;
             let _together = self.io.locks.shared(row).await;
             self.check_untorn(row)?;
             let mut units = self.read_units(row, from, to - from, self.enough(row, &[]), &[]).await?;
@@ -289,7 +289,7 @@ impl Core {
             }
         };
         for member in
-            bad.iter().filter(|member| self.geometry.has_parity() && self.members.holds(**member, row))
+            bad.iter().filter(|member| self.geometry().has_parity() && self.members.holds(**member, row))
         {
             if !self.confirm_reconstruction(*member, row, at, &bytes).await? {
                 return Err(self.unreadable(row));
@@ -306,7 +306,7 @@ impl Core {
         if !writes.is_empty()
             && let Ok(_admitted) = self.admit()
         {
-            let _marked = self.intent.mark(self, self.geometry.region_of(row)).await?;
+            let _marked = self.intent.mark(self, self.geometry().region_of(row)).await?;
             self.put(row, writes).await?;
         }
         Ok(bytes.into_mut())

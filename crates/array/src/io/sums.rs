@@ -16,6 +16,7 @@
 
 use crate::event::Event;
 use crate::format::geometry::{BLOCK, Geometry, SUM};
+use crate::format::section::Section;
 use crate::format::sums_page::{self, entry_of};
 use crate::member::{Member, MemberResult};
 use crate::options::Options;
@@ -24,6 +25,7 @@ use longhaul_block::WriteFlags;
 use longhaul_engine::BufMut;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Pages read at once if pages are used in sequence: 64 MiB of a member's data pass without a wait
@@ -38,7 +40,7 @@ pub(crate) const UNKNOWN: u32 = 0x5EED_0BAD;
 const SCRUB_PAGES: u64 = 256;
 
 pub(crate) struct Sums {
-    geometry: Geometry,
+    geometry: Cell<Geometry>,
     pages: RefCell<HashMap<(usize, u64), Rc<SumsPage>>>,
     /// Pages that may be in a member's volatile cache only. They stay in memory, since they hold
     /// the checksums that the member must have if it loses its cache.
@@ -86,6 +88,7 @@ impl Sums {
     pub(crate) fn new(geometry: Geometry, options: &Options) -> Sums {
         let (memory, blind) = (options.sums_memory, options.lacks(Mechanism::Checksums));
         let limit = (memory as u64 / BLOCK).max(2 * geometry.width as u64) as usize;
+        let geometry = Cell::new(geometry);
         Sums { geometry, pages: RefCell::default(), unflushed: RefCell::default(), limit, blind }
     }
 
@@ -94,9 +97,32 @@ impl Sums {
         bytes.chunks(BLOCK as usize).map(entry_of).collect()
     }
 
-    /// Number of the first block, and of blocks, of a range of a unit.
+    /// The array has grown: what was on the members stays where it is.
+    pub(crate) fn grow(&self, geometry: Geometry) {
+        self.geometry.set(geometry);
+    }
+
+    fn has_sums(&self) -> bool {
+        self.geometry.get().has_sums()
+    }
+
+    /// Number of the first checksum, and of checksums, of a range of a unit. They are counted from
+    /// the start of the member, so that a page has the number of its block there.
     fn blocks(&self, row: u64, at: u64, len: u64) -> (u64, u64) {
-        ((row * self.geometry.unit + at) / BLOCK, len / BLOCK)
+        let geometry = self.geometry.get();
+        let section = geometry.section_of(row);
+        let within = ((row - section.rows.start) * geometry.unit + at) / BLOCK;
+        (section.sums_at / SUM + within, len / BLOCK)
+    }
+
+    /// The pages of the section that has this one.
+    fn section_pages(&self, number: u64) -> Range<u64> {
+        let pages = |section: Section| {
+            let first = section.sums_at / BLOCK;
+            first..first + section.sums_len / BLOCK
+        };
+        let mut all = self.geometry.get().sections().map(pages);
+        all.find(|pages| pages.contains(&number)).unwrap_or(number..number + 1)
     }
 
     fn page(&self, member: usize, number: u64) -> Rc<SumsPage> {
@@ -111,7 +137,7 @@ impl Sums {
 
     /// Reads the pages of a range that are not in memory.
     pub(crate) async fn load(&self, member: &Member, row: u64, at: u64, len: u64) -> MemberResult<()> {
-        if !self.geometry.has_sums() {
+        if !self.has_sums() {
             return Ok(());
         }
         let (first, count) = self.blocks(row, at, len);
@@ -138,12 +164,13 @@ impl Sums {
     /// Reads a page, and some behind it if pages are used in sequence.
     async fn fetch(&self, member: &Member, number: u64) -> MemberResult<()> {
         let is_known = |number: u64| self.pages.borrow().contains_key(&(member.index, number));
-        let most = if number == 0 || is_known(number - 1) { AHEAD } else { 1 };
-        let end = (number + most).min(self.geometry.sums_len() / BLOCK);
+        let of_section = self.section_pages(number);
+        let most = if number == of_section.start || is_known(number - 1) { AHEAD } else { 1 };
+        let end = (number + most).min(of_section.end);
         let behind = (number + 1..end).take_while(|number| !is_known(*number)).count() as u64;
         let pages: Vec<Rc<SumsPage>> = (0..=behind).map(|n| self.page(member.index, number + n)).collect();
         let busy: Vec<PageGuard> = pages.iter().map(PageGuard::new).collect();
-        let at = self.geometry.sums_at() + number * BLOCK;
+        let at = number * BLOCK;
         let read = member.read_around(at, pages.len() as u64 * BLOCK).await?;
         for (n, page) in pages.iter().enumerate() {
             let start = n * BLOCK as usize;
@@ -164,7 +191,7 @@ impl Sums {
     /// must be loaded; a page that was evicted meanwhile makes its blocks wrong, so that the caller
     /// must load it and try again.
     pub(crate) fn wrong(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
-        if !self.geometry.has_sums() || self.blind {
+        if !self.has_sums() || self.blind {
             return Vec::new();
         }
         let (first, _) = self.blocks(row, at, bytes.len() as u64);
@@ -176,7 +203,7 @@ impl Sums {
     /// The blocks of a range whose checksum is known and does not match `bytes`. The pages should
     /// be loaded; checksums on evicted pages count as unknown.
     pub(crate) fn contradicted(&self, member: usize, row: u64, at: u64, bytes: &[u8]) -> Vec<usize> {
-        if !self.geometry.has_sums() || self.blind {
+        if !self.has_sums() || self.blind {
             return Vec::new();
         }
         let (first, _) = self.blocks(row, at, bytes.len() as u64);
@@ -194,7 +221,7 @@ impl Sums {
 
     /// Changes the entries of a range to `sums`, in memory and on the member.
     pub(crate) async fn update(&self, member: &Member, row: u64, at: u64, sums: &[u32]) -> MemberResult<()> {
-        if !self.geometry.has_sums() || sums.is_empty() {
+        if !self.has_sums() || sums.is_empty() {
             return Ok(());
         }
         let (first, count) = self.blocks(row, at, sums.len() as u64 * BLOCK);
@@ -228,7 +255,7 @@ impl Sums {
             member.check_usable()?;
             let busy = PageGuard::new(&page);
             let covers = page.made.get();
-            let at = self.geometry.sums_at() + number * BLOCK;
+            let at = number * BLOCK;
             let result = member.write(at, page.bytes().freeze(), WriteFlags::default()).await;
             if result.is_ok() {
                 assert!(page.stored.get() <= covers, "a page of checksums is stored before it is made");
@@ -286,7 +313,16 @@ impl Sums {
     /// Verifies the pages on a member against memory, and rewrites unreadable and differing ones.
     /// Returns their number.
     pub(crate) async fn scrub(&self, member: &Member) -> MemberResult<u64> {
-        let (mut first, end) = (0, self.geometry.sums_len() / BLOCK);
+        let mut repaired = 0;
+        for section in self.geometry.get().sections() {
+            let first = section.sums_at / BLOCK;
+            repaired += self.scrub_pages(member, first..first + section.sums_len / BLOCK).await?;
+        }
+        Ok(repaired)
+    }
+
+    async fn scrub_pages(&self, member: &Member, pages: Range<u64>) -> MemberResult<u64> {
+        let (mut first, end) = (pages.start, pages.end);
         let mut repaired = 0;
         while first < end {
             let count = SCRUB_PAGES.min(end - first);
@@ -296,7 +332,7 @@ impl Sums {
                 idle.then(|| (page.made.get(), page))
             };
             let before: Vec<_> = (first..first + count).map(idle).collect();
-            let read = member.read_around(self.geometry.sums_at() + first * BLOCK, count * BLOCK).await?;
+            let read = member.read_around(first * BLOCK, count * BLOCK).await?;
             for (n, before) in before.into_iter().enumerate() {
                 let start = n * BLOCK as usize;
                 let unreadable = read.unreadable.contains(&(start as u64));

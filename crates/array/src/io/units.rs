@@ -49,11 +49,11 @@ impl Core {
     ) -> Result<BufMut, ReadFault> {
         let len = dst.len() as u64;
         let place = &self.members[member];
-        let read = place.read_into(self.geometry.unit_at(row) + at, dst);
+        let read = place.read_into(self.geometry().unit_at(row) + at, dst);
         let (data, sums) = join(read, self.sums.load(place, row, at, len)).await;
         let data = data.map_err(ReadFault::Error)?;
         sums.map_err(ReadFault::Error)?;
-        if !self.geometry.has_sums() && place.is_in_doubt() && self.check_running().is_err() {
+        if !self.geometry().has_sums() && place.is_in_doubt() && self.check_running().is_err() {
             let error = IoError::Offline(format!("member {member} may have lost unflushed writes"));
             return Err(ReadFault::Error(MemberError { error, incarnation: place.incarnation() }));
         }
@@ -95,7 +95,7 @@ impl Core {
         wanted: impl Fn(Role) -> bool,
         without: &[usize],
     ) -> IoResult<StripeUnits> {
-        let count = self.geometry.data_units();
+        let count = self.geometry().data_units();
         let roles: Vec<Role> =
             (0..count).map(Role::Data).chain([Role::P, Role::Q]).filter(|role| wanted(*role)).collect();
         let reads = roles.iter().map(async |role| {
@@ -147,7 +147,7 @@ impl Core {
         }
         for block in self.sums.contradicted(member, row, at, bytes) {
             let (start, len) = (block * BLOCK as usize, BLOCK as usize);
-            let own = place.read(self.geometry.unit_at(row) + at + start as u64, BLOCK).await;
+            let own = place.read(self.geometry().unit_at(row) + at + start as u64, BLOCK).await;
             if own.is_ok_and(|own| own[..] == bytes[start..start + len]) {
                 continue;
             }
@@ -162,7 +162,7 @@ impl Core {
 
     /// The error for a stripe that has lost more than its redundancy.
     pub(crate) fn unreadable(&self, row: u64) -> IoError {
-        let offset = row * self.geometry.stripe();
+        let offset = row * self.geometry().stripe();
         IoError::Medium(format!(
             "array {}: more of the stripe at {offset} is unreadable than redundancy can reconstruct",
             self.name

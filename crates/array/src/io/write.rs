@@ -43,7 +43,7 @@ impl Core {
         let room = Rc::new(self.io.budget.take(src.len()).await);
         // The array may have halted meanwhile, and writer tasks end with it.
         self.check_running()?;
-        if self.geometry.redundancy() == 0 {
+        if self.geometry().redundancy() == 0 {
             return self.write_through(offset, &src).await;
         }
         let continues = self.io.rows.continues(offset, src.len() as u64);
@@ -63,8 +63,8 @@ impl Core {
         let mut writes = Vec::new();
         for (row, pieces) in self.split(offset, src) {
             for Piece { role, at, bytes } in pieces {
-                let at = self.geometry.unit_at(row) + at;
-                writes.extend(self.geometry.homes(row, role).map(|home| (home, at, bytes.clone())));
+                let at = self.geometry().unit_at(row) + at;
+                writes.extend(self.geometry().homes(row, role).map(|home| (home, at, bytes.clone())));
             }
         }
         let writes = writes.into_iter().map(async |(home, at, bytes)| {
@@ -78,8 +78,8 @@ impl Core {
         let mut parts: Vec<(u64, Vec<Piece>)> = Vec::new();
         let mut done = 0;
         while done < src.len() as u64 {
-            let (row, unit, at) = self.geometry.locate(offset + done);
-            let len = (src.len() as u64 - done).min(self.geometry.unit - at);
+            let (row, unit, at) = self.geometry().locate(offset + done);
+            let len = (src.len() as u64 - done).min(self.geometry().unit - at);
             let bytes = src.slice(done as usize..(done + len) as usize);
             let piece = Piece { role: Role::Data(unit), at, bytes };
             match parts.last_mut() {
@@ -100,8 +100,8 @@ impl Core {
         room: Option<Rc<Permit>>,
     ) -> impl Future<Output = IoResult<()>> + use<> {
         let len: u64 = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
-        let whole = len == self.geometry.stripe();
-        let has_parity = self.geometry.has_parity() && !self.lacks(Mechanism::Journal);
+        let whole = len == self.geometry().stripe();
+        let has_parity = self.geometry().has_parity() && !self.lacks(Mechanism::Journal);
         let small = len <= self.journal.piece_max();
         let (write, acked) = QueuedWrite::new(pieces, continues, room);
         let worker = self.io.rows.push(row, Rc::clone(&write));
@@ -125,7 +125,7 @@ impl Core {
     fn log(self: &Rc<Self>, row: u64, write: &Rc<QueuedWrite>) {
         *write.log.borrow_mut() = LogState::UnderWay;
         // Parity changes by at most the bytes of the write, for each parity unit.
-        let parity = write.len() * self.geometry.redundancy() as u64;
+        let parity = write.len() * self.geometry().redundancy() as u64;
         let (core, write, turn) = (Rc::clone(self), Rc::clone(write), self.journal.turn());
         spawn(async move {
             let logged = core.journal.log(&core, turn, row, write.pieces.clone(), parity).await;
@@ -196,9 +196,9 @@ impl Core {
         }
         if held.iter().any(|write| write.continues) {
             self.wait_for_the_rest(queue).await;
-            self.io.rows.waited(queue.bytes() < self.geometry.stripe());
+            self.io.rows.waited(queue.bytes() < self.geometry().stripe());
         }
-        let whole = queue.bytes() >= self.geometry.stripe();
+        let whole = queue.bytes() >= self.geometry().stripe();
         for write in queue.held() {
             write.held.set(false);
             if !whole && write.len() <= self.journal.piece_max() && queue.may_log(&write) {
@@ -210,7 +210,7 @@ impl Core {
     /// Waits as long as more data of the stripe arrives, up to the limit at which a partial write
     /// is cheaper.
     async fn wait_for_the_rest(&self, queue: &WriteQueue) {
-        let stripe = self.geometry.stripe();
+        let stripe = self.geometry().stripe();
         let far = self.members.iter().map(|member| member.mean_read()).max().unwrap_or_default();
         let gap = self.options.gather.max(far / GAP_SHARE);
         let began = now();
@@ -233,7 +233,7 @@ impl Core {
     /// Writes a batch of one stripe in place. The caller holds the stripe lock.
     pub(crate) async fn apply(self: &Rc<Self>, row: u64, batch: &[Rc<QueuedWrite>]) -> IoResult<()> {
         self.check_running()?;
-        let mut overlay = Overlay::new(&self.geometry);
+        let mut overlay = Overlay::new(&self.geometry());
         batch.iter().flat_map(|write| &write.pieces).for_each(|piece| overlay.lay(piece));
         let mut covers: Vec<DurableRecord> = Vec::new();
         for write in batch {
@@ -244,11 +244,11 @@ impl Core {
                 covers.push(logged);
             }
         }
-        let region = self.geometry.region_of(row);
+        let region = self.geometry().region_of(row);
         if !covers.is_empty() {
             return self.apply_logged(row, region, covers, overlay.segments(u64::MAX / 2)).await;
         }
-        let straight = !self.geometry.has_parity()
+        let straight = !self.geometry().has_parity()
             || self.lacks(Mechanism::Journal)
             || (overlay.covers_all()
                 && self.members.is_healthy(row)
@@ -256,12 +256,12 @@ impl Core {
                 && !self.journal.has_row(row));
         if straight {
             let _marked = self.intent.mark(self, region).await?;
-            let _whole = self.geometry.has_parity().then(|| self.io.rows.whole());
+            let _whole = self.geometry().has_parity().then(|| self.io.rows.whole());
             let (writes, _) = self.plan_all(row, &overlay.segments(u64::MAX / 2)).await?;
             return self.put(row, writes).await;
         }
         // Through the journal, in parts that fit into it.
-        let most = self.journal.piece_max() / self.geometry.width as u64 / crate::BLOCK * crate::BLOCK;
+        let most = self.journal.piece_max() / self.geometry().width as u64 / crate::BLOCK * crate::BLOCK;
         let parts = overlay.segments(most.max(crate::BLOCK)).into_iter();
         let done = join_all(parts.map(|segment| self.apply_whole(row, region, segment))).await;
         done.into_iter().collect()
@@ -322,7 +322,7 @@ impl Core {
     /// writing.
     pub(crate) async fn zero(self: &Rc<Self>, offset: u64, len: u64, all: bool) -> IoResult<()> {
         self.check_running()?;
-        let stripe = self.geometry.stripe();
+        let stripe = self.geometry().stripe();
         let end = offset + len;
         let (first, last) = (offset.next_multiple_of(stripe), end / stripe * stripe);
         let mut parts = Vec::new();
@@ -366,14 +366,14 @@ impl Core {
             || self.journal.has_row(row)
         {
             drop(alone);
-            let stripe = self.geometry.stripe();
+            let stripe = self.geometry().stripe();
             return self.write_zeroes(row * stripe, stripe).await;
         }
         let _marked = self.mark_row(row, Mechanism::ZeroIntent).await?;
-        let unit = self.geometry.unit;
+        let unit = self.geometry().unit;
         let sums = vec![0; (unit / crate::BLOCK) as usize];
         let zeroes = self.members.iter().map(async |member| {
-            let zero = member.zero(self.geometry.unit_at(row), unit);
+            let zero = member.zero(self.geometry().unit_at(row), unit);
             let (zero, update) = join(zero, self.sums.update(member, row, 0, &sums)).await;
             (member.index, zero.and(update))
         });

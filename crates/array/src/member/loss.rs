@@ -98,7 +98,7 @@ impl Core {
         IoError::Offline(format!(
             "array {}: more is missing than its redundancy of {}: {}",
             self.name,
-            self.geometry.redundancy(),
+            self.geometry().redundancy(),
             lost.join(", ")
         ))
     }

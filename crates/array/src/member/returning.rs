@@ -162,7 +162,7 @@ impl Core {
         if let Some(witness) = self.session.witness.as_ref().filter(|w| w.member.uuid() == found.member) {
             return self.offer_witness(witness, found, &candidate).await;
         }
-        let (size, needs) = (device.info().size, self.geometry.end());
+        let (size, needs) = (device.info().size, self.geometry().end());
         if size < needs {
             return Err(ArrayError::TooSmall { device: name, size, needs });
         }

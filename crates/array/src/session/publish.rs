@@ -243,7 +243,7 @@ impl Core {
         Superblock {
             array: self.array,
             name: self.name.clone(),
-            geometry: self.geometry,
+            geometry: self.geometry(),
             generation: state.generation.get(),
             epoch: state.epoch.get(),
             clean: state.clean.get(),

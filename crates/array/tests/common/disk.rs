@@ -91,7 +91,9 @@ pub struct Disk {
 }
 
 pub struct Inner {
+    /// Everything but the size, which may grow.
     info: DeviceInfo,
+    size: AtomicU64,
     content: Mutex<Vec<u8>>,
     kept: Mutex<Option<(u64, Vec<u8>)>>,
     power: Arc<Power>,
@@ -159,6 +161,7 @@ impl Disk {
         Disk {
             inner: Arc::new(Inner {
                 info,
+                size: AtomicU64::new(size),
                 content: Mutex::new(vec![0xA5; size as usize]),
                 kept: Mutex::default(),
                 power: Arc::clone(power),
@@ -209,6 +212,12 @@ impl Disk {
         self.silent.store(false, SeqCst);
     }
 
+    /// Becomes larger; what is added has other content than zeroes.
+    pub fn grow(&self, size: u64) {
+        self.content.lock().unwrap().resize(size as usize, 0xA5);
+        self.size.store(size, SeqCst);
+    }
+
     /// Changes a byte without a write.
     pub fn flip(&self, at: u64) {
         self.content.lock().unwrap()[at as usize] ^= 0x40;
@@ -240,6 +249,10 @@ impl Disk {
 }
 
 impl Inner {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { size: self.size.load(SeqCst), ..self.info.clone() }
+    }
+
     /// Saves the content that a cached write changes; with `fua` the write is durable.
     fn keep(&self, at: usize, bytes: &[u8], fua: bool) {
         let mut cache = self.cache.lock().unwrap();
@@ -333,7 +346,7 @@ impl Drop for Torn<'_> {
 
 impl BlockDevice for Disk {
     fn info(&self) -> DeviceInfo {
-        self.inner.info.clone()
+        self.inner.info()
     }
 
     fn open(&self) -> Open<'_> {
@@ -357,7 +370,7 @@ pub fn go<T: Unpin + 'static>(future: impl Future<Output = IoResult<T>> + 'stati
 impl BlockIo for Io {
     fn read(&self, offset: u64, mut dst: BufMut) -> IoFuture<BufMut> {
         let disk = Arc::clone(&self.0);
-        if let Err(e) = disk.info.check(offset, dst.len() as u64) {
+        if let Err(e) = disk.info().check(offset, dst.len() as u64) {
             return IoFuture::ready(Err(e));
         }
         assert!(dst.len() <= disk.info.max_io as usize);
@@ -395,7 +408,7 @@ impl BlockIo for Io {
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
         let disk = Arc::clone(&self.0);
-        if let Err(e) = disk.info.check(offset, src.len() as u64) {
+        if let Err(e) = disk.info().check(offset, src.len() as u64) {
             return IoFuture::ready(Err(e));
         }
         assert!(src.len() <= disk.info.max_io as usize);
@@ -416,12 +429,12 @@ impl BlockIo for Io {
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        IoFuture::ready(self.0.info.check(offset, len))
+        IoFuture::ready(self.0.info().check(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, _flags: ZeroFlags) -> IoFuture<()> {
         let disk = Arc::clone(&self.0);
-        if let Err(e) = disk.info.check(offset, len) {
+        if let Err(e) = disk.info().check(offset, len) {
             return IoFuture::ready(Err(e));
         }
         go(async move {

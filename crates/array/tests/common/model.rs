@@ -46,6 +46,13 @@ impl Model {
         }
     }
 
+    /// The array has grown, by zeroes.
+    pub fn grow(&self, size: u64) {
+        let blocks = (size / BLOCK) as usize;
+        self.allowed.borrow_mut().resize(blocks * PER_BLOCK as usize, vec![ZERO]);
+        self.busy.borrow_mut().resize(blocks, false);
+    }
+
     pub fn blocks(&self) -> u64 {
         self.busy.borrow().len() as u64
     }
