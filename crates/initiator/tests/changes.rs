@@ -39,6 +39,23 @@ fn a_namespace_that_grows_is_seen() {
     until("the third size", || device.info().size == 24 << 20);
 }
 
+/// As an array does: nobody tells the target.
+#[test]
+fn a_device_that_grows_by_itself_is_announced() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("disk");
+    let target = target(|_| {});
+    let grows = backend(&format!("file:{},size=8MiB", path.display()));
+    let nsid = target.export(NQN, "disk", grows.clone(), Uuid::new_v4()).expect("exported");
+    let uri = format!("nvme+tcp://{}/{NQN}?nsid={nsid}", target.addresses()[0]);
+    let device = connect(&uri, Options::default()).expect("connected");
+    std::fs::OpenOptions::new().write(true).open(&path).expect("opened").set_len(16 << 20).expect("grown");
+    assert_eq!(grows.refresh().expect("looked").size, 16 << 20);
+    until("the new size", || device.info().size == 16 << 20);
+    let disk = Blocking::open(device).expect("opened");
+    disk.write_at(&pattern(4096, 1), (16 << 20) - 4096).expect("written");
+}
+
 #[test]
 fn a_namespace_that_is_removed_refuses_and_others_go_on() {
     let target = target(|_| {});

@@ -25,6 +25,7 @@ mod quiet;
 mod refusals;
 mod reserved;
 mod share;
+mod sizes;
 mod space;
 mod state;
 mod store;

@@ -114,7 +114,7 @@ impl Shared {
         self.subsystems.read().unwrap_or_else(PoisonError::into_inner).get(nqn).cloned()
     }
 
-    fn all(&self) -> Vec<Arc<Subsystem>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Subsystem>> {
         self.subsystems.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
@@ -222,6 +222,8 @@ impl Target {
             let (shared, all, turn) = (Arc::clone(&shared), handles.clone(), Arc::clone(&turn));
             handles[0].spawn(move || crate::accept::accept(shared, listener, all, turn));
         }
+        let watched = Arc::downgrade(&shared);
+        handles[0].spawn(move || crate::sizes::watch(watched));
         let writer = Writer::start().map_err(Error::Thread)?;
         Ok(Target { shared, threads, _long: long, addresses, discovery, writer })
     }
@@ -359,27 +361,14 @@ impl Target {
     /// Reads the size of every device again, and notifies hosts of changes. Returns those:
     /// subsystem, namespace, and the device as it is now.
     pub fn refresh(&self) -> Vec<(String, u32, longhaul_block::DeviceInfo)> {
-        let mut changes = Vec::new();
-        // Namespaces of spaces grow by commands alone.
-        for subsystem in self.shared.all().into_iter().filter(|subsystem| subsystem.managed.is_none()) {
-            let namespaces = subsystem.namespaces().clone();
-            let mut nsids = Vec::new();
-            for (nsid, namespace) in namespaces {
-                let before = namespace.device.info();
-                match namespace.device.refresh() {
-                    Ok(info) if info != before => {
-                        nsids.push(nsid);
-                        changes.push((subsystem.name.clone(), nsid, info));
-                    }
-                    Ok(_) => {}
-                    Err(e) => tracing::warn!("{}: {e}", before.name),
+        for subsystem in self.shared.exporting() {
+            for namespace in subsystem.namespaces().clone().into_values() {
+                if let Err(e) = namespace.device.refresh() {
+                    tracing::warn!("{}: {e}", namespace.device.info().name);
                 }
             }
-            if !nsids.is_empty() {
-                subsystem.changed(&nsids);
-            }
         }
-        changes
+        self.shared.announce_sizes()
     }
 
     /// Connections at this moment.
