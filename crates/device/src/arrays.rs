@@ -12,7 +12,7 @@ mod registry;
 mod report;
 mod running;
 
-pub use control::{ArrayClient, ArrayReply, ArrayRequest};
+pub use control::{ArrayClient, ArrayReply, ArrayRequest, grow};
 pub use record::{ArrayRecord, ArraySettings};
 pub use registry::Registry;
 pub use report::{

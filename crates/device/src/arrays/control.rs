@@ -53,6 +53,12 @@ pub enum ArrayRequest {
         /// Overwrite a device that holds data.
         force: bool,
     },
+    /// Makes the array as large as its members have become; the reply has its size `before` and `after`
+    /// in bytes.
+    Grow {
+        /// Bytes that it is to have at least: members may not have heard of their new size yet.
+        least: Option<u64>,
+    },
     /// Limits the rate of rebuilds.
     Rate {
         /// Most bytes per second read from each member; `None`: no limit.
@@ -76,6 +82,7 @@ impl ArrayRequest {
             ArrayRequest::Scrub { rate } => json!({ "do": "scrub", "rate": rate }),
             ArrayRequest::Rebuilt { index } => json!({ "do": "filled", "index": index }),
             ArrayRequest::Rate { rate } => json!({ "do": "rate", "rate": rate }),
+            ArrayRequest::Grow { least } => json!({ "do": "grow", "least": least }),
             ArrayRequest::AddSpare { device, force } => {
                 json!({ "do": "add-spare", "device": device, "force": force })
             }
@@ -95,6 +102,7 @@ impl ArrayRequest {
             "stop" => ArrayRequest::Stop,
             "scrub" => ArrayRequest::Scrub { rate: value["rate"].as_u64() },
             "filled" => ArrayRequest::Rebuilt { index: index()? },
+            "grow" => ArrayRequest::Grow { least: value["least"].as_u64() },
             "rate" => ArrayRequest::Rate { rate: value["rate"].as_u64() },
             "add-spare" => ArrayRequest::AddSpare { device: device()?, force },
             "replace" => ArrayRequest::Replace { index: index()?, device: device()?, force },
@@ -123,6 +131,10 @@ impl ArrayRequest {
                 array.wait_rebuilt(index).await?;
                 Ok(status_json(&array.status().await?))
             }
+            ArrayRequest::Grow { least } => {
+                let (before, after) = grow(array, least).await?;
+                Ok(json!({ "before": before, "after": after }))
+            }
             ArrayRequest::Rate { rate } => {
                 array.set_rebuild_rate(rate).await?;
                 Ok(json!({}))
@@ -136,6 +148,33 @@ impl ArrayRequest {
                 Ok(json!({}))
             }
         }
+    }
+}
+
+/// How long members may take to hear of their new size, from their targets, and how often to look.
+const SIZES_KNOWN: Duration = Duration::from_secs(10);
+const SIZES_LOOK: Duration = Duration::from_millis(100);
+/// The same where no size is asked for.
+const SIZES_SEEN: Duration = Duration::from_secs(2);
+
+/// Lets an array grow to what its members have, and to `least` bytes at least. Returns its sizes before
+/// and after.
+///
+/// # Errors
+/// Those of [`ArrayDevice::grow`].
+pub async fn grow(array: &ArrayDevice, least: Option<u64>) -> Result<(u64, u64)> {
+    let end = longhaul_engine::now() + if least.is_some() { SIZES_KNOWN } else { SIZES_SEEN };
+    let (before, mut after) = array.grow().await?;
+    let is_large = |after: u64| after >= least.unwrap_or(before + 1);
+    while !is_large(after) && longhaul_engine::now() < end {
+        longhaul_engine::sleep(SIZES_LOOK).await;
+        after = array.grow().await?.1;
+    }
+    match least {
+        Some(least) if after < least => Err(Error::failed(format!(
+            "the array has {after} bytes and should have {least}: a member has not become as large as the others"
+        ))),
+        _ => Ok((before, after)),
     }
 }
 
@@ -298,6 +337,8 @@ mod tests {
             ArrayRequest::Scrub { rate: Some(1 << 20) },
             ArrayRequest::Rebuilt { index: 2 },
             ArrayRequest::Rate { rate: None },
+            ArrayRequest::Grow { least: None },
+            ArrayRequest::Grow { least: Some(1 << 40) },
             ArrayRequest::Rate { rate: Some(1 << 20) },
             ArrayRequest::AddSpare { device: device.clone(), force: true },
             ArrayRequest::Replace { index: 3, device, force: false },
