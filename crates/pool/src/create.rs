@@ -17,7 +17,8 @@ use crate::name::check_name;
 use crate::place::{Candidate, Need, place};
 use crate::pool::{Pool, TRIES, each};
 use crate::record::{
-    Intent, IntentKind, Member, TargetRecord, Usage, VolumeRecord, VolumeState, decode, encode,
+    Intent, IntentKind, Member, TargetRecord, Usage, VolumeRecord, VolumeState, decode_intent, encode,
+    encode_intent,
 };
 use crate::remove::Removed;
 use crate::shape::{Shape, VolumeLayout};
@@ -148,13 +149,14 @@ impl Pool {
             },
             host: self.host.name.clone(),
             since: wall_time(),
+            former: None,
         };
         for _ in 0..TRIES {
             if self.look_up(&request.name)?.is_some() {
                 return Err(Error::Exists { what: "volume", name: request.name.clone() });
             }
             let (mut usage, usage_at) = self.usage()?;
-            self.check_quota(&usage, request, shape)?;
+            self.check_quota(&usage, request.job.as_deref(), shape.bytes())?;
             let placed = self.place(&asked, &usage, request, shape)?;
             let member = |target: &String| Member { target: target.clone(), namespace: None };
             intent.volume.members = placed.iter().map(member).collect();
@@ -185,7 +187,7 @@ impl Pool {
     pub(crate) fn intent_txn(&self, intent: &Intent, claim: &Claim) -> Txn {
         let key = keys::intent(self.uuid(), &intent.uuid.to_string());
         let owner = keys::owner(self.uuid(), intent.uuid);
-        Txn::new().expect(&key, Expect::Absent).put(&key, &encode(intent)).put_leased(
+        Txn::new().expect(&key, Expect::Absent).put(&key, &encode_intent(intent)).put_leased(
             &owner,
             self.host.name.as_bytes(),
             claim.lease(),
@@ -197,7 +199,7 @@ impl Pool {
     pub(crate) fn current(&self, intent: &Intent) -> Result<Option<Revision>> {
         let key = keys::intent(self.uuid(), &intent.uuid.to_string());
         let Some(entry) = self.host.catalog.get(&key)? else { return Ok(None) };
-        Ok((decode::<Intent>("an intent", &entry.value)? == *intent).then_some(entry.modified))
+        Ok((decode_intent(&entry.value)? == *intent).then_some(entry.modified))
     }
 
     /// Whether this intent is in the catalog as it is here.
@@ -205,8 +207,8 @@ impl Pool {
         Ok(self.current(intent)?.is_some())
     }
 
-    fn check_quota(&self, usage: &Usage, request: &VolumeRequest, shape: Shape) -> Result<()> {
-        let asked = shape.bytes();
+    /// Refuses `asked` more bytes for a job, or no job, beyond the quota.
+    pub(crate) fn check_quota(&self, usage: &Usage, job: Option<&str>, asked: u64) -> Result<()> {
         let check = |owner: String, limit: Option<u64>, taken: u64| match limit {
             Some(limit) if taken.saturating_add(asked) > limit => {
                 Err(Error::Quota { owner, asked, limit, taken })
@@ -214,7 +216,7 @@ impl Pool {
             _ => Ok(()),
         };
         check(format!("pool {}", self.record.name), self.record.quota.pool, usage.total())?;
-        match &request.job {
+        match job {
             None => Ok(()),
             Some(job) => {
                 let taken = usage.jobs.get(job).copied().unwrap_or(0);

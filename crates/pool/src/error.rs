@@ -47,6 +47,14 @@ pub enum Error {
         /// What uses it.
         why: String,
     },
+    /// A volume keeps its size, or waits for the rest of its namespaces.
+    #[error("volume {volume} is not resized: {why}")]
+    NotResized {
+        /// `POOL/NAME`.
+        volume: String,
+        /// Why not.
+        why: String,
+    },
     /// No volume can have this shape.
     #[error("no volume can be made so: {0}")]
     Shape(String),
@@ -120,7 +128,7 @@ impl From<Error> for longhaul_device::Error {
             Error::Name { .. } | Error::Shape(_) | Error::Unknown(_) | Error::Ambiguous(_) => {
                 ErrorKind::Invalid
             }
-            Error::InUse { .. } | Error::Foreign { .. } => ErrorKind::Refused,
+            Error::InUse { .. } | Error::Foreign { .. } | Error::NotResized { .. } => ErrorKind::Refused,
             Error::Space { source: SpaceError::Unreachable(_), .. }
             | Error::Catalog(longhaul_catalog::Error::Unreachable { .. }) => ErrorKind::Unreachable,
             Error::Space { source: SpaceError::Refused(_), .. } => ErrorKind::Refused,

@@ -7,8 +7,9 @@ use crate::name::check_name;
 use crate::pool::{Host, Pool, each};
 use crate::record::{
     Intent, IntentKind, Member, PoolRecord, Quota, TargetRecord, Usage, VolumeRecord, VolumeState, encode,
+    encode_intent,
 };
-use crate::shape::VolumeLayout;
+use crate::shape::{Shape, VolumeLayout};
 use crate::spaces::{Namespace, machine, shown};
 use crate::time::wall_time;
 use longhaul_catalog::{Expect, Txn};
@@ -149,12 +150,17 @@ fn gather(
     }
     let (mut volumes, mut intents, mut names) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (uuid, parts) in parts {
-        let Some((_, _, label)) = parts.iter().max_by_key(|(_, _, label)| label.renames) else { continue };
+        let Some((_, _, label)) = parts.iter().max_by_key(|(_, _, label)| (label.renames, label.shape.size))
+        else {
+            continue;
+        };
+        // A resize may have ended before the labels had the new size.
+        let largest = parts.iter().map(|(_, namespace, _)| namespace.size).max().unwrap_or(0);
         let mut volume = VolumeRecord {
             uuid,
             name: label.name.clone(),
             renames: label.renames,
-            shape: label.shape,
+            shape: Shape { member_size: largest.max(label.shape.member_size), ..label.shape },
             members: vec![Member { target: String::new(), namespace: None }; label.shape.members()],
             array: array_of(host, targets, &parts)?,
             hosts: label.hosts.clone(),
@@ -174,7 +180,14 @@ fn gather(
         if volume.array.is_none() && volume.shape.layout != VolumeLayout::Single {
             import.left_over += 1;
             let (host, since) = ("an import".to_owned(), wall_time());
-            intents.push(Intent { uuid: Uuid::new_v4(), kind: IntentKind::Remove, volume, host, since });
+            intents.push(Intent {
+                uuid: Uuid::new_v4(),
+                kind: IntentKind::Remove,
+                volume,
+                host,
+                since,
+                former: None,
+            });
             continue;
         }
         if !names.insert(volume.name.clone()) || check_name("volume", &volume.name).is_err() {
@@ -239,7 +252,7 @@ fn write(pool: &Pool, targets: &[TargetRecord], volumes: &[VolumeRecord], intent
     }
     for intent in intents {
         usage.add(&intent.volume);
-        records.push((keys::intent(uuid, &intent.uuid.to_string()), encode(intent)));
+        records.push((keys::intent(uuid, &intent.uuid.to_string()), encode_intent(intent)));
     }
     // Of an import that was interrupted.
     let old = catalog.range(&keys::all(uuid), None)?.entries;

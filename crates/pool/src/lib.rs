@@ -33,6 +33,7 @@ mod record;
 mod recover;
 mod remote;
 mod remove;
+mod resize;
 mod shape;
 mod spaces;
 mod targets;

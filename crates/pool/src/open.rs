@@ -11,7 +11,7 @@ use crate::spaces::shown;
 use crate::wire::uri_of;
 use longhaul_block::BlockDevice;
 use longhaul_device::arrays::{
-    ArrayClient, ArrayRecord, ArrayRequest, ArraySettings, Registry, RunningArray,
+    ArrayClient, ArrayRecord, ArrayRequest, ArraySettings, Registry, RunningArray, grow,
 };
 use longhaul_device::{Device, ErrorKind, Opener, Scheme};
 use std::collections::BTreeMap;
@@ -111,7 +111,16 @@ impl Pool {
             (VolumeLayout::Array(_), Some(array)) => {
                 // Only the array's own thread uses its members.
                 let opener = opener.clone().for_threads(1);
-                Ok(Device::Array(Box::new(RunningArray::open(&array, &opener)?)))
+                let running = RunningArray::open(&array, &opener)?;
+                // It was resized while its array did not run here.
+                let size = volume.shape.size;
+                if running.device().info().size < size
+                    && let Err(e) =
+                        running.wait(move |array| async move { grow(&array, Some(size)).await })?
+                {
+                    tracing::warn!("volume {name} has not grown to {size} bytes yet: {e}");
+                }
+                Ok(Device::Array(Box::new(running)))
             }
             _ => self.open_single(&volume, opener),
         }
@@ -176,6 +185,19 @@ impl Pool {
     ) -> longhaul_device::Result<Option<serde_json::Value>> {
         let Some(record) = self.array_record(volume)? else { return Ok(None) };
         ArrayClient::ask(&record, &ArrayRequest::Status).transpose()
+    }
+
+    /// Lets the array of a volume grow, if a process of this host runs it, to what the volume has. Its
+    /// sizes before and after; `None` if no process here runs it.
+    ///
+    /// # Errors
+    /// Those of the array, or the catalog cannot be read.
+    pub fn grow_running(&self, volume: &VolumeRecord) -> longhaul_device::Result<Option<(u64, u64)>> {
+        let Some(record) = self.array_record(volume)? else { return Ok(None) };
+        let grow = ArrayRequest::Grow { least: Some(volume.shape.size) };
+        let Some(reply) = ArrayClient::ask(&record, &grow).transpose()? else { return Ok(None) };
+        let size = |field: &str| reply[field].as_u64().unwrap_or(0);
+        Ok(Some((size("before"), size("after"))))
     }
 
     /// Whether the array of a volume was started and not stopped: a host uses it, or did so when it

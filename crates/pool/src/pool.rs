@@ -4,7 +4,8 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::name::check_name;
 use crate::record::{
-    Intent, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief, VolumeRecord, VolumeState, decode, encode,
+    Intent, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief, VolumeRecord, VolumeState, decode,
+    decode_intent, encode,
 };
 use crate::spaces::{Space, SpaceError, Spaces};
 use crate::targets::same;
@@ -192,7 +193,7 @@ impl Pool {
 
     pub(crate) fn intents(&self) -> Result<Vec<(Intent, Revision)>> {
         let found = self.host.catalog.range(&keys::intent(self.uuid(), ""), None)?.entries;
-        found.iter().map(|entry| Ok((decode("an intent", &entry.value)?, entry.modified))).collect()
+        found.iter().map(|entry| Ok((decode_intent(&entry.value)?, entry.modified))).collect()
     }
 
     /// Calls `show` with what a list shows of each volume, in the order of their names.

@@ -10,6 +10,8 @@ use uuid::Uuid;
 
 /// Version of all records and labels.
 const FORMAT: u64 = 1;
+/// Version of the intent to resize a volume, which programs of version 1 do not know.
+const FORMAT_RESIZE: u64 = 2;
 
 /// A record with its version, which stands first.
 #[derive(Serialize)]
@@ -26,8 +28,17 @@ struct Version {
 
 /// A record as JSON.
 pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    encode_as(FORMAT, record)
+}
+
+/// An intent as JSON.
+pub(crate) fn encode_intent(intent: &Intent) -> Vec<u8> {
+    encode_as(if intent.kind == IntentKind::Resize { FORMAT_RESIZE } else { FORMAT }, intent)
+}
+
+fn encode_as<T: Serialize>(format: u64, record: &T) -> Vec<u8> {
     // unwrap: the records have text for keys, and writing to memory does not fail.
-    serde_json::to_vec(&Versioned { format: FORMAT, record }).unwrap_or_default()
+    serde_json::to_vec(&Versioned { format, record }).unwrap_or_default()
 }
 
 /// How a record of this version begins.
@@ -35,6 +46,16 @@ const BEGIN: &[u8] = b"{\"format\":1,";
 
 /// Reads a record, which `what` names in messages.
 pub(crate) fn decode<'de, T: Deserialize<'de>>(what: &str, bytes: &'de [u8]) -> Result<T> {
+    decode_to(FORMAT, what, bytes)
+}
+
+/// Reads an intent.
+pub(crate) fn decode_intent(bytes: &[u8]) -> Result<Intent> {
+    decode_to(FORMAT_RESIZE, "an intent", bytes)
+}
+
+/// Reads a record of a version up to `newest`.
+fn decode_to<'de, T: Deserialize<'de>>(newest: u64, what: &str, bytes: &'de [u8]) -> Result<T> {
     // In one pass, as thousands of records are read at a time.
     if bytes.starts_with(BEGIN)
         && let Ok(record) = serde_json::from_slice(bytes)
@@ -44,9 +65,9 @@ pub(crate) fn decode<'de, T: Deserialize<'de>>(what: &str, bytes: &'de [u8]) -> 
     let refuse = |why: String| Error::Format { what: what.to_owned(), why };
     let damaged = |e: serde_json::Error| refuse(format!("it is damaged: {e}"));
     let version: Version = serde_json::from_slice(bytes).map_err(damaged)?;
-    if version.format != FORMAT {
+    if !(FORMAT..=newest).contains(&version.format) {
         let found = version.format;
-        return Err(refuse(format!("its version is {found}, and this program knows version {FORMAT}")));
+        return Err(refuse(format!("its version is {found}, and this program knows version {newest}")));
     }
     serde_json::from_slice(bytes).map_err(damaged)
 }
@@ -172,9 +193,11 @@ pub enum IntentKind {
     Create,
     /// It is being removed; continued by any host.
     Remove,
+    /// Its namespaces grow; continued by any host.
+    Resize,
 }
 
-/// A volume that is being made or removed.
+/// A volume that is being made, removed or resized.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intent {
     /// Identifies the intent.
@@ -187,6 +210,9 @@ pub struct Intent {
     pub host: String,
     /// When, in seconds since 1970 by that host's clock.
     pub since: u64,
+    /// Bytes of each member before, of a volume that is being resized.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former: Option<u64>,
 }
 
 /// Bytes of namespaces that are promised, made or not.
@@ -208,6 +234,20 @@ impl Usage {
                 *self.jobs.entry(job.clone()).or_default() += size;
             }
         }
+    }
+
+    /// Each member of a volume has `more` bytes than before.
+    pub(crate) fn extend(&mut self, volume: &VolumeRecord, more: u64) {
+        let mut larger = volume.clone();
+        larger.shape.member_size = more;
+        self.add(&larger);
+    }
+
+    /// The members of a volume have `less` bytes again.
+    pub(crate) fn reduce(&mut self, volume: &VolumeRecord, less: u64) {
+        let mut smaller = volume.clone();
+        smaller.shape.member_size = less;
+        self.subtract(&smaller, |_| true);
     }
 
     /// Subtracts the members of a volume that are at `targets`.
@@ -246,6 +286,11 @@ mod tests {
         let text = r#"{"format":1,"uuid":"00000000-0000-0000-0000-000000000001","kind":"create","volume":{"uuid":"00000000-0000-0000-0000-000000000002","name":"v","renames":0,"shape":{"layout":"single","width":1,"spares":0,"unit":0,"size":5,"member_size":1048576},"members":[{"target":"t","namespace":null}],"array":null,"hosts":[],"job":"7","expires":null,"thin":false,"made_by":"h","made_at":9,"state":"creating"},"host":"h","since":9}"#;
         let intent: Intent = decode("an intent", text.as_bytes()).expect("read");
         assert_eq!(String::from_utf8(encode(&intent)).expect("text"), text);
+        let resize = Intent { kind: IntentKind::Resize, former: Some(4096), ..intent.clone() };
+        let text = text.replace("\"format\":1", "\"format\":2").replace("\"create\"", "\"resize\"");
+        let text = text.replace("\"since\":9}", "\"since\":9,\"former\":4096}");
+        assert_eq!(String::from_utf8(encode_intent(&resize)).expect("text"), text);
+        assert_eq!(decode_intent(text.as_bytes()), Ok(resize));
         let mut usage = Usage::default();
         usage.add(&intent.volume);
         let form = r#"{"format":1,"targets":{"t":1048576},"jobs":{"7":1048576}}"#;

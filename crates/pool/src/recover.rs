@@ -4,7 +4,7 @@ use crate::claim::Claim;
 use crate::error::Result;
 use crate::keys;
 use crate::pool::{Pool, each};
-use crate::record::{Intent, IntentKind, TargetRecord, encode};
+use crate::record::{Intent, IntentKind, TargetRecord, encode_intent};
 use crate::remove::Removed;
 use crate::spaces::shown;
 use longhaul_catalog::{Expect, Revision, Txn};
@@ -25,8 +25,8 @@ pub struct Recovered {
 }
 
 impl Pool {
-    /// Finishes what lost hosts have begun: volumes that were not published are undone, removals are
-    /// continued, and namespaces that no record names are removed. Any host may do this at any time.
+    /// Finishes what lost hosts have begun: volumes that were not published are undone, removals and
+    /// resizes are continued, and namespaces that no record names are removed. Any host may do this at any time.
     ///
     /// # Errors
     /// The catalog cannot be read or changed. A target that cannot be reached is no error.
@@ -78,13 +78,23 @@ impl Pool {
             return Ok(None);
         }
         let claim = Claim::new(&self.host.catalog, self.host.ttl)?;
+        if intent.kind == IntentKind::Resize {
+            let done = match self.own(intent, at, &claim)? {
+                true => Some(self.finish_resize(intent)?),
+                false => None,
+            };
+            claim.release();
+            return Ok(done);
+        }
         let undone = Intent { kind: IntentKind::Remove, ..intent.clone() };
         let key = keys::intent(self.uuid(), &intent.uuid.to_string());
         let txn = Txn::new().expect(&key, Expect::Modified(at)).expect(&owner, Expect::Absent);
         let mut txn = txn.put_leased(&owner, self.host.name.as_bytes(), claim.lease());
         if intent.kind == IntentKind::Create {
             // From here on the lost host cannot publish it any more.
-            txn = txn.put(&key, &encode(&undone)).delete(&keys::volume(self.uuid(), &intent.volume.name));
+            txn = txn
+                .put(&key, &encode_intent(&undone))
+                .delete(&keys::volume(self.uuid(), &intent.volume.name));
         }
         let lease = Some(claim.lease());
         let is_made = || Ok(self.host.catalog.get(&owner)?.is_some_and(|entry| entry.lease == lease));

@@ -285,6 +285,15 @@ impl Spaces for Targets {
         })
     }
 
+    fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> std::result::Result<(), SpaceError> {
+        self.with(address, move |space| async move {
+            if current(&space, namespace).await?.size >= size {
+                return Ok(());
+            }
+            Ok(space.grow_namespace(namespace.nsid, size).await?)
+        })
+    }
+
     fn relabel(
         &self,
         address: &str,

@@ -4,7 +4,7 @@ use crate::claim::Claim;
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::pool::{Pool, TRIES, each};
-use crate::record::{Intent, IntentKind, TargetRecord, VolumeRecord, VolumeState, encode};
+use crate::record::{Intent, IntentKind, TargetRecord, VolumeRecord, VolumeState, encode, encode_intent};
 use crate::spaces::{SpaceError, shown};
 use crate::time::wall_time;
 use longhaul_catalog::{Expect, Txn};
@@ -51,9 +51,11 @@ impl Pool {
                 volume,
                 host: self.host.name.clone(),
                 since: wall_time(),
+                former: None,
             };
             let key = keys::volume(self.uuid(), name);
             let txn = self.intent_txn(&intent, &claim).expect(&key, Expect::Modified(at)).delete(&key);
+            let txn = self.without_resize(intent.volume.uuid, txn)?;
             if self.host.commit(&txn, || self.has(&intent))? {
                 self.forget_array(&intent.volume);
                 let removed = self.remove_members(&intent)?;
@@ -103,7 +105,7 @@ impl Pool {
         let (key, owner) = self.keys(intent);
         let undone = Intent { kind: IntentKind::Remove, ..intent.clone() };
         let Some(at) = self.current(intent)? else { return Ok(None) };
-        let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode(&undone));
+        let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode_intent(&undone));
         let txn = txn.delete(&keys::volume(self.uuid(), &intent.volume.name));
         let txn = txn.put_leased(&owner, self.host.name.as_bytes(), claim.lease());
         match self.host.commit(&txn, || self.has(&undone))? {
@@ -179,7 +181,7 @@ impl Pool {
             let txn = txn.expect(&keys::usage(self.uuid()), Expect::Modified(at)).delete(&owner);
             let txn = txn.put(&keys::usage(self.uuid()), &encode(&usage));
             let done = left.volume.members.is_empty();
-            let txn = if done { txn.delete(&key) } else { txn.put(&key, &encode(left)) };
+            let txn = if done { txn.delete(&key) } else { txn.put(&key, &encode_intent(left)) };
             let is_made = || if done { Ok(self.host.catalog.get(&key)?.is_none()) } else { self.has(left) };
             if self.host.commit(&txn, is_made)? {
                 return Ok(());

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use longhaul_array::{Geometry, Layout};
+use longhaul_block::units::format_size;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -126,6 +127,27 @@ impl Shape {
         }
     }
 
+    /// The shape that a volume has after it has grown to `size` bytes. An array that grows takes a little
+    /// more of its members than one that is made: checksums for its next growth, half a percent at most.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for less than it has.
+    pub(crate) fn grown(&self, size: u64) -> Result<Shape> {
+        if size < self.size {
+            let (now, asked) = (format_size(self.size), format_size(size));
+            return Err(Error::Shape(format!(
+                "it has {now}, and does not shrink to {asked}: make a smaller volume, and copy the data"
+            )));
+        }
+        let fitted = Shape::fit(self.layout, self.width, self.spares, self.unit, size)?.member_size;
+        let member = match self.layout {
+            VolumeLayout::Single => fitted,
+            VolumeLayout::Array(_) => fitted + fitted / 200 + 16 * self.unit,
+        };
+        let member_size = member.next_multiple_of(ROUND).max(self.member_size);
+        Ok(Shape { size, member_size, ..*self })
+    }
+
     /// Members and spares.
     pub fn members(&self) -> usize {
         self.width + self.spares
@@ -171,6 +193,27 @@ fn array_member(layout: Layout, width: usize, unit: u64, size: u64) -> Result<u6
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_grown_volume_has_room_for_what_its_array_takes() {
+        const MIB: u64 = 1 << 20;
+        for (layout, width) in
+            [(Layout::Mirror, 2), (Layout::Parity, 4), (Layout::DoubleParity, 6), (Layout::Stripe, 3)]
+        {
+            for sizes in [[100 * MIB, 101 * MIB, 300 * MIB], [5000 * MIB, 20_000 * MIB, 80_001 * MIB]] {
+                let layout = VolumeLayout::Array(layout);
+                let mut shape = Shape::fit(layout, width, 0, 256 << 10, sizes[0]).expect("fits");
+                let VolumeLayout::Array(kind) = layout else { unreachable!() };
+                let mut array = Geometry::fit(kind, width, shape.unit, shape.member_size).expect("fits");
+                for size in &sizes[1..] {
+                    shape = shape.grown(*size).expect("grows");
+                    array = array.grown(shape.member_size).expect("grows");
+                    assert!(array.size() >= *size, "{kind}: {} of {size}", array.size());
+                }
+                assert!(shape.grown(sizes[1]).expect_err("smaller").to_string().contains("does not shrink"));
+            }
+        }
+    }
 
     #[test]
     fn layouts_are_read_back() {

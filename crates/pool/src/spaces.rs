@@ -97,6 +97,13 @@ pub trait Spaces: Send + Sync {
     /// As for [`Self::space`].
     fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError>;
 
+    /// Makes a namespace larger: it has `size` bytes then, or more if it had. What is added reads as
+    /// zeroes.
+    ///
+    /// # Errors
+    /// [`SpaceError::Full`], or as for [`Self::space`]; it does not exist any more.
+    fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> Result<(), SpaceError>;
+
     /// Puts another label in place of that of a namespace, whose hosts are those that may use it then.
     ///
     /// # Errors

@@ -170,6 +170,9 @@ impl Spaces for Stopped {
     fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
         self.targets.remove(address, namespace)
     }
+    fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> Result<(), SpaceError> {
+        self.targets.grow(address, namespace, size)
+    }
     fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError> {
         self.targets.relabel(address, namespace, label)
     }

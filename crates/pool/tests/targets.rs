@@ -204,6 +204,48 @@ fn a_volume_is_made_used_and_removed_without_a_trace() {
 }
 
 #[test]
+fn a_volume_grows_while_it_is_used_and_between_uses() {
+    isolated("a_volume_grows_while_it_is_used_and_between_uses", || {
+        let site = Site::new(3);
+        let host = site.host(empty(&site.clock), site.targets());
+        let pool = site.pool(&host);
+        let single = VolumeRequest { layout: VolumeLayout::Single, width: 1, ..for_hosts("s", &[ADMIN]) };
+        let opener = Opener::new(options(ADMIN));
+        for made in [for_hosts("v", &[ADMIN]), single] {
+            pool.create_volume(&made).expect("created");
+            let device = pool.open_volume(&made.name, &opener).expect("opened");
+            write(&device, 5);
+            let resized = pool.resize_volume(&made.name, 40 * MIB).expect("resized");
+            if let Some((before, after)) = pool.grow_running(&resized).expect("asked") {
+                assert!(before < 40 * MIB && after >= 40 * MIB, "{before} to {after}");
+            }
+            // The namespace changed event of a single one comes by itself.
+            let end = std::time::Instant::now() + Duration::from_secs(20);
+            while device.block().info().size < 40 * MIB {
+                assert!(
+                    std::time::Instant::now() < end,
+                    "{}: still {}",
+                    made.name,
+                    device.block().info().size
+                );
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(read(&device), 5);
+            close(device);
+            // Nobody runs it: it grows when it is opened.
+            let resized = pool.resize_volume(&made.name, 60 * MIB).expect("resized");
+            assert_eq!(pool.grow_running(&resized).expect("asked"), None);
+            let device = pool.open_volume(&made.name, &opener).expect("opened");
+            assert!(device.block().info().size >= 60 * MIB);
+            assert_eq!(read(&device), 5);
+            close(device);
+            let full = pool.resize_volume(&made.name, 8 << 30).expect_err("full").to_string();
+            assert!(full.contains("are free"), "{full}");
+        }
+    });
+}
+
+#[test]
 fn a_volume_is_for_the_hosts_that_it_names() {
     isolated("a_volume_is_for_the_hosts_that_it_names", || {
         let site = Site::new(3);
@@ -304,6 +346,9 @@ impl Spaces for Dying {
     }
     fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
         self.call(|targets| targets.remove(address, namespace))
+    }
+    fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> Result<(), SpaceError> {
+        self.call(|targets| targets.grow(address, namespace, size))
     }
     fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError> {
         self.call(|targets| targets.relabel(address, namespace, label))

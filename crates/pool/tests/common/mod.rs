@@ -8,8 +8,8 @@ use longhaul_catalog::{
     Snapshot, Txn, Watch,
 };
 use longhaul_pool::{
-    Host, Label, Namespace, NamespaceId, Pool, Quota, Space, SpaceError, Spaces, Usage, VolumeLayout,
-    VolumeRecord, VolumeRequest, VolumeState,
+    Host, IntentKind, Label, Namespace, NamespaceId, Pool, Quota, Space, SpaceError, Spaces, Usage,
+    VolumeLayout, VolumeRecord, VolumeRequest, VolumeState,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -133,6 +133,24 @@ impl Spaces for Targets {
         self.with(address, |target| {
             target.namespaces.remove(&namespace.uuid);
             Ok(())
+        })
+    }
+
+    fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> Result<(), SpaceError> {
+        self.with(address, |target| {
+            let used: u64 = target.namespaces.values().map(|stored| stored.size).sum();
+            let capacity = target.capacity;
+            match target.namespaces.get_mut(&namespace.uuid) {
+                Some(stored) if stored.size >= size => Ok(()),
+                Some(stored) if used - stored.size + size > capacity => {
+                    Err(SpaceError::Full("no room".to_owned()))
+                }
+                Some(stored) => {
+                    stored.size = size;
+                    Ok(())
+                }
+                None => Err(SpaceError::Failed("no such namespace".to_owned())),
+            }
         })
     }
 
@@ -336,6 +354,10 @@ impl Spaces for Doomed {
         self.space(|targets| targets.remove(address, namespace))
     }
 
+    fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> Result<(), SpaceError> {
+        self.space(|targets| targets.grow(address, namespace, size))
+    }
+
     fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError> {
         self.space(|targets| targets.relabel(address, namespace, label))
     }
@@ -415,7 +437,9 @@ pub fn check(pool: &Pool, targets: &Targets) {
     let mut usage = Usage::default();
     // A volume that is being made has an intent with the same members.
     let volumes = status.volumes.iter().filter(|volume| volume.state == VolumeState::Ready);
-    for volume in volumes.clone().chain(status.intents.iter().map(|intent| &intent.volume)) {
+    // One that is being resized has its larger members in its record.
+    let intents = status.intents.iter().filter(|intent| intent.kind != IntentKind::Resize);
+    for volume in volumes.clone().chain(intents.map(|intent| &intent.volume)) {
         for member in &volume.members {
             *usage.targets.entry(member.target.clone()).or_default() += volume.shape.member_size;
             if let Some(job) = &volume.job {
@@ -430,7 +454,9 @@ pub fn check(pool: &Pool, targets: &Targets) {
             let target = all.values().find(|target| target.id == member.target).expect("known");
             let stored = &target.namespaces[&member.namespace.expect("made").uuid];
             assert_eq!((stored.label.volume, stored.label.index), (volume.uuid, index));
-            assert_eq!((stored.array, stored.size), (volume.array, volume.shape.member_size));
+            assert_eq!(stored.array, volume.array);
+            let resized = status.intents.iter().any(|intent| intent.volume.uuid == volume.uuid);
+            assert!(stored.size == volume.shape.member_size || resized);
         }
     }
 }
