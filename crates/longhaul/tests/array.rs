@@ -370,6 +370,48 @@ fn a_target_exports_an_array_and_answers_for_it() {
 }
 
 #[test]
+fn an_array_grows_under_its_hosts() {
+    let home = Home::new();
+    let lengthen = |bytes: u64| {
+        for name in ["a", "b", "c"] {
+            std::fs::File::options()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(home.path(name))
+                .and_then(|file| file.set_len(bytes))
+                .expect("made longer");
+        }
+    };
+    lengthen(16 << 20);
+    let files = ["a", "b", "c"].map(|name| format!("file:{}", home.path(name)));
+    home.create("grows", "parity", &files);
+    // Nothing has become larger, and no process runs it.
+    let same = home.run(&["array", "grow", "grows", "--exit-code"]);
+    assert!(same.code == Some(8) && same.stderr.contains("no stripe more fits"), "{same:?}");
+    let args =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "big=array:grows"];
+    let target = Target::spawn(home.command(&args));
+    let device = longhaul_initiator::open(&target.uri(0)).expect("connected");
+    let disk = longhaul_block::Blocking::open(device.clone()).expect("opened");
+    let before = device.info().size;
+    disk.write_at(&[7; 4096], before - 4096).expect("written");
+    lengthen(48 << 20);
+    let grown = home.summary(&["array", "grow", "grows"], 0);
+    assert_eq!(grown["before"], before);
+    let size = grown["size"].as_u64().expect("a size");
+    assert!(size > 2 * before, "{grown}");
+    until("its host knows", || device.info().size == size);
+    let mut edge = vec![1; 8192];
+    disk.read_at(&mut edge, before - 4096).expect("read");
+    assert!(edge[..4096] == [7; 4096] && edge[4096..] == [0; 4096]);
+    disk.write_at(&[8; 4096], size - 4096).expect("written");
+    drop(disk);
+    target.stop();
+    assert_eq!(home.summary(&["array", "status", "grows"], 0)["size"], size);
+}
+
+#[test]
 fn what_makes_no_array_is_refused() {
     let home = Home::new();
     let [a, b] = ["a", "b"].map(|name| home.files(&[name]).remove(0));

@@ -28,6 +28,20 @@ pub(crate) struct ArrayStopped {
     pub(crate) ran: bool,
 }
 
+/// `array grow`: the array is as large as its members allow.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct ArrayGrown {
+    /// UUID of the array.
+    pub(crate) uuid: String,
+    /// Name of the array.
+    pub(crate) name: String,
+    /// Its size before.
+    pub(crate) before: super::Bytes,
+    /// Its size now.
+    pub(crate) size: super::Bytes,
+}
+
 /// `array list`: an array that is known on this host.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "array")]

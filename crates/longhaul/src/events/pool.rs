@@ -92,7 +92,7 @@ pub(crate) struct PoolSummary {
 pub(crate) struct PendingVolume {
     /// Name of the volume.
     pub(crate) volume: String,
-    /// `create` or `remove`.
+    /// `create`, `remove` or `resize`.
     pub(crate) doing: &'static str,
     /// The host that began it.
     pub(crate) host: String,

@@ -108,6 +108,20 @@ pub(crate) struct VolumeMember {
     pub(crate) size: Bytes,
 }
 
+/// `volume resize`: the volume has its size.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct VolumeResized {
+    /// Its name as a device.
+    pub(crate) device: String,
+    /// Size that was asked for before.
+    pub(crate) before: Bytes,
+    /// Size that is asked for now.
+    pub(crate) size: Bytes,
+    /// Size of its array, if a process of this host runs it; null otherwise.
+    pub(crate) array: Option<Bytes>,
+}
+
 /// `volume rm`: the volumes are removed.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]

@@ -34,6 +34,8 @@ enum ArrayVerb {
     Replace(Replace),
     /// Add a spare, which replaces a member that fails
     AddSpare(AddSpare),
+    /// Make an array as large as its devices have become, while it is used
+    Grow(Grow),
     /// Read and verify all data, and repair what is wrong
     Scrub(Scrub),
     /// Stop an array that runs on this host
@@ -152,6 +154,21 @@ struct Stop {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Grow its devices first: longhaul ns grow, or a larger file or volume. File
+systems are grown by their own tools then.
+
+Example:
+  longhaul array grow scratch
+  xfs_growfs /mnt/scratch")]
+struct Grow {
+    #[command(flatten)]
+    nothing: NothingToDo,
+    #[command(flatten)]
+    array: ArrayArgs,
+}
+
+#[derive(Debug, clap::Args)]
 struct Scrub {
     /// Most bytes per second read from each member
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
@@ -206,6 +223,7 @@ pub(crate) fn run(args: ArrayVerbArgs, output: Output) -> Outcome {
         ArrayVerb::Status(args) => manage::status(&args, output),
         ArrayVerb::Replace(args) => manage::replace(args, output),
         ArrayVerb::AddSpare(args) => manage::add_spare(args, output),
+        ArrayVerb::Grow(args) => manage::grow(&args, output),
         ArrayVerb::Scrub(args) => manage::scrub(&args, output),
         ArrayVerb::Stop(args) => manage::stop(&args, output),
     }

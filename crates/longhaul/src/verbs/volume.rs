@@ -4,13 +4,14 @@ mod show;
 
 use super::attach::mkfs;
 use crate::arguments::{InitiatorArgs, parse_bytes, parse_time};
-use crate::events::{VolumeMade, VolumeOpened, VolumeRenamed, VolumesRemoved};
+use crate::events::{VolumeMade, VolumeOpened, VolumeRenamed, VolumeResized, VolumesRemoved};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::pools::{OpenPool, PoolArgs, end};
 use crate::words::volume_layouts;
 use longhaul_array::DEFAULT_UNIT;
 use longhaul_attach::filesystem::FileSystemKind;
+use longhaul_block::units::format_size;
 use longhaul_pool::{Pool, Removed, SCHEME, VolumeLayout, VolumeName, VolumeRequest, end_of};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ enum VolumeVerb {
     Open(Open),
     /// Give a volume another name
     Rename(Rename),
+    /// Make a volume larger, while it is used
+    Resize(Resize),
     /// Remove volumes and their data
     Rm(RemoveVolumes),
 }
@@ -134,6 +137,25 @@ struct Rename {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Its array grows where it runs: on this host at once, on another one when it is
+opened there next, or when this is run there. File systems are grown by their
+own tools then.
+
+Example:
+  longhaul volume resize scratch/run7 --size 4TiB
+  sudo xfs_growfs /mnt/run7")]
+struct Resize {
+    /// The volume: POOL/NAME
+    volume: VolumeName,
+    /// Its new size: it does not shrink
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    size: u64,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
 struct RemoveVolumes {
     /// The volumes: POOL/NAME
     #[arg(value_name = "VOLUME", required = true)]
@@ -186,6 +208,7 @@ pub(crate) fn run(args: VolumeVerbArgs, output: Output) -> Outcome {
         VolumeVerb::Info(args) => show::info(&args, output),
         VolumeVerb::Open(args) => open(&args, output),
         VolumeVerb::Rename(args) => rename(&args, output),
+        VolumeVerb::Resize(args) => resize(&args, output),
         VolumeVerb::Rm(args) => remove(&args, output),
     }
 }
@@ -283,6 +306,29 @@ fn rename(args: &Rename, output: Output) -> Outcome {
         output.line(&device);
     }
     output.event(&VolumeRenamed { device });
+    Ok(())
+}
+
+fn resize(args: &Resize, output: Output) -> Outcome {
+    let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
+    let before = opened.pool.volume(&args.volume.name)?.shape.size;
+    let volume = opened.pool.resize_volume(&args.volume.name, args.size)?;
+    let device = device(&args.volume);
+    let size = volume.shape.size;
+    let grown = opened.pool.grow_running(&volume).map_err(|e| {
+        let failure = Failure::from(e);
+        let message =
+            format!("the namespaces of {device} have grown, but not its array: {}", failure.message);
+        Failure { message, ..failure }
+    })?;
+    let array = grown.map(|(_, after)| after);
+    if !output.is_json() {
+        output.line(format_args!("{device} has {} instead of {}", format_size(size), format_size(before)));
+    }
+    if array.is_none() && volume.array.is_some() {
+        output.note("its array does not run on this host: it grows when the volume is opened next");
+    }
+    output.event(&VolumeResized { device, before, size, array });
     Ok(())
 }
 

@@ -1,14 +1,15 @@
 //! Requests to an array: to the process that runs it on this host, or else in this process, which
 //! runs the array for the request.
 
-use super::{AddSpare, ArrayArgs, Replace, Scrub, Stop, show};
+use super::{AddSpare, ArrayArgs, Grow, Replace, Scrub, Stop, show};
 use crate::arguments::InitiatorArgs;
-use crate::events::{ArrayList, ArrayProgress, ArrayStopped, ListedArray, ScrubSummary};
+use crate::events::{ArrayGrown, ArrayList, ArrayProgress, ArrayStopped, ListedArray, ScrubSummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::screen::Line;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use longhaul_block::units::format_size;
 use longhaul_device::arrays::{
     ArrayClient, ArrayRecord, ArrayReply, ArrayRequest, RunningArray, SCHEME, read_status, status_json,
 };
@@ -199,6 +200,28 @@ pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
     let status = array.ask(ArrayRequest::Status)?;
     array.end()?;
     show::summary(&status, None, output);
+    Ok(())
+}
+
+pub(super) fn grow(args: &Grow, output: Output) -> Outcome {
+    let array = Managed::open(&args.array.array, &args.array.initiator)?;
+    let reply = array.ask(ArrayRequest::Grow { least: None })?;
+    let (uuid, name) = (array.record.uuid.to_string(), array.record.name.clone());
+    array.end()?;
+    let size = |field: &str| reply[field].as_u64().unwrap_or(0);
+    let (before, after) = (size("before"), size("after"));
+    output.event(&ArrayGrown { uuid, name: name.clone(), before, size: after });
+    if after == before {
+        let message = format!("nothing to do: no stripe more fits on the members of array {name}");
+        return args.nothing.nothing(message, output);
+    }
+    if !output.is_json() {
+        output.line(format_args!(
+            "array:{name} has {} instead of {}",
+            format_size(after),
+            format_size(before)
+        ));
+    }
     Ok(())
 }
 

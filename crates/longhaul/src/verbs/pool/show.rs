@@ -77,6 +77,7 @@ fn summary(status: &Status, catalog: String, waiting: Vec<String>) -> PoolSummar
         doing: match intent.kind {
             IntentKind::Create => "create",
             IntentKind::Remove => "remove",
+            IntentKind::Resize => "resize",
         },
         host: intent.host.clone(),
         since: intent.since,
