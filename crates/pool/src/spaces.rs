@@ -101,8 +101,12 @@ pub trait Spaces: Send + Sync {
     /// zeroes.
     ///
     /// # Errors
-    /// [`SpaceError::Full`], or as for [`Self::space`]; it does not exist any more.
-    fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> Result<(), SpaceError>;
+    /// [`SpaceError::Full`], or as for [`Self::space`]; it does not exist any more; or namespaces do not
+    /// grow there, as is so unless a space says otherwise.
+    fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> Result<(), SpaceError> {
+        let _ = (address, size);
+        Err(SpaceError::Refused(format!("namespace {} does not grow", namespace.uuid)))
+    }
 
     /// Puts another label in place of that of a namespace, whose hosts are those that may use it then.
     ///
