@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Ran, Target, command, finish, longhaul, signal, until};
+use longhaul_block::BlockDevice;
 use longhaul_engine::procfs::Process;
 use serde_json::Value;
 use std::process::Command;
