@@ -85,7 +85,10 @@ impl Opener {
     }
 
     /// Connects to a remote namespace at all addresses of its URI.
-    fn connect_any(&self, uri: &str) -> Result<Device> {
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
+    pub fn connect_any(&self, uri: &str) -> Result<Device> {
         let uri: Uri = uri.parse().map_err(longhaul_initiator::Error::Uri)?;
         let options = self.connection_options(&uri);
         Ok(match uri.is_multipath() {

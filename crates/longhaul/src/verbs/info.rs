@@ -45,7 +45,7 @@ pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
         let name = name.parse().map_err(Failure::usage)?;
         return super::volume::info(name, args.initiator.clone(), output);
     }
-    let opened = args.initiator.open(&args.uri, 1)?;
+    let opened = args.initiator.opener().connect_any(&args.uri)?;
     let Some(device) = opened.remotes().into_iter().next() else {
         return Err(Failure::usage("info describes remote namespaces: nvme+tcp://HOST/SUBNQN"));
     };
