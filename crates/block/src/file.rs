@@ -11,11 +11,11 @@
 mod going;
 mod open;
 
+pub(crate) use going::begin;
 pub(crate) use open::size_of;
 pub use open::{FileOptions, OpenError};
 
 use crate::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags};
-use going::begin;
 use longhaul_engine::{Buf, BufMut, LockedFile, fs, spawn};
 use std::io;
 use std::os::fd::AsRawFd;

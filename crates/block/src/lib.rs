@@ -9,6 +9,7 @@
 mod advice;
 mod blocking;
 mod device;
+mod extents;
 mod file;
 pub mod filter;
 mod losses;
@@ -26,6 +27,7 @@ pub use blocking::Blocking;
 pub use device::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
+pub use extents::{DeviceExtent, ExtentDevice};
 pub use file::{FileDevice, FileOptions, OpenError};
 pub use losses::TellsLosses;
 pub use mem::MemDevice;

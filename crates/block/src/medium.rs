@@ -58,6 +58,15 @@ enum RecordMatch {
     Foreign(Uuid),
 }
 
+/// What identifies a file or block device and no copy of it, for a record on the device itself; `None` if
+/// nothing does that lasts.
+///
+/// # Errors
+/// The file cannot be asked for its metadata.
+pub fn lasting_identity(file: &File) -> io::Result<Option<String>> {
+    Ok(key::lasting(&file.metadata()?))
+}
+
 impl Medium {
     /// Examines the file or block device at `path`; `None` if there is none, or a directory, say,
     /// which no back end opens. `registry` is the directory for media that cannot carry their

@@ -118,6 +118,7 @@ use SignatureOffset::{At, End, EndOf};
 /// formats' own documents.
 const SIGNATURES: &[(&str, SignatureOffset, &[u8])] = &[
     (ARRAY_MEMBER, At(&[4, (64 << 10) + 4]), b"LHARRAY\0"),
+    ("a space of longhaul target", At(&[0, 64 << 10]), b"LHSPACE\0"),
     ("an XFS file system", At(&[0]), b"XFSB"),
     ("a btrfs file system", At(&[65536 + 64]), b"_BHRfS_M"),
     ("a LUKS volume", At(&[0]), b"LUKS\xba\xbe"),

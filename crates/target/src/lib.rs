@@ -36,8 +36,8 @@ pub use config::{Config, Patience};
 pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Registration, ReservationRecord};
 pub use space::{
-    DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space, SpaceCapacity, SpaceError,
-    SpaceNamespace, SpaceSpec, check_name,
+    BlockSpace, BlockSpaceOptions, DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space,
+    SpaceCapacity, SpaceError, SpaceNamespace, SpaceSpec, check_name,
 };
 pub use state::{MediumSpec, ReservationFile, ServedMedium, TargetState, nqn_made_of};
 pub use store::ReservationStore;

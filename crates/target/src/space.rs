@@ -1,5 +1,6 @@
 //! Capacity in which hosts make namespaces.
 
+mod block;
 mod dir;
 mod files;
 mod lazy;
@@ -7,6 +8,7 @@ mod manage;
 mod record;
 mod spec;
 
+pub use block::{BlockSpace, BlockSpaceOptions};
 pub use dir::DirSpace;
 pub(crate) use manage::{Managed, SpaceChange};
 pub use spec::{SpaceSpec, check_name};

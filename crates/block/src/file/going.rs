@@ -9,7 +9,7 @@ type Boxed<T> = Pin<Box<dyn Future<Output = IoResult<T>>>>;
 
 /// Begins `future` now. If the result is dropped before it is done, `let_go` gets the rest of the
 /// operation and runs it to its end.
-pub(super) fn begin<T: Unpin + 'static>(
+pub(crate) fn begin<T: Unpin + 'static>(
     future: impl Future<Output = IoResult<T>> + 'static,
     let_go: impl FnOnce(Pin<Box<dyn Future<Output = ()>>>) + Unpin + 'static,
 ) -> IoFuture<T> {

@@ -24,6 +24,17 @@ pub(super) fn of_block(device: u64) -> Option<String> {
     of_block_in(&sysfs(device))
 }
 
+/// What identifies an open file or block device, also after a boot and a move to another machine, and no
+/// copy of it; `None` if nothing does.
+pub(super) fn lasting(meta: &fs::Metadata) -> Option<String> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    if meta.file_type().is_block_device() {
+        return of_block(meta.rdev()).filter(|key| !key.starts_with("boot "));
+    }
+    let born = meta.created().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+    Some(format!("file {} {}", meta.ino(), born.map_or(0, |time| time.as_nanos())))
+}
+
 /// As [`of_block`], with the device's directory below `/sys`.
 fn of_block_in(at: &Path) -> Option<String> {
     let read = |name: &str| {

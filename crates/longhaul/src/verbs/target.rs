@@ -10,8 +10,8 @@ use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_initiator::{IO_PORT, Options};
 use longhaul_pool::Volumes;
 use longhaul_target::{
-    Config, DirSpace, Error, HostAccess, MediumSpec, ServedMedium, Space, SpaceError, SpaceSpec, Target,
-    TargetState, is_loopback,
+    Config, Error, HostAccess, MediumSpec, ServedMedium, Space, SpaceError, SpaceSpec, Target, TargetState,
+    is_loopback,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -38,7 +38,8 @@ error=SHARE, uuid=UUID, nqn=NQN, allow-host=HOSTNQN, create (serve the medium
 as a new disk, even if another namespace was served from it before).
 A further export of the same NAME adds a namespace to the same subsystem.
 
-A space is a directory in which the hosts of --admin make namespaces while the
+A space is a directory, or a block device (block:PATH), in which the hosts of
+--admin make namespaces while the
 target runs ('longhaul ns', or 'nvme create-ns' of a Linux host). A host sees
 those that are attached to it. Hosts are known by a name that they send
 themselves: beyond loopback a space takes --insecure, and a trusted network.
@@ -231,7 +232,6 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
         let mut shown_spaces = Vec::new();
         for (spec, nqn, space) in spaces {
             let capacity = space.capacity().map_err(Failure::failed)?;
-            let space = Arc::new(space);
             let fields = SpaceFields {
                 name: spec.name.clone(),
                 uri: format!("nvme+tcp://{at}/{nqn}"),
@@ -339,12 +339,12 @@ fn open(exports: &[Export], opener: &Opener, state: &TargetState) -> Result<Vec<
     Ok(opened)
 }
 
-/// Opens the directories of all spaces: each with its NQN.
-fn open_spaces<'a>(
-    args: &'a TargetArgs,
-    state: &TargetState,
-) -> Result<Vec<(&'a SpaceSpec, String, DirSpace)>, Failure> {
-    let mut opened: Vec<(&SpaceSpec, String, DirSpace)> = Vec::new();
+/// A space as it was given, its NQN, and the open one.
+type OpenSpace<'a> = (&'a SpaceSpec, String, Arc<dyn Space>);
+
+/// Opens the directories and devices of all spaces: each with its NQN.
+fn open_spaces<'a>(args: &'a TargetArgs, state: &TargetState) -> Result<Vec<OpenSpace<'a>>, Failure> {
+    let mut opened: Vec<OpenSpace<'a>> = Vec::new();
     for spec in &args.space {
         let nqn = spec.nqn(state);
         let taken = args

@@ -100,12 +100,20 @@ impl NamespaceRecord {
             return Err(format!("version {version} is of a newer program"));
         }
         let record: NamespaceRecord = serde_json::from_str(json).map_err(|e| e.to_string())?;
-        let block = u64::from(record.block_size);
-        let sound = [512, 4096].contains(&record.block_size) && record.size != 0 && record.nsid != 0;
-        if !sound || !record.size.is_multiple_of(block) {
+        record.check()?;
+        Ok(record)
+    }
+
+    /// Whether it is of a version that this program knows, and describes a namespace.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.version != VERSION {
+            return Err(format!("version {} is of a newer program", self.version));
+        }
+        let sound = [512, 4096].contains(&self.block_size) && self.size != 0 && self.nsid != 0;
+        if !sound || !self.size.is_multiple_of(self.block_size.into()) {
             return Err("it contradicts itself".into());
         }
-        Ok(record)
+        Ok(())
     }
 }
 
