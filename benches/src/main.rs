@@ -105,6 +105,8 @@ enum Group {
     Memory,
     /// XOR and P+Q against ISA-L
     Parity,
+    /// Ten and ten thousand volumes of a pool, listed
+    Volumes,
     /// Sequential streams over emulated long links; takes over an hour, and root, as all below
     Distance,
     /// Small reads over emulated long links, one at a time
@@ -254,6 +256,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Idle, groups::idle::run),
         (Group::Memory, groups::memory::run),
         (Group::Parity, groups::parity::run),
+        (Group::Volumes, groups::volumes::run),
         (Group::Distance, groups::far::distance::run),
         (Group::Latency, groups::far::latency::run),
         (Group::Capsule, groups::far::capsule::run),

@@ -10,6 +10,7 @@ pub(crate) mod parity;
 pub(crate) mod random;
 pub(crate) mod stream;
 pub(crate) mod transfer;
+pub(crate) mod volumes;
 
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};

@@ -376,7 +376,7 @@ impl SiteState {
         match self.random.below(4) {
             0 => self.hosts[host].no_catalog = turns,
             1 => self.hosts[host].no_targets = turns,
-            // The catalog is down: its leases stand still for nobody.
+            // The catalog is down for all hosts, and their leases run out.
             2 => self.hosts.iter_mut().for_each(|line| line.no_catalog = turns),
             _ => {
                 let count = self.targets.len() as u64;
