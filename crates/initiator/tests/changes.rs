@@ -39,7 +39,7 @@ fn a_namespace_that_grows_is_seen() {
     until("the third size", || device.info().size == 24 << 20);
 }
 
-/// As an array does: nobody tells the target.
+/// As an array does: it does not tell the target.
 #[test]
 fn a_device_that_grows_by_itself_is_announced() {
     let dir = tempfile::tempdir().expect("directory");

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 /// A namespace of a volume: its index, number, and target.
-type Place = (usize, NamespaceId, TargetRecord);
+type MemberPlace = (usize, NamespaceId, TargetRecord);
 
 impl Pool {
     /// Makes a volume `size` bytes large, at least: its namespaces grow at their targets. The array over
@@ -140,7 +140,7 @@ impl Pool {
     }
 
     /// The namespaces of a volume whose targets are known.
-    fn places(&self, volume: &VolumeRecord) -> Result<Vec<Place>> {
+    fn places(&self, volume: &VolumeRecord) -> Result<Vec<MemberPlace>> {
         let targets = self.targets()?;
         let place = |(index, member): (usize, &crate::record::Member)| {
             Some((index, member.namespace?, targets.get(&member.target)?.0.clone()))
@@ -149,7 +149,7 @@ impl Pool {
     }
 
     /// Refuses if a target has not as much as the namespaces there need.
-    fn check_room(&self, places: &[Place], promised: &BTreeMap<String, u64>, more: u64) -> Result<()> {
+    fn check_room(&self, places: &[MemberPlace], promised: &BTreeMap<String, u64>, more: u64) -> Result<()> {
         let mut needs: BTreeMap<&str, (&TargetRecord, u64)> = BTreeMap::new();
         for (_, _, target) in places {
             needs.entry(&target.id).or_insert((target, 0)).1 += more;

@@ -232,7 +232,7 @@ fn a_volume_grows_while_it_is_used_and_between_uses() {
             }
             assert_eq!(read(&device), 5);
             close(device);
-            // Nobody runs it: it grows when it is opened.
+            // No host runs it: it grows when it is opened.
             let resized = pool.resize_volume(&made.name, 60 * MIB).expect("resized");
             assert_eq!(pool.grow_running(&resized).expect("asked"), None);
             let device = pool.open_volume(&made.name, &opener).expect("opened");

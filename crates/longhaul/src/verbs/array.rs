@@ -35,7 +35,7 @@ enum ArrayVerb {
     /// Add a spare, which replaces a member that fails
     AddSpare(AddSpare),
     /// Make an array as large as its devices have become, while it is used
-    Grow(Grow),
+    Grow(GrowArray),
     /// Read and verify all data, and repair what is wrong
     Scrub(Scrub),
     /// Stop an array that runs on this host
@@ -161,7 +161,7 @@ systems are grown by their own tools then.
 Example:
   longhaul array grow scratch
   xfs_growfs /mnt/scratch")]
-struct Grow {
+struct GrowArray {
     #[command(flatten)]
     nothing: NothingToDo,
     #[command(flatten)]

@@ -36,7 +36,7 @@ enum NsVerb {
     /// Detach a namespace from hosts
     Detach(Hosts),
     /// Make a namespace larger, while it is used
-    Grow(Grow),
+    Grow(GrowNamespace),
 }
 
 #[derive(Debug, clap::Args)]
@@ -109,7 +109,7 @@ struct Hosts {
 }
 
 #[derive(Debug, clap::Args)]
-struct Grow {
+struct GrowNamespace {
     #[command(flatten)]
     space: Space,
     /// The namespace [default: nsid= of the URI]
@@ -297,7 +297,7 @@ fn change_hosts(args: &Hosts, attach: bool, output: Output) -> Outcome {
     Ok(())
 }
 
-fn grow(args: &Grow, output: Output) -> Outcome {
+fn grow(args: &GrowNamespace, output: Output) -> Outcome {
     let nsid = args.space.nsid(args.nsid)?;
     args.space.with(async |space| Ok(space.grow_namespace(nsid, args.size).await?))?;
     output.event(&NamespaceGrown { nsid, size: args.size });

@@ -2,6 +2,7 @@
 //! any tool, and the whole.
 
 use super::plain::CopySource;
+use super::testbed::scale_of;
 use super::{SETS, TransferTestbed, place};
 use crate::published::transfer as said;
 use crate::study::{PlanEntry, Settings};
@@ -93,16 +94,22 @@ pub(super) fn plan<Measurement>(
                     (false, DatasetStage::Write) => {
                         Err("the storage of the place that is named is another machine's".into())
                     }
-                    _ => Ok(case(Sets::Stage(set, stage, tool))),
+                    _ => small_enough(set, settings).map(|()| case(Sets::Stage(set, stage, tool))),
                 };
                 all.push(PlanEntry { cells: vec![cell], how });
             }
         }
         let mut cell = Cell::new(whole_name(set), "B/s", Better::Higher);
         cell.place = Some(place("Data sets", "as many at once as help", set, None, "Data set"));
-        all.push(PlanEntry { cells: vec![cell], how: Ok(case(Sets::Whole(set))) });
+        let how = small_enough(set, settings).map(|()| case(Sets::Whole(set)));
+        all.push(PlanEntry { cells: vec![cell], how });
     }
     all
+}
+
+/// Whether a data set has a file that is small enough for these settings; otherwise why not.
+fn small_enough(set: &str, settings: &Settings) -> Result<(), String> {
+    DatasetSpec::parse(set, scale_of(set, settings)).map(drop).map_err(|e| e.to_string())
 }
 
 pub(super) fn questions(settings: &Settings) -> Vec<Question> {

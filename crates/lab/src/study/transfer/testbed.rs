@@ -9,6 +9,7 @@ use crate::study::links::{Links, Route, Scratch, Server};
 use crate::study::{Results, Settings};
 use crate::{Error, Outcome};
 use longhaul_transfer::Endpoint;
+use longhaul_transfer::dataset::Scale;
 use longhaul_wan::Conditions;
 use longhaul_wan::Wan;
 use std::fs;
@@ -40,6 +41,17 @@ pub(super) struct TransferTestbed {
     /// Bytes of a copy.
     bytes: f64,
     copies: u32,
+}
+
+/// The size of a data set for these settings.
+pub(super) fn scale_of(name: &str, settings: &Settings) -> Scale {
+    let bytes = match (settings.targets.is_empty(), settings.quick) {
+        (true, _) => RATE * settings.scale / 8.0 * settings.runtime.as_secs_f64(),
+        (false, true) => SET_QUICK as f64 * settings.scale,
+        (false, false) => SET as f64 * settings.scale,
+    };
+    let bytes = bytes as u64;
+    if name == "small" { Scale::files((bytes / BYTES_OF_SMALL).max(1)) } else { Scale::bytes(bytes) }
 }
 
 impl TransferTestbed {
@@ -210,14 +222,10 @@ impl TransferTestbed {
 
     /// Generates a data set of the size for these settings, unless it exists.
     fn make_set(&self, name: &str, settings: &Settings) -> Outcome {
-        let bytes = match (settings.targets.is_empty(), settings.quick) {
-            (true, _) => RATE * settings.scale / 8.0 * settings.runtime.as_secs_f64(),
-            (false, true) => SET_QUICK as f64 * settings.scale,
-            (false, false) => SET as f64 * settings.scale,
-        };
-        let bytes = bytes as u64;
-        let (scale, files) = (bytes.to_string(), (bytes / BYTES_OF_SMALL).max(1).to_string());
-        let more = if name == "small" { ["--files", &files] } else { ["--scale", &scale] };
+        let Scale { files, bytes } = scale_of(name, settings);
+        let (files, bytes) = (files.map(|n| n.to_string()), bytes.map(|n| n.to_string()));
+        let files = files.iter().flat_map(|n| ["--files", n.as_str()]);
+        let more: Vec<&str> = files.chain(bytes.iter().flat_map(|n| ["--scale", n.as_str()])).collect();
         self.data_set(name, &self.scratch.path().join(name), &more)
     }
 

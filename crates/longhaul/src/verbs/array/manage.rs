@@ -1,7 +1,7 @@
 //! Requests to an array: to the process that runs it on this host, or else in this process, which
 //! runs the array for the request.
 
-use super::{AddSpare, ArrayArgs, Grow, Replace, Scrub, Stop, show};
+use super::{AddSpare, ArrayArgs, GrowArray, Replace, Scrub, Stop, show};
 use crate::arguments::InitiatorArgs;
 use crate::events::{ArrayGrown, ArrayList, ArrayProgress, ArrayStopped, ListedArray, ScrubSummary};
 use crate::exit::{Exit, Failure, Outcome};
@@ -203,7 +203,7 @@ pub(super) fn add_spare(args: AddSpare, output: Output) -> Outcome {
     Ok(())
 }
 
-pub(super) fn grow(args: &Grow, output: Output) -> Outcome {
+pub(super) fn grow(args: &GrowArray, output: Output) -> Outcome {
     let array = Managed::open(&args.array.array, &args.array.initiator)?;
     let reply = array.ask(ArrayRequest::Grow { least: None })?;
     let (uuid, name) = (array.record.uuid.to_string(), array.record.name.clone());
