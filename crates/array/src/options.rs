@@ -39,6 +39,9 @@ pub struct Options {
     /// Start even if missing members may have continued without these; writes that only those hold
     /// are lost then. Set on an operator's command only.
     pub degraded: bool,
+    /// Sessions that this host has watched to their end: a takeover from them does not wait again. Of a
+    /// member that they moved on later it does.
+    pub stood_still: crate::StoodStill,
     /// How long a region stays marked after its last write.
     pub intent_idle: Duration,
     /// Seed of all random decisions.
@@ -65,6 +68,7 @@ impl Default for Options {
             scrub_every: None,
             heartbeat: Duration::from_secs(2),
             degraded: false,
+            stood_still: crate::StoodStill::default(),
             intent_idle: Duration::from_secs(5),
             seed: 1,
             #[cfg(feature = "switch-off")]

@@ -11,6 +11,7 @@ pub(crate) mod fence;
 pub(crate) mod guard;
 pub(crate) mod memory;
 pub(crate) mod publish;
+pub(crate) mod watch;
 pub(crate) mod witness;
 
 use clock::SessionClock;

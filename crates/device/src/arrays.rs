@@ -11,6 +11,7 @@ mod record;
 mod registry;
 mod report;
 mod running;
+mod watch;
 
 pub use control::{ArrayClient, ArrayReply, ArrayRequest, grow};
 pub use record::{ArrayRecord, ArraySettings};
@@ -20,6 +21,7 @@ pub use report::{
     status_json,
 };
 pub use running::{RunningArray, open_members, read_labels, read_status};
+pub use watch::ArrayWatch;
 
 /// Prefix of device names that mean an array.
 pub const SCHEME: &str = "array:";

@@ -97,10 +97,34 @@ pub(crate) fn io_error(status: Status) -> IoError {
         c if c == code(Status::TRANSIENT_TRANSPORT) => {
             IoError::Integrity("a data digest did not match".into())
         }
+        // Another controller of the subsystem may serve the namespace.
+        //= NVMe Base 2.1, Asymmetric Namespace Access: a path status says that the namespace is reached another way
+        c if c == code(Status::ANA_INACCESSIBLE) || c == code(Status::ANA_TRANSITION) => {
+            IoError::Offline(format!(
+                "the target stands by for the namespace, and another one serves it ({status}): use the address \
+                 of that one, or wait until this one has taken it over"
+            ))
+        }
         // The way is at fault, or about to go: the target stops, say.
         c if c == code(Status::ABORTED_SQ_DELETION) => IoError::Unreachable(status.to_string()),
         (Status::PATH, _) => IoError::Unreachable(status.to_string()),
         (Status::MEDIA, _) => IoError::Medium(status.to_string()),
         _ => IoError::Refused(status.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    //= test: NVMe Base 2.1, Asymmetric Namespace Access
+    #[test]
+    fn a_target_that_stands_by_is_no_lost_connection() {
+        for status in [Status::ANA_INACCESSIBLE, Status::ANA_TRANSITION] {
+            let error = io_error(status);
+            assert!(matches!(&error, IoError::Offline(why) if why.contains("stands by")), "{error:?}");
+            assert!(error.is_out_of_reach());
+        }
+        assert!(matches!(io_error(Status::INTERNAL_PATH_ERROR), IoError::Unreachable(_)));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::exit::Failure;
 use longhaul_block::BackendSpec;
+use longhaul_device::arrays::{ArrayRecord, ArrayWatch};
 use longhaul_device::{Device, Opener, arrays};
 use longhaul_initiator::SCHEME;
 use longhaul_pool::Volumes;
@@ -33,6 +34,9 @@ pub(crate) struct Export {
     pub(crate) uuid: Option<Uuid>,
     /// Serve the medium as a new disk, even if another namespace was served from it before.
     pub(crate) create: bool,
+    /// Another host may serve the device: this one takes it once that has ended, and reports it as
+    /// inaccessible until then.
+    pub(crate) standby: bool,
     /// NQNs of the hosts that may connect to the subsystem; empty: the allow-list of the
     /// target applies.
     pub(crate) allow_hosts: Vec<String>,
@@ -46,7 +50,7 @@ impl FromStr for Export {
             s.split_once('=').ok_or("the form is NAME=BACKEND, such as scratch=file:/srv/scratch")?;
         check_name(name)?;
         // Options of the export itself; all others belong to the back end.
-        let (mut nqn, mut uuid, mut create) = (None, None, false);
+        let (mut nqn, mut uuid, mut create, mut standby) = (None, None, false, false);
         let mut allow_hosts = Vec::new();
         let mut backend = Vec::new();
         for part in rest.split(',') {
@@ -58,6 +62,8 @@ impl FromStr for Export {
                 allow_hosts.push(value.to_owned());
             } else if part == "create" {
                 create = true;
+            } else if part == "standby" {
+                standby = true;
             } else {
                 backend.push(part);
             }
@@ -67,7 +73,7 @@ impl FromStr for Export {
             [arrays::SCHEME, longhaul_pool::SCHEME, SCHEME].iter().any(|scheme| backend.starts_with(scheme));
         let source = match named {
             true if backend.contains(',') => {
-                let taken = "uuid=, nqn=, allow-host= and create";
+                let taken = "uuid=, nqn=, allow-host=, standby and create";
                 return Err(format!(
                     "an array, a volume or a remote namespace takes no options here but {taken}"
                 ));
@@ -75,7 +81,14 @@ impl FromStr for Export {
             true => Source::Named(backend),
             false => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
         };
-        Ok(Export { name: name.to_owned(), source, nqn, volume: None, uuid, create, allow_hosts })
+        let export =
+            Export { name: name.to_owned(), source, nqn, volume: None, uuid, create, standby, allow_hosts };
+        if standby && !export.may_move() {
+            return Err("only an array or a volume can be taken over: standby is for array:NAME and \
+                        volume:POOL/NAME"
+                .to_owned());
+        }
+        Ok(export)
     }
 }
 
@@ -90,6 +103,38 @@ impl Export {
                 Failure { message, ..e.into() }
             }),
         }
+    }
+
+    /// Opens the members of the export's array, which another host may run.
+    pub(crate) fn watch(&self, opener: &Opener) -> Result<ArrayWatch, Failure> {
+        let Source::Named(device) = &self.source else {
+            return Err(Failure::usage(format!("{}: a local device is not taken over", self.name)));
+        };
+        let watch = match device.strip_prefix(longhaul_pool::SCHEME) {
+            Some(volume) => Volumes.watch(volume, opener),
+            None => ArrayRecord::find(device.trim_start_matches(arrays::SCHEME))
+                .and_then(|record| ArrayWatch::open(&record, opener)),
+        };
+        watch.map_err(|e| {
+            let message = format!("{}: {e}", self.name);
+            Failure { message, ..e.into() }
+        })
+    }
+
+    /// Records that this host has opened the volume of the export, if it is one. The volume is served
+    /// also while its catalog is gone.
+    pub(crate) fn record_user(&self, opener: &Opener) {
+        if let Source::Named(device) = &self.source
+            && let Some(volume) = device.strip_prefix(longhaul_pool::SCHEME)
+            && let Err(e) = Volumes.record_user(volume, opener)
+        {
+            tracing::info!("{}: it is not recorded that this host serves it: {e}", self.name);
+        }
+    }
+
+    /// Whether another host may serve the device too, at another time.
+    pub(crate) fn may_move(&self) -> bool {
+        matches!(&self.source, Source::Named(device) if !device.starts_with(SCHEME))
     }
 
     /// Finds out what the NQN of a volume's subsystem is made of.

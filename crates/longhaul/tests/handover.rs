@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::etcd::Etcd;
 use common::history::{History, connect};
 use common::{PATIENCE, Target, command, finish, text, until};
 use longhaul_block::Blocking;
@@ -35,16 +36,26 @@ enum Guard {
 struct Site {
     directory: tempfile::TempDir,
     guard: Guard,
+    catalog: String,
     _targets: Vec<(Target, Relay)>,
+}
+
+/// A directory in memory, where this machine has such a file system: these tests do not depend on a disk.
+fn directory() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let root = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::tempdir_in(root).expect("a directory")
 }
 
 impl Site {
     fn new(guard: Guard) -> Site {
-        // In memory where this machine has such a file system: these tests do not depend on a disk.
-        let memory = Path::new("/dev/shm");
-        let root = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let directory = tempfile::tempdir_in(root).expect("a directory");
-        let mut site = Site { directory, guard, _targets: Vec::new() };
+        let directory = directory();
+        let catalog = format!("file:{}", text(&directory.path().join("catalog")));
+        Site::with(guard, directory, catalog)
+    }
+
+    fn with(guard: Guard, directory: tempfile::TempDir, catalog: String) -> Site {
+        let mut site = Site { directory, guard, catalog, _targets: Vec::new() };
         let mut addresses = Vec::new();
         for number in 0..MEMBERS {
             let target = site.serve(number);
@@ -93,8 +104,7 @@ impl Site {
         let specs: Vec<String> =
             targets.iter().enumerate().map(|(n, at)| format!("{at},domain=rack{n}")).collect();
         let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-        let catalog = format!("file:{}", text(&self.path("catalog")));
-        let known = ["--catalog", &catalog, "--hostnqn", ADMIN];
+        let known = ["--catalog", &self.catalog, "--hostnqn", ADMIN];
         self.run("admin", &[&["pool", "create", "p", "--target"], &specs[..], &known].concat());
         let create = ["volume", "create", "p/v", "--size", "32MiB", "--layout", "parity"];
         let hosts = ["--for", &nqn("one"), "--for", &nqn("two"), "--hostnqn", ADMIN];
@@ -113,13 +123,22 @@ impl Site {
 
     /// Starts the head of a host: it serves the volume once the array is its own.
     fn head(&self, host: &str) -> Head {
+        self.head_with(host, "")
+    }
+
+    /// Starts the head of a host that may stand by, as the other one does.
+    fn standby(&self, host: &str) -> Head {
+        self.head_with(host, ",standby")
+    }
+
+    fn head_with(&self, host: &str, option: &str) -> Head {
         let (mut command, said) = (self.command(host, &["target", "--json"]), self.path(host).join("said"));
         command.args(["--discovery", "none", "--threads", "1", "--listen", "127.0.0.1:0"]);
         let device = match self.guard {
             Guard::Reservations => "x=volume:p/v",
             Guard::Heartbeats => "x=array:v,nqn=nqn.2014-08.org.example:v",
         };
-        command.args(["--export", device, "--hostnqn", &nqn(host)]);
+        command.args(["--export", &format!("{device}{option}"), "--hostnqn", &nqn(host)]);
         let target = Target::spawn_saying(command, File::create(&said).expect("a file"));
         Head { target, said }
     }
@@ -149,6 +168,20 @@ impl Head {
         common::signal(&self.target.child, name);
     }
 
+    /// Waits until the access to the volume has changed: the reason, if it is not served here.
+    fn access(&self, access: &str) -> Value {
+        let event = self.target.event("access");
+        assert_eq!(event["access"], access, "{event}");
+        event["why"].clone()
+    }
+
+    /// The error of a write to a head that does not serve the volume.
+    fn refusal(&self) -> String {
+        let stale = connect(&self.target.uri(0))
+            .and_then(|stale| stale.write_at(&[0xEE; 4096], 0).map_err(|e| e.to_string()));
+        stale.expect_err("it serves no writes")
+    }
+
     fn said(&self) -> String {
         std::fs::read_to_string(&self.said).expect("UTF-8")
     }
@@ -175,7 +208,7 @@ fn killed_heads_lose_nothing(guard: Guard) {
         device = head.connect();
         history.write_one(&device);
         took.push(killed.elapsed());
-        load.into_iter().for_each(|writer| drop(writer.join().expect("no panic")));
+        end(load);
         assert_eq!(head.identity(), identity, "hosts take it for another disk");
         history.verify(&device);
     }
@@ -214,21 +247,18 @@ fn paused_heads_write_nothing(guard: Guard) {
     assert_eq!(second.identity(), first.identity());
     let device = second.connect();
     // Writers whose head does not answer give up after the keep-alive timeout.
-    load.into_iter().for_each(|writer| drop(writer.join().expect("no panic")));
+    end(load);
     history.verify(&device);
     history.write_all(&device);
     first.signal("CONT");
     until("the first head to say that it was overtaken", || first.said().contains("has taken it over"));
     history.verify(&device);
-    let stale = connect(&first.target.uri(0))
-        .and_then(|stale| stale.write_at(&[0xEE; 4096], 0).map_err(|e| e.to_string()));
-    let refused = stale.expect_err("the first head serves no writes");
-    eprintln!("{guard:?}: the first head refuses a write: {refused}");
+    eprintln!("{guard:?}: the first head refuses a write: {}", first.refusal());
     history.verify(&device);
     let load = history.load(&device);
     history.go_on(100);
     second.target.stop();
-    load.into_iter().for_each(|writer| drop(writer.join().expect("no panic")));
+    end(load);
 }
 
 #[test]
@@ -239,4 +269,105 @@ fn a_paused_head_that_was_overtaken_writes_nothing() {
 #[test]
 fn a_paused_head_that_was_overtaken_writes_nothing_without_reservations() {
     paused_heads_write_nothing(Guard::Heartbeats);
+}
+
+/// Ends a load whose head is gone.
+fn end(load: Vec<std::thread::JoinHandle<String>>) {
+    load.into_iter().for_each(|writer| drop(writer.join().expect("no panic")));
+}
+
+/// Two heads at a time: one serves the volume, and the other one takes it over by itself.
+fn heads_stand_by(guard: Guard) {
+    let (site, history) = (Site::new(guard), History::new());
+    let mut first = site.standby("one");
+    first.access("optimized");
+    let second = site.standby("two");
+    assert_eq!(second.identity(), first.identity(), "hosts take it for another disk");
+    assert_eq!(second.target.ready["exports"][0]["access"], "inaccessible");
+    assert!(second.refusal().contains("stands by"), "{}", second.refusal());
+
+    let load = history.load(&first.connect());
+    history.go_on(100);
+    first.signal("KILL");
+    let killed = Instant::now();
+    first.target.child.end(PATIENCE).expect("killed");
+    second.access("optimized");
+    let device = second.connect();
+    history.write_one(&device);
+    let took = killed.elapsed().as_secs_f64();
+    eprintln!(
+        "{guard:?}: a head that stands by serves again after {took:.1} s (floor {} s)",
+        FLOOR.as_secs()
+    );
+    end(load);
+    history.verify(&device);
+
+    // The one that is paused and overtaken stands by, as soon as it goes on.
+    let first = site.standby("one");
+    let load = history.load(&device);
+    history.go_on(100);
+    second.signal("STOP");
+    first.access("optimized");
+    end(load);
+    let device = first.connect();
+    history.verify(&device);
+    history.write_all(&device);
+    second.signal("CONT");
+    let why = second.access("inaccessible").to_string();
+    assert!(why.contains("has taken it over"), "{why}");
+    until("the overtaken head to stand by", || second.refusal().contains("stands by"));
+    history.verify(&device);
+
+    // A head that ends in order gives it up at once.
+    first.target.stop();
+    second.access("optimized");
+    history.verify(&second.connect());
+    second.target.stop();
+}
+
+#[test]
+fn a_head_that_stands_by_takes_over() {
+    heads_stand_by(Guard::Reservations);
+}
+
+#[test]
+fn a_head_that_stands_by_takes_over_without_reservations() {
+    heads_stand_by(Guard::Heartbeats);
+}
+
+/// Without its catalog a volume is served, and taken over by a host that stands by; no other host
+/// begins.
+#[test]
+fn a_volume_outlives_its_catalog() {
+    let (directory, history) = (directory(), History::new());
+    let Some(mut etcd) = Etcd::start(directory.path()) else { return };
+    let site = Site::with(Guard::Reservations, directory, etcd.catalog());
+    let first = site.standby("one");
+    first.access("optimized");
+    let second = site.standby("two");
+    let open = |code: i32| {
+        let load = ["bench", "volume:p/v", "--rw", "read", "--bs", "64k", "--size", "1m", "--hostnqn"];
+        let ran =
+            finish(site.command("two", &[&load[..], &[&nqn("two")]].concat()).spawn().expect("started"));
+        assert_eq!(ran.code, Some(code), "{ran:?}");
+        ran.stderr
+    };
+    // It says by whom the volume is used, and since when.
+    let why = open(6);
+    assert!(why.contains("in use by another host") && why.contains(&nqn("one")), "{why}");
+    assert!(why.contains("opened it on 20"), "{why}");
+
+    etcd.kill();
+    let load = history.load(&first.connect());
+    history.go_on(100);
+    let why = open(5);
+    assert!(why.contains("etcd"), "{why}");
+    first.signal("KILL");
+    second.access("optimized");
+    end(load);
+    let device = second.connect();
+    history.verify(&device);
+    etcd.run();
+    second.target.stop();
+    open(0);
 }

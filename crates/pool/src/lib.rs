@@ -38,6 +38,7 @@ mod shape;
 mod spaces;
 mod targets;
 mod time;
+mod user;
 mod wire;
 
 pub use create::VolumeRequest;
@@ -61,3 +62,4 @@ pub use remove::Removed;
 pub use shape::{Shape, VolumeLayout};
 pub use spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces, machine, shown};
 pub use time::{end_of, format_time, wall_time};
+pub use user::VolumeUser;

@@ -11,7 +11,7 @@ use crate::spaces::shown;
 use crate::wire::uri_of;
 use longhaul_block::BlockDevice;
 use longhaul_device::arrays::{
-    ArrayClient, ArrayRecord, ArrayRequest, ArraySettings, Registry, RunningArray, grow,
+    ArrayClient, ArrayRecord, ArrayRequest, ArraySettings, ArrayWatch, Registry, RunningArray, grow,
 };
 use longhaul_device::{Device, ErrorKind, Opener, Scheme};
 use std::collections::BTreeMap;
@@ -67,6 +67,36 @@ impl Volumes {
         let pool = KnownPool::find(&name.pool)?.open(opener.options())?;
         Ok(pool.volume(&name.name)?.uuid)
     }
+
+    /// Opens the members of the volume `POOL/NAME` to stand by for it, whether or not another host uses
+    /// it.
+    ///
+    /// # Errors
+    /// The volume does not exist, or is being made; this host is not one of its hosts; it is no array,
+    /// or none of its members can be opened.
+    pub fn watch(self, name: &str, opener: &Opener) -> longhaul_device::Result<ArrayWatch> {
+        let invalid = |why| longhaul_device::Error::new(ErrorKind::Invalid, why);
+        let name: VolumeName = name.parse().map_err(invalid)?;
+        let pool = KnownPool::find(&name.pool)?.open(opener.options())?;
+        let volume = pool.usable_volume(&name.name, opener)?;
+        let Some(array) = pool.array_record(&volume)? else {
+            let why =
+                format!("volume {name} is one namespace, which any of its hosts may use: no host stands by");
+            return Err(longhaul_device::Error::new(ErrorKind::Refused, why));
+        };
+        ArrayWatch::open(&array, opener)
+    }
+
+    /// Records that this host has opened the volume `POOL/NAME`.
+    ///
+    /// # Errors
+    /// The pool is not known here, or its catalog cannot be changed.
+    pub fn record_user(self, name: &str, opener: &Opener) -> longhaul_device::Result<()> {
+        let invalid = |why| longhaul_device::Error::new(ErrorKind::Invalid, why);
+        let name: VolumeName = name.parse().map_err(invalid)?;
+        let pool = KnownPool::find(&name.pool)?.open(opener.options())?;
+        Ok(pool.record_user(&name.name, &opener.options().hostnqn)?)
+    }
 }
 
 impl Scheme for Volumes {
@@ -93,6 +123,41 @@ impl Pool {
     /// The volume does not exist, or is being made; this host is not one of its hosts; its array runs
     /// elsewhere, or has too few members.
     pub fn open_volume(&self, name: &str, opener: &Opener) -> longhaul_device::Result<Device> {
+        let volume = self.usable_volume(name, opener)?;
+        match (volume.shape.layout, self.array_record(&volume)?) {
+            (VolumeLayout::Array(_), Some(array)) => {
+                // Only the array's own thread uses its members.
+                let opener = opener.clone().for_threads(1);
+                let running = RunningArray::open(&array, &opener).map_err(|e| self.with_user(&volume, e))?;
+                // It was resized while its array did not run here.
+                let size = volume.shape.size;
+                if running.device().info().size < size
+                    && let Err(e) =
+                        running.wait(move |array| async move { grow(&array, Some(size)).await })?
+                {
+                    tracing::warn!("volume {name} has not grown to {size} bytes yet: {e}");
+                }
+                if let Err(e) = self.record_user(name, &opener.options().hostnqn) {
+                    tracing::info!("volume {name}: it is not recorded that this host has opened it: {e}");
+                }
+                Ok(Device::Array(Box::new(running)))
+            }
+            _ => self.open_single(&volume, opener),
+        }
+    }
+
+    /// A refusal, with the host that opened the volume last.
+    fn with_user(&self, volume: &VolumeRecord, e: longhaul_device::Error) -> longhaul_device::Error {
+        match self.user_of(volume.uuid) {
+            Ok(Some(user)) if e.kind() == ErrorKind::Refused => {
+                longhaul_device::Error::new(e.kind(), format_args!("{e}; {user}"))
+            }
+            _ => e,
+        }
+    }
+
+    /// A volume that was made, and is for this host.
+    fn usable_volume(&self, name: &str, opener: &Opener) -> longhaul_device::Result<VolumeRecord> {
         let volume = self.volume(name)?;
         if volume.state == VolumeState::Creating {
             let what = format!("volume {name} of pool {} is being made: open it later", self.record.name);
@@ -107,23 +172,7 @@ impl Pool {
             );
             return Err(longhaul_device::Error::new(ErrorKind::Refused, why));
         }
-        match (volume.shape.layout, self.array_record(&volume)?) {
-            (VolumeLayout::Array(_), Some(array)) => {
-                // Only the array's own thread uses its members.
-                let opener = opener.clone().for_threads(1);
-                let running = RunningArray::open(&array, &opener)?;
-                // It was resized while its array did not run here.
-                let size = volume.shape.size;
-                if running.device().info().size < size
-                    && let Err(e) =
-                        running.wait(move |array| async move { grow(&array, Some(size)).await })?
-                {
-                    tracing::warn!("volume {name} has not grown to {size} bytes yet: {e}");
-                }
-                Ok(Device::Array(Box::new(running)))
-            }
-            _ => self.open_single(&volume, opener),
-        }
+        Ok(volume)
     }
 
     fn open_single(&self, volume: &VolumeRecord, opener: &Opener) -> longhaul_device::Result<Device> {

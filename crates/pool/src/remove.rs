@@ -56,6 +56,7 @@ impl Pool {
             let key = keys::volume(self.uuid(), name);
             let txn = self.intent_txn(&intent, &claim).expect(&key, Expect::Modified(at)).delete(&key);
             let txn = self.without_resize(intent.volume.uuid, txn)?;
+            let txn = txn.delete(&keys::user(self.uuid(), intent.volume.uuid));
             if self.host.commit(&txn, || self.has(&intent))? {
                 self.forget_array(&intent.volume);
                 let removed = self.remove_members(&intent)?;

@@ -120,7 +120,7 @@ fn connect_admin(
 }
 
 /// 64 unpredictable bits from the system.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     if let Some(bits) = longhaul_engine::simulated::random() {
         return bits;
     }
@@ -532,7 +532,9 @@ impl AdminQueue {
 /// what the controller `link` has written, whether no flush since then failed.
 pub(crate) async fn flush_all(subsystem: &Subsystem, link: Option<&Link>) -> bool {
     let namespaces = subsystem.namespaces().clone();
-    let is_concerned = |ns: &Namespace| link.is_none_or(|link| ns.is_for(&link.hostnqn)) && ns.was_opened();
+    let is_concerned = |ns: &Namespace| {
+        ns.is_accessible() && ns.was_opened() && link.is_none_or(|link| ns.is_for(&link.hostnqn))
+    };
     let mut clean = true;
     for (nsid, namespace) in namespaces.into_iter().filter(|(_, ns)| is_concerned(ns)) {
         let written = match link {

@@ -27,6 +27,7 @@ mod reserved;
 mod share;
 mod sizes;
 mod space;
+mod standby;
 mod state;
 mod store;
 mod subsystem;
@@ -39,6 +40,7 @@ pub use space::{
     BlockSpace, BlockSpaceOptions, DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space,
     SpaceCapacity, SpaceError, SpaceNamespace, SpaceSpec, check_name,
 };
+pub use standby::StandbyDevice;
 pub use state::{MediumSpec, ReservationFile, ServedMedium, TargetState, nqn_made_of};
 pub use store::ReservationStore;
 pub use subsystem::{NSID_MAX, Namespace};

@@ -47,6 +47,8 @@ pub struct Namespace {
     pub(crate) reserved: Arc<Reserved>,
     /// How it belongs to a space, if it does.
     pub(crate) made: Option<Arc<ManagedNamespace>>,
+    /// Whether this target serves it, or another one does.
+    pub(crate) ana: AnaState,
 }
 
 /// What is known of a namespace that was made by a command.
@@ -87,7 +89,17 @@ impl Namespace {
         reserved: Arc<Reserved>,
         made: Option<Arc<ManagedNamespace>>,
     ) -> Namespace {
-        Namespace { device, uuid, failures: Arc::default(), reserved, made }
+        Namespace { device, uuid, failures: Arc::default(), reserved, made, ana: AnaState::Optimized }
+    }
+
+    /// The same, in another state of access.
+    pub(crate) fn with_state(self, ana: AnaState) -> Namespace {
+        Namespace { ana, ..self }
+    }
+
+    /// Whether this target serves it.
+    pub(crate) fn is_accessible(&self) -> bool {
+        self.ana == AnaState::Optimized
     }
 
     /// Whether the host may see it.
@@ -124,8 +136,9 @@ impl Namespace {
             discard_zeroes: info.discard,
             shared: self.made.as_ref().is_none_or(|made| made.shared),
             persistent_reservations: self.reserved.can_persist(),
-            ana_group: 1,
-            ana_state: AnaState::Optimized,
+            // Access changes for one export at a time, and for a space as a whole.
+            ana_group: if self.made.is_some() { 1 } else { nsid },
+            ana_state: self.ana,
         }
     }
 }
@@ -142,6 +155,8 @@ pub(crate) struct Subsystem {
     namespaces: Mutex<BTreeMap<u32, Namespace>>,
     view: RwLock<Arc<SubsystemView>>,
     generation: AtomicU64,
+    /// Number of changes of ANA states so far.
+    access_changes: AtomicU64,
     /// The space that its namespaces are made in, if it is one.
     pub(crate) managed: Option<Managed>,
     pub(crate) controllers: Mutex<BTreeMap<u16, Arc<Link>>>,
@@ -172,6 +187,7 @@ impl Subsystem {
             base,
             namespaces: Mutex::default(),
             generation: AtomicU64::new(1),
+            access_changes: AtomicU64::new(0),
             managed,
             controllers: Mutex::default(),
             departing: Mutex::default(),
@@ -228,13 +244,25 @@ impl Subsystem {
     pub(crate) fn changed(&self, nsids: &[u32]) {
         let views = self.namespaces().iter().map(|(&nsid, ns)| ns.view(nsid)).collect();
         let mut view = self.base.clone();
-        let content = NvmContent { max_nsid: NSID_MAX, namespaces: views, ana: Some(0), space: None };
+        let ana = Some(self.access_changes.load(Ordering::Acquire));
+        let content = NvmContent { max_nsid: NSID_MAX, namespaces: views, ana, space: None };
         view.content = Content::Nvm(content);
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         self.generation.fetch_add(1, Ordering::Release);
         for link in self.links() {
             link.tell(nsids);
         }
+    }
+
+    /// Counts a change of an ANA state; [`changed`](Self::changed) shows it.
+    pub(crate) fn count_access_change(&self) {
+        self.access_changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Has the next controller identifier be any: other targets that serve this subsystem give out
+    /// others then.
+    pub(crate) fn begin_at_any_cntlid(&self) {
+        *lock(&self.last_cntlid) = (crate::admin::random() % u64::from(CNTLID_MAX)) as u16;
     }
 
     /// The same for a space: tells the controllers of those hosts, and closes what queues have open
@@ -479,6 +507,13 @@ impl Link {
     fn tell(&self, nsids: &[u32]) {
         lock(&self.controller).namespaces_changed(nsids.iter().copied());
         self.send(0, Message::Events);
+    }
+
+    /// Tells its host that the ANA state of a namespace has changed, and closes what queues have open.
+    pub(crate) fn tell_access(&self) {
+        lock(&self.controller).ana_changed();
+        self.send(0, Message::Events);
+        self.refresh_io();
     }
 
     /// Has its I/O queues look at the namespaces anew.

@@ -162,7 +162,7 @@ impl Shared {
 /// A running target. Dropping it closes every connection at once;
 /// [`stop`](Target::stop) lets commands under way end first.
 pub struct Target {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     threads: Vec<Thread>,
     /// Works on long commands.
     _long: Thread,
@@ -286,9 +286,14 @@ impl Target {
         uuid: Uuid,
         reserved: Reserved,
     ) -> Result<u32, Error> {
-        Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
         // A host sends nothing again: it has to see an error where something may be lost.
         let device: Arc<dyn BlockDevice> = Arc::new(TellsLosses::new(device));
+        self.add(nqn, name, Namespace::new(device, uuid, Arc::new(reserved), None))
+    }
+
+    /// Adds the next namespace of a subsystem of exports.
+    pub(crate) fn add(&self, nqn: &str, name: &str, namespace: Namespace) -> Result<u32, Error> {
+        Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
         let mut created = false;
         let subsystem = {
             let mut all = self.shared.subsystems.write().unwrap_or_else(PoisonError::into_inner);
@@ -305,7 +310,7 @@ impl Target {
             let nsid = (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid));
             let nsid =
                 nsid.ok_or_else(|| Error::Export(format!("{nqn} has {NSID_MAX} namespaces already")))?;
-            namespaces.insert(nsid, Namespace::new(device, uuid, Arc::new(reserved), None));
+            namespaces.insert(nsid, namespace);
             nsid
         };
         subsystem.changed(&[nsid]);

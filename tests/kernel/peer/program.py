@@ -52,10 +52,13 @@ class Longhaul:
     def __init__(self, binary):
         self.binary = str(binary)
 
-    def run(self, *args, timeout=SHORT, status=0):
+    def run(self, *args, timeout=SHORT, status=0, environment=None):
         """Runs it; returns its standard output, or what it says on standard error where it is
-        to fail. Another exit status than `status` is an error."""
-        done = subprocess.run([self.binary, *map(str, args)], capture_output=True, text=True, timeout=timeout)
+        to fail. Another exit status than `status` is an error. `environment` is added to this one's."""
+        done = subprocess.run(
+            [self.binary, *map(str, args)], capture_output=True, text=True, timeout=timeout,
+            env={**os.environ, **(environment or {})},
+        )  # fmt: skip
         if done.returncode != status:
             raise ProgramError(
                 f"`longhaul {' '.join(map(str, args))}` ended with {done.returncode}, not {status}\n"
@@ -75,8 +78,9 @@ class Longhaul:
 class Target:
     """`longhaul target`, serving until told otherwise."""
 
-    def __init__(self, binary, port, exports, options):
+    def __init__(self, binary, port, exports, options, environment=None):
         self.port = port
+        self.environment = {**os.environ, **(environment or {})}
         self.command = [str(binary), "target", "--listen", f"127.0.0.1:{port}", "--json", *map(str, options)]
         for e in exports:
             self.command += ["--export", e]
@@ -88,7 +92,7 @@ class Target:
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            start_new_session=True, preexec_fn=end_with_parent,
+            start_new_session=True, preexec_fn=end_with_parent, env=self.environment,
         )  # fmt: skip
         events = queue.Queue()
         threading.Thread(target=self._listen, args=(self.process.stdout, events), daemon=True).start()

@@ -106,10 +106,10 @@ class Bench:
         self._drop_guest()
         require(not new, "the guest's kernel complained:\n" + "\n".join(new))
 
-    def target(self, *exports, port=None, options=()):
+    def target(self, *exports, port=None, options=(), environment=None):
         """Starts `longhaul target` with these exports; it ends with the check."""
         binary = self.longhaul.binary
-        t = Target(binary, port or free_port(), exports, options)
+        t = Target(binary, port or free_port(), exports, options, environment)
         self._targets.append(t)
         return t.start()
 

@@ -26,6 +26,7 @@ use crate::heal::upkeep::{TaskGuard, is_over};
 use crate::member::{Member, MemberResult};
 use crate::session::clock::Stamp;
 use crate::session::guard::{Reservable, key_of};
+use crate::session::watch::StoodStill;
 use crate::without::Mechanism;
 use futures_util::future::join_all;
 use longhaul_block::{BlockIo, IoResult, WriteFlags};
@@ -35,6 +36,9 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 use uuid::Uuid;
+
+/// Half heartbeat intervals for which a heartbeat is watched before a takeover.
+pub(crate) const TAKEOVER_BEATS: u32 = 5;
 
 /// Consecutive reads of a heartbeat at most, if each one takes longer than the heartbeat interval:
 /// a member may be that slow.
@@ -65,10 +69,14 @@ impl EndedSessions {
 
     /// Records a session whose heartbeat has stood still or is marked as stopped.
     fn add(&self, beat: &Heartbeat) {
-        let last = if beat.stopped { u64::MAX } else { beat.counter };
-        self.keys.borrow_mut().insert(key_of(beat.session));
+        self.add_last(beat.session, if beat.stopped { u64::MAX } else { beat.counter });
+    }
+
+    /// The same, by the session's last counter.
+    fn add_last(&self, session: Uuid, last: u64) {
+        self.keys.borrow_mut().insert(key_of(session));
         let mut ended = self.counters.borrow_mut();
-        let known = ended.entry(beat.session).or_default();
+        let known = ended.entry(session).or_default();
         *known = last.max(*known);
     }
 }
@@ -132,12 +140,15 @@ pub(crate) async fn take_ownership(core: &Rc<Core>, devices: &[Reservable]) -> R
         return Ok(());
     }
     let interval = core.options.heartbeat;
+    // Sessions that this host has watched. If one lives all the same, its counter is past the last one.
+    let StoodStill(watched) = &core.options.stood_still;
+    watched.iter().for_each(|(session, last)| core.session.ended.add_last(*session, *last));
     let before = core.other_sessions().await;
     let keys = core.other_keys(devices).await?;
     if !before.is_empty() || !keys.is_empty() {
         // The session was not stopped in order: see whether its counter still moves. It could be
         // fenced at once, but a host that lives keeps its array.
-        sleep(interval * 5 / 2).await;
+        sleep(interval * TAKEOVER_BEATS / 2).await;
         before.iter().for_each(|(_, beat)| core.session.ended.add(beat));
         if let Some((_, beat)) = core.other_sessions().await.first() {
             return Err(ArrayError::InUse(beat.session));
@@ -185,7 +196,7 @@ impl Core {
         };
         let (before, key) = (rival().await?, self.other_key(member).await?);
         if before.is_some() || key.is_some() {
-            sleep(self.options.heartbeat * 5 / 2).await;
+            sleep(self.options.heartbeat * TAKEOVER_BEATS / 2).await;
             before.iter().for_each(|beat| self.session.ended.add(beat));
             if rival().await?.is_some() {
                 return Ok(false);
@@ -230,7 +241,7 @@ pub(crate) async fn check_idle(
     if before.iter().all(Option::is_none) {
         return Ok(());
     }
-    sleep(interval * 5 / 2).await;
+    sleep(interval * TAKEOVER_BEATS / 2).await;
     for ((candidate, before), after) in candidates.iter().zip(before).zip(look().await) {
         if let Some(beat) = after.filter(|after| Some(*after) != before) {
             return Err(ArrayError::DeviceInUse { device: candidate.name(), session: beat.session });

@@ -5,7 +5,9 @@ use super::last_known::LastKnown;
 use super::record::ArrayRecord;
 use crate::error::{Error, ErrorKind, Result};
 use crate::opener::Opener;
-use longhaul_array::{ArrayDevice, ArrayError, Label, Memory, Options, Status, assemble_with, survey};
+use longhaul_array::{
+    ArrayDevice, ArrayError, Label, Memory, Options, Status, StoodStill, assemble_with, survey,
+};
 use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_engine::{Config, Thread};
 use std::collections::{HashMap, HashSet};
@@ -151,9 +153,21 @@ pub fn read_status(record: &ArrayRecord, opener: &Opener) -> Result<Status> {
     Ok(status.map_err(Error::failed)??)
 }
 
-fn unusable(record: &ArrayRecord) -> Error {
+pub(super) fn unusable(record: &ArrayRecord) -> Error {
     let why = format!("none of the {} devices of array {} can be used", record.devices.len(), record.name);
     Error::new(ErrorKind::Unreachable, why)
+}
+
+/// Refuses an array that another process of this host runs.
+pub(super) fn check_not_here(record: &ArrayRecord) -> Result<()> {
+    match ArrayClient::ask(record, &ArrayRequest::Status) {
+        None => Ok(()),
+        Some(Err(e)) if e.kind() == ErrorKind::TimedOut => Err(e),
+        Some(_) => {
+            let why = format!("array {} runs on this host already, in another process", record.name);
+            Err(Error::new(ErrorKind::Refused, why))
+        }
+    }
 }
 
 impl RunningArray {
@@ -170,17 +184,21 @@ impl RunningArray {
     /// # Errors
     /// As for [`Self::open`].
     pub fn open_as(record: &ArrayRecord, opener: &Opener, degraded: bool) -> Result<RunningArray> {
-        if let Some(reply) = ArrayClient::ask(record, &ArrayRequest::Status) {
-            if let Err(e) = reply
-                && e.kind() == ErrorKind::TimedOut
-            {
-                return Err(e);
-            }
-            let why = format!("array {} runs on this host already, in another process", record.name);
-            return Err(Error::new(ErrorKind::Refused, why));
-        }
+        check_not_here(record)?;
         let opener = &opener.clone().for_array();
         let members = open_members(&record.devices, opener);
+        RunningArray::open_with(record, members, opener, degraded, StoodStill::default())
+    }
+
+    /// As [`Self::open_as`], with members that are open, by an opener for this array, and sessions that
+    /// have ended.
+    pub(super) fn open_with(
+        record: &ArrayRecord,
+        members: Vec<(String, Arc<dyn BlockDevice>)>,
+        opener: &Opener,
+        degraded: bool,
+        stood_still: StoodStill,
+    ) -> Result<RunningArray> {
         let devices: Vec<Arc<dyn BlockDevice>> =
             members.iter().map(|(_, device)| Arc::clone(device)).collect();
         let (mut ours, mut missing, mut known) = (Vec::new(), record.devices.clone(), HashMap::new());
@@ -206,7 +224,7 @@ impl RunningArray {
         let mut updated = record.clone();
         updated.members.extend(known.iter().map(|(name, member)| (name.clone(), *member)));
         let search = MissingMembers { array: record.clone(), missing, known, reported: HashSet::new() };
-        let mut running = RunningArray::start(record, ours, search, opener, degraded)?;
+        let mut running = RunningArray::start(record, ours, search, opener, (degraded, stood_still))?;
         running.members = found;
         if updated != *record
             && let Err(e) = updated.save()
@@ -226,12 +244,12 @@ impl RunningArray {
         devices: Vec<Arc<dyn BlockDevice>>,
         search: MissingMembers,
         opener: &Opener,
-        degraded: bool,
+        (degraded, stood_still): (bool, StoodStill),
     ) -> Result<RunningArray> {
         let thread = Thread::start("longhaul-array", opener.config()).map_err(Error::failed)?;
         // The array waits for a member that it needs as long as the initiator tries to connect.
         let needed_timeout = opener.options.ctrl_loss.unwrap_or(Duration::MAX);
-        let options = Options { needed_timeout, degraded, ..record.settings.options() };
+        let options = Options { needed_timeout, degraded, stood_still, ..record.settings.options() };
         let memory: Arc<dyn Memory> = Arc::new(LastKnown::of(record));
         let assemble =
             move || async move { assemble_with(&devices, options, Uuid::new_v4(), Some(memory)).await };

@@ -36,6 +36,22 @@ pub(crate) struct ExportFields {
     pub(crate) size: Bytes,
     /// Bytes of a logical block.
     pub(crate) block_size: u32,
+    /// `optimized` if this target serves it; `inaccessible` if it stands by for another one.
+    pub(crate) access: &'static str,
+}
+
+/// `target`: an export with `standby` was taken over, or another target has it.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "access")]
+pub(crate) struct AccessChanged {
+    /// Name of the export.
+    pub(crate) name: String,
+    /// Namespace ID, from 1.
+    pub(crate) nsid: u32,
+    /// `optimized` if this target serves it now; `inaccessible` if it does not.
+    pub(crate) access: &'static str,
+    /// Why it is inaccessible; null while it is served.
+    pub(crate) why: Option<String>,
 }
 
 /// A space of the target.

@@ -1,10 +1,13 @@
 //! `longhaul target`.
 
+mod standby;
+
 use crate::arguments::{EngineArgs, check_congestion, parse_bytes, resolve};
 use crate::events::{ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping, TargetReady};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
 use crate::output::Output;
+use longhaul_block::DeviceInfo;
 use longhaul_device::{Device, Opener, state};
 use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_initiator::{IO_PORT, Options};
@@ -15,9 +18,11 @@ use longhaul_target::{
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use standby::{Standby, StandbyExport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use uuid::Uuid;
 
 /// Port of discovery controllers.
@@ -35,7 +40,8 @@ Back ends:
   nvme+tcp://HOST/SUBNQN   a namespace of another target, passed on
 Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE,
 error=SHARE, uuid=UUID, nqn=NQN, allow-host=HOSTNQN, create (serve the medium
-as a new disk, even if another namespace was served from it before).
+as a new disk, even if another namespace was served from it before), standby
+(an array or volume that another host serves: take it over when that ends).
 A further export of the same NAME adds a namespace to the same subsystem.
 
 A space is a directory, or a block device (block:PATH), in which the hosts of
@@ -199,20 +205,24 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
     let state = TargetState::at(state::directory());
     let exports = open(&args.export, &opener, &state)?;
     let spaces = open_spaces(&args, &state)?;
-    let target = {
+    let (target, nsids) = {
         let mut config = args.config()?;
         for (export, OpenExport { nqn, .. }) in args.export.iter().zip(&exports) {
             allow(&mut config.hosts_of, nqn, &export.allow_hosts);
         }
         let target = Target::start(config)?;
         let mut shown = Vec::new();
-        for OpenExport { name, nqn, uuid, device, persistent, .. } in &exports {
-            let device = device.block();
-            let info = device.info();
-            let nsid = if *persistent {
-                target.export_persistent(nqn, name, device, *uuid, Arc::new(state.reservations_of(*uuid)))?
-            } else {
-                target.export(nqn, name, device, *uuid)?
+        for OpenExport { name, nqn, uuid, source, persistent, .. } in &exports {
+            let info = source.info();
+            let (nsid, access) = match source {
+                ExportSource::Here(device) if *persistent => {
+                    let store = Arc::new(state.reservations_of(*uuid));
+                    (target.export_persistent(nqn, name, device.block(), *uuid, store)?, "optimized")
+                }
+                ExportSource::Here(device) => (target.export(nqn, name, device.block(), *uuid)?, "optimized"),
+                ExportSource::Elsewhere(standby) => {
+                    (target.export_standby(nqn, name, standby.device.clone(), *uuid)?, "inaccessible")
+                }
             };
             let alone = exports.iter().filter(|other| other.nqn == *nqn).count() == 1;
             let at = reachable(target.addresses()[0]);
@@ -226,8 +236,11 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
                 uuid: uuid.to_string(),
                 size: info.size,
                 block_size: info.block_size,
+                access,
             });
         }
+        let moving = args.export.iter().zip(&exports).filter(|(export, _)| export.may_move());
+        moving.for_each(|(_, OpenExport { nqn, .. })| target.share(nqn));
         let at = reachable(target.addresses()[0]);
         let mut shown_spaces = Vec::new();
         for (spec, nqn, space) in spaces {
@@ -246,30 +259,51 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
             shown_spaces.push(fields);
         }
         ready(&target, &shown, &shown_spaces, output);
-        target
+        (target, shown.iter().map(|export| export.nsid).collect::<Vec<u32>>())
     };
     for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
         tracing::warn!(
             "{addr} is reached from other machines, and nothing is encrypted: use a trusted network"
         );
     }
-    for signal in signals.forever() {
-        if signal != SIGHUP {
-            break;
+    let mut local = Vec::new();
+    let ending = Arc::new(AtomicBool::new(false));
+    let taken = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for ((export, OpenExport { nqn, source, place, .. }), nsid) in
+            args.export.iter().zip(exports).zip(nsids)
+        {
+            match source {
+                ExportSource::Here(device) => local.push((device, place)),
+                ExportSource::Elsewhere(standby) => {
+                    let (target, opener, ending) = (&target, &opener, &ending);
+                    threads.push(scope.spawn(move || {
+                        StandbyExport { export, nqn: &nqn, nsid, target, opener, ending, output }
+                            .run(*standby)
+                    }));
+                }
+            }
         }
-        for (name, nsid, info) in target.refresh() {
-            output.note(format_args!("{name}: namespace {nsid} has {} bytes now", info.size));
-            output.event(&ExportResized { name, nsid, size: info.size });
+        for signal in signals.forever() {
+            if signal != SIGHUP {
+                break;
+            }
+            for (name, nsid, info) in target.refresh() {
+                output.note(format_args!("{name}: namespace {nsid} has {} bytes now", info.size));
+                output.event(&ExportResized { name, nsid, size: info.size });
+            }
         }
-    }
-    output.event(&Stopping {});
+        output.event(&Stopping {});
+        ending.store(true, Ordering::SeqCst);
+        threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect::<Vec<_>>()
+    });
     let clean = target.stop();
-    for export in &exports {
-        if let Some(place) = &export.place {
-            place.end(&*export.device.block());
+    for (device, place) in &local {
+        if let Some(place) = place {
+            place.end(&*device.block());
         }
     }
-    drop(exports);
+    drop((local, taken));
     output.event(&ServiceSummary { clean });
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
 }
@@ -281,12 +315,29 @@ fn identify(exports: &mut [Export], opener: &Opener) -> Result<(), Failure> {
     exports.iter_mut().filter(|export| alone(&export.name)).try_for_each(|export| export.identify(opener))
 }
 
-/// An export whose device is open.
+/// Where the device of an export is.
+enum ExportSource {
+    /// It is open in this process.
+    Here(Device),
+    /// It is an array that another host may run.
+    Elsewhere(Box<Standby>),
+}
+
+impl ExportSource {
+    fn info(&self) -> DeviceInfo {
+        match self {
+            ExportSource::Here(device) => device.block().info(),
+            ExportSource::Elsewhere(standby) => standby.device.info.clone(),
+        }
+    }
+}
+
+/// An export whose device is open, or watched.
 struct OpenExport {
     name: String,
     nqn: String,
     uuid: Uuid,
-    device: Device,
+    source: ExportSource,
     /// The medium, for a file or block device.
     place: Option<ServedMedium>,
     /// Its content outlives the target, and so do reservations that hosts make persistent.
@@ -317,13 +368,17 @@ fn open(exports: &[Export], opener: &Opener, state: &TargetState) -> Result<Vec<
     }
     let mut opened: Vec<OpenExport> = Vec::new();
     for (export, nqn, mut place) in checked {
-        let device = export.open(opener)?;
-        let uuid = match &mut place {
-            Some(place) => place.identify(&*device.block())?,
-            // Memory gets a new UUID in each run, since its content does not survive.
-            None => export.uuid.or(device.block().info().uuid).unwrap_or_else(Uuid::new_v4),
+        let source = if export.standby {
+            ExportSource::Elsewhere(Box::new(Standby::open(export, opener)?))
+        } else {
+            ExportSource::Here(export.open(opener)?)
         };
-        let persistent = place.is_some() || device.block().info().uuid.is_some();
+        let uuid = match (&mut place, &source) {
+            (Some(place), ExportSource::Here(device)) => place.identify(&*device.block())?,
+            // Memory gets a new UUID in each run, since its content does not survive.
+            _ => export.uuid.or(source.info().uuid).unwrap_or_else(Uuid::new_v4),
+        };
+        let persistent = place.is_some() || source.info().uuid.is_some();
         let is_same = |other: &OpenExport| {
             place.as_ref().zip(other.place.as_ref()).is_some_and(|(one, two)| one.is_same(two))
         };
@@ -334,7 +389,7 @@ fn open(exports: &[Export], opener: &Opener, state: &TargetState) -> Result<Vec<
                 other.name, export.name
             )));
         }
-        opened.push(OpenExport { name: export.name.clone(), nqn, uuid, device, place, persistent });
+        opened.push(OpenExport { name: export.name.clone(), nqn, uuid, source, place, persistent });
     }
     Ok(opened)
 }

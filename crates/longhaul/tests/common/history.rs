@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Bytes of a block that is written at once: a part of a stripe unit.
 pub const BLOCK: usize = 16 << 10;
 /// Blocks of each writer.
-const EACH: usize = 64;
+const EACH: usize = 16;
 const WRITERS: usize = 4;
 /// What a crash leaves old or new as a whole.
 const SECTOR: usize = 512;

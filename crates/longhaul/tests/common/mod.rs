@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod etcd;
 pub mod far;
 pub mod history;
 pub mod ssh;
