@@ -15,7 +15,6 @@ use longhaul_pool::{
     VolumeLayout, VolumeRecord, VolumeState, in_sequence,
 };
 use std::sync::Arc;
-use std::time::Duration;
 use uuid::Uuid;
 
 /// How often a recovery is tried.
@@ -26,9 +25,7 @@ struct Direct(Arc<Site>);
 
 impl Spaces for Direct {
     fn space(&self, address: &str) -> Result<Space, SpaceError> {
-        let mut state = self.0.lock();
-        let target = state.target(address)?;
-        Ok(Space { id: target.id.clone(), capacity: target.capacity, free: target.free() })
+        Ok(self.0.lock().target(address)?.space())
     }
 
     fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError> {
@@ -63,8 +60,7 @@ impl Spaces for Direct {
     }
 
     fn new_uuid(&self) -> Uuid {
-        let random = &mut self.0.lock().random;
-        Uuid::from_u64_pair(random.bits(), random.bits())
+        self.0.lock().new_uuid()
     }
 }
 
@@ -75,35 +71,8 @@ pub(super) fn judge_of(site: &Arc<Site>) -> Host {
 }
 
 /// Whether a volume that was published has this namespace.
-pub(super) fn is_used(catalog: &Arc<FileCatalog>, volume: Uuid, namespace: NamespaceId) -> bool {
-    struct Nothing;
-    impl Spaces for Nothing {
-        fn space(&self, _: &str) -> Result<Space, SpaceError> {
-            Err(SpaceError::Unreachable(String::new()))
-        }
-        fn list(&self, _: &str) -> Result<Vec<Namespace>, SpaceError> {
-            Err(SpaceError::Unreachable(String::new()))
-        }
-        fn make(&self, _: &str, _: u64, _: &Label) -> Result<NamespaceId, SpaceError> {
-            Err(SpaceError::Unreachable(String::new()))
-        }
-        fn remove(&self, _: &str, _: NamespaceId) -> Result<(), SpaceError> {
-            Err(SpaceError::Unreachable(String::new()))
-        }
-        fn relabel(&self, _: &str, _: NamespaceId, _: &Label) -> Result<(), SpaceError> {
-            Err(SpaceError::Unreachable(String::new()))
-        }
-        fn format(&self, _: &VolumeRecord, _: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
-            Err(SpaceError::Unreachable(String::new()))
-        }
-        fn array_on(&self, _: &str, _: NamespaceId) -> Result<Option<Uuid>, SpaceError> {
-            Err(SpaceError::Unreachable(String::new()))
-        }
-    }
-    let catalog: Arc<dyn Catalog> = Arc::<FileCatalog>::clone(catalog);
-    let host =
-        Host { catalog, spaces: Arc::new(Nothing), name: "judge".to_owned(), ttl: Duration::from_secs(1) };
-    let volumes = Pool::open(&host, POOL).and_then(|pool| pool.volumes()).unwrap_or_default();
+pub(super) fn is_used(site: &Arc<Site>, volume: Uuid, namespace: NamespaceId) -> bool {
+    let volumes = Pool::open(&judge_of(site), POOL).and_then(|pool| pool.volumes()).unwrap_or_default();
     let has = |found: &VolumeRecord| {
         found.uuid == volume
             && found.state == VolumeState::Ready
@@ -118,12 +87,7 @@ pub(super) fn settle(site: &Arc<Site>) -> Result<(), String> {
         let mut state = site.lock();
         state.targets.values_mut().for_each(|target| target.down = 0);
         // What is on its way arrives, in any order; its hosts are lost by then.
-        while !state.late.is_empty() {
-            let count = state.late.len() as u64;
-            let at = state.random.below(count) as usize;
-            let late = state.late.swap_remove(at);
-            site.apply(&mut state, late);
-        }
+        while site.arrive(&mut state) {}
         state.hosts.iter_mut().for_each(|line| line.is_dead = true);
     }
     site.advance(site.plan.ttl * 2);

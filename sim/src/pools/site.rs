@@ -4,7 +4,7 @@ use super::plan::PoolPlan;
 use super::turns::Turns;
 use crate::random::Random;
 use longhaul_catalog::{Catalog, FileCatalog, FileOptions, LeaseId, ManualClock, Txn};
-use longhaul_pool::{Host, Label, NamespaceId, Pool, Quota, SpaceError};
+use longhaul_pool::{Host, Label, NamespaceId, Pool, Quota, Space, SpaceError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -33,7 +33,11 @@ pub(super) struct SimTarget {
 }
 
 impl SimTarget {
-    pub(super) fn free(&self) -> u64 {
+    pub(super) fn space(&self) -> Space {
+        Space { id: self.id.clone(), capacity: self.capacity, free: self.free() }
+    }
+
+    fn free(&self) -> u64 {
         self.capacity - self.namespaces.values().map(|namespace| namespace.size).sum::<u64>()
     }
 }
@@ -231,7 +235,12 @@ impl Site {
     }
 
     /// Waits for the turn of a host, lets other things happen, and says how its call ends.
-    pub(super) fn step(&self, host: usize, to_catalog: bool, call: std::fmt::Arguments<'_>) -> CallEnd {
+    pub(super) fn step(
+        self: &Arc<Site>,
+        host: usize,
+        to_catalog: bool,
+        call: std::fmt::Arguments<'_>,
+    ) -> CallEnd {
         if self.lock().hosts[host].is_dead {
             return CallEnd::Dead;
         }
@@ -263,7 +272,7 @@ impl Site {
         self.lock().hosts[host].is_paused = false;
     }
 
-    fn decide(&self, host: usize, to_catalog: bool) -> CallEnd {
+    fn decide(self: &Arc<Site>, host: usize, to_catalog: bool) -> CallEnd {
         let plan = &self.plan;
         let time = {
             let mut state = self.lock();
@@ -313,18 +322,19 @@ impl Site {
         }
     }
 
-    /// A change that was on its way takes effect.
-    fn arrive(&self, state: &mut SiteState) {
+    /// A change that was on its way takes effect; false if there is none.
+    pub(super) fn arrive(self: &Arc<Site>, state: &mut SiteState) -> bool {
         if state.late.is_empty() {
-            return;
+            return false;
         }
         let count = state.late.len() as u64;
         let at = state.random.below(count) as usize;
         let late = state.late.swap_remove(at);
         self.apply(state, late);
+        true
     }
 
-    pub(super) fn apply(&self, state: &mut SiteState, late: Late) {
+    fn apply(self: &Arc<Site>, state: &mut SiteState, late: Late) {
         state.counts.late += 1;
         // A target that is down, or has no room by now, refuses it.
         match late {
@@ -339,14 +349,14 @@ impl Site {
 
     /// Removes a namespace, which no volume may use.
     pub(super) fn remove(
-        &self,
+        self: &Arc<Site>,
         state: &mut SiteState,
         address: &str,
         namespace: NamespaceId,
     ) -> Result<(), SpaceError> {
         let target = state.target(address)?;
         if let Some(removed) = target.namespaces.remove(&namespace.uuid)
-            && super::judge::is_used(&self.catalog, removed.label.volume, namespace)
+            && super::judge::is_used(self, removed.label.volume, namespace)
         {
             let what = format!("a namespace of volume {} was removed while it is used", removed.label.name);
             state.violation.get_or_insert(what);
@@ -356,6 +366,10 @@ impl Site {
 }
 
 impl SiteState {
+    pub(super) fn new_uuid(&mut self) -> Uuid {
+        Uuid::from_u64_pair(self.random.bits(), self.random.bits())
+    }
+
     /// A turn passes for all that lasts for turns.
     fn pass_turn(&mut self) {
         for line in &mut self.hosts {
@@ -399,7 +413,7 @@ impl SiteState {
         size: u64,
         label: &Label,
     ) -> Result<NamespaceId, SpaceError> {
-        let uuid = Uuid::from_u64_pair(self.random.bits(), self.random.bits());
+        let uuid = self.new_uuid();
         let target = self.target(address)?;
         if size > target.free() {
             return Err(SpaceError::Full("no room".to_owned()));

@@ -123,10 +123,7 @@ impl Catalog for HostView {
 
 impl Spaces for HostView {
     fn space(&self, address: &str) -> Result<Space, SpaceError> {
-        self.ask(format_args!("space of {address}"), |state| {
-            let target = state.target(address)?;
-            Ok(Space { id: target.id.clone(), capacity: target.capacity, free: target.free() })
-        })
+        self.ask(format_args!("space of {address}"), |state| Ok(state.target(address)?.space()))
     }
 
     fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError> {
@@ -171,7 +168,7 @@ impl Spaces for HostView {
 
     fn format(&self, volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
         self.ask(format_args!("make the array of {}", volume.name), |state| {
-            let array = Uuid::from_u64_pair(state.random.bits(), state.random.bits());
+            let array = state.new_uuid();
             for (address, namespace) in members {
                 state.namespace(address, *namespace)?.array = Some(array);
             }
@@ -184,7 +181,6 @@ impl Spaces for HostView {
     }
 
     fn new_uuid(&self) -> Uuid {
-        let random = &mut self.site.lock().random;
-        Uuid::from_u64_pair(random.bits(), random.bits())
+        self.site.lock().new_uuid()
     }
 }
