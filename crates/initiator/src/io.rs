@@ -3,7 +3,7 @@
 use crate::call::{Data, Done};
 use crate::error::io_error;
 use crate::path::{ConnectionPool, IoDirection, Sharer};
-use crate::split::lengths;
+use crate::split::{join_reads, lengths};
 use futures_util::future::try_join_all;
 use longhaul_block::{Advice, BlockIo, IoError, IoFuture, IoResult, Reservations, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
@@ -166,12 +166,7 @@ impl BlockIo for RemoteIo {
         }
         IoFuture::new(async move {
             let _open = whole;
-            let mut parts = try_join_all(reads).await?.into_iter();
-            let mut all = parts.next().unwrap_or_else(|| BufMut::zeroed(0));
-            for part in parts {
-                all.unsplit(part).map_err(|_| IoError::Integrity("parts of a read do not join".into()))?;
-            }
-            Ok(all)
+            join_reads(reads).await
         })
     }
 

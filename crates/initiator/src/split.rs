@@ -3,14 +3,25 @@
 //! a reconnection.
 
 use crate::call::{Call, CallResult, Data, Done, Pending, Waiting};
-use futures_util::future::join_all;
-use longhaul_engine::{Memory, spawn};
+use futures_util::future::{join_all, try_join_all};
+use longhaul_block::{IoError, IoResult};
+use longhaul_engine::{BufMut, Memory, spawn};
 use longhaul_wire::command::ReadWrite;
 use std::rc::Rc;
 
 /// Lengths of the parts of a request of `len` bytes, each at most `max` bytes.
 pub(crate) fn lengths(len: usize, max: usize) -> impl Iterator<Item = usize> {
     (0..len).step_by(max).map(move |start| (len - start).min(max))
+}
+
+/// The memory of a read whose parts, adjacent and in order, are read by `reads`.
+pub(crate) async fn join_reads(reads: Vec<impl Future<Output = IoResult<BufMut>>>) -> IoResult<BufMut> {
+    let mut parts = try_join_all(reads).await?.into_iter();
+    let mut all = parts.next().unwrap_or_else(|| BufMut::zeroed(0));
+    for part in parts {
+        all.unsplit(part).map_err(|_| IoError::Integrity("parts of a read do not join".into()))?;
+    }
+    Ok(all)
 }
 
 /// Splits a command into parts of at most `max` bytes (whole blocks of `2^shift` bytes). The call is

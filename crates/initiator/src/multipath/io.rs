@@ -5,7 +5,7 @@ use super::{Path, Shared};
 use crate::error::Result;
 use crate::io::RemoteIo;
 use crate::path::IoDirection;
-use crate::split::lengths;
+use crate::split::{join_reads, lengths};
 use futures_channel::oneshot;
 use futures_util::future::{join_all, try_join_all};
 use longhaul_block::{
@@ -210,14 +210,7 @@ impl BlockIo for MultipathIo {
             reads.push(self.0.submit(IoDirection::Read, len, move |io| io.read(at, rest)));
             (rest, at) = (tail, at + len as u64);
         }
-        IoFuture::new(async move {
-            let mut parts = try_join_all(reads).await?.into_iter();
-            let mut all = parts.next().unwrap_or_else(|| BufMut::zeroed(0));
-            for part in parts {
-                all.unsplit(part).map_err(|_| IoError::Integrity("parts of a read do not join".into()))?;
-            }
-            Ok(all)
-        })
+        IoFuture::new(async move { join_reads(reads).await })
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
