@@ -41,7 +41,7 @@ pub(crate) struct Target {
     /// Where all of them are.
     pub(crate) uris: Vec<String>,
     process: Guard,
-    /// Its state directory: what it serves is none of the media that this host's own targets serve.
+    /// Its state directory, so that its media are not recorded among those of this host.
     _state: TempDir,
 }
 

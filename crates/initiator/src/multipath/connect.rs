@@ -171,7 +171,7 @@ async fn connect_path(shared: &Shared, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// Why a path to `other` is none to `first`.
+/// Why `other` is not another path to the namespace of `first`.
 fn conflict(first: &NamespaceInfo, other: &NamespaceInfo) -> Option<String> {
     let name = NamespaceInfo::identity;
     if first.uuid.is_none() && first.nguid == [0; 16] && first.eui64 == [0; 8] {

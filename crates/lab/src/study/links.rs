@@ -252,7 +252,7 @@ pub(super) struct Server {
     pub(super) ready: Value,
     /// Its standard error so far.
     said: Arc<Mutex<Vec<u8>>>,
-    /// Its state directory: what it serves is none of the media that this host's own targets serve.
+    /// Its state directory, so that its media are not recorded among those of this host.
     _state: Scratch,
 }
 

@@ -83,7 +83,7 @@ impl StandbyExport<'_> {
             self.target.stand_by(self.nqn, self.nsid, device);
             self.tell("inaccessible", Some(why));
             if halt == Some(HaltReason::Stopped) {
-                // By an operator, who starts it again.
+                // An operator starts the array again.
                 return Some(array);
             }
         }

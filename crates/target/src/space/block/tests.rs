@@ -319,7 +319,7 @@ fn open_device(device: &Arc<dyn BlockDevice>) -> Rc<dyn BlockIo> {
 fn namespaces_on_a_file_have_their_own_content() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("disk");
-    // What was there before is nobody's.
+    // No namespace owns the earlier content.
     std::fs::write(&path, vec![0x5A; SIZE as usize]).expect("written");
     let plain = BlockSpaceOptions::default();
     let space = BlockSpace::open(&path, &plain).expect("made");
