@@ -2,8 +2,9 @@
 
 use crate::setup::{Place, Setup};
 use anyhow::{Context, Result, bail};
-use longhaul_wan::{Change, Conditions, Statistics, Wan, WanPlan};
+use longhaul_wan::{Change, Conditions, Namespace, Statistics, Wan, WanPlan};
 use std::cell::Cell;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 /// A measurement during which the emulator was late is made again, so often at
@@ -50,6 +51,29 @@ impl Link {
 
     pub(crate) fn set(&self, change: &Change) -> Result<()> {
         Ok(self.wan.set_all(change)?)
+    }
+
+    /// The same of one link, from 1.
+    pub(crate) fn set_one(&self, index: usize, change: &Change) -> Result<()> {
+        Ok(self.wan.set(index, change)?)
+    }
+
+    /// The namespace of a server, and of the client.
+    pub(crate) fn server(&self, index: usize) -> &Namespace {
+        self.wan.server(index)
+    }
+
+    pub(crate) fn client(&self) -> &Namespace {
+        self.wan.client()
+    }
+
+    /// The addresses at the ends of a link.
+    pub(crate) fn server_address(&self, index: usize) -> Ipv4Addr {
+        self.wan.server_address(index)
+    }
+
+    pub(crate) fn client_address(&self, index: usize) -> Ipv4Addr {
+        self.wan.client_address(index)
     }
 
     /// The traffic since the last measurement began.

@@ -107,6 +107,14 @@ enum Group {
     Parity,
     /// Ten and ten thousand volumes of a pool, listed
     Volumes,
+    /// From nothing to a mounted volume on six targets; needs emulated links, and so root
+    FirstVolume,
+    /// Volumes of jobs of eight nodes, made and given back; needs the same
+    Jobs,
+    /// One of two paths, cut under load; needs the same
+    CutPath,
+    /// All of pools
+    Pools,
     /// Sequential streams over emulated long links; takes over an hour, and root, as all below
     Distance,
     /// Small reads over emulated long links, one at a time
@@ -180,6 +188,7 @@ impl Group {
             Group::Far => one.is_far(),
             Group::Arrays => one.is_array(),
             Group::Attached => one.is_attached(),
+            Group::Pools => one == Group::Volumes || one.is_pool(),
             Group::Loopback => matches!(one, Group::Stream | Group::Random),
             group => group == one,
         }
@@ -211,7 +220,12 @@ impl Group {
 
     /// Whether it needs emulated links, and so root.
     fn needs_links(self) -> bool {
-        self.is_far() || self.is_array() || self.is_attached() || self.is_transfer()
+        self.is_far() || self.is_array() || self.is_attached() || self.is_transfer() || self.is_pool()
+    }
+
+    /// Whether it is about pools over emulated links.
+    fn is_pool(self) -> bool {
+        matches!(self, Group::FirstVolume | Group::Jobs | Group::CutPath)
     }
 
     /// Whether it is about local devices that are remote ones.
@@ -256,7 +270,10 @@ fn run(args: &Args) -> Result<()> {
         (Group::Idle, groups::idle::run),
         (Group::Memory, groups::memory::run),
         (Group::Parity, groups::parity::run),
-        (Group::Volumes, groups::volumes::run),
+        (Group::Volumes, groups::pools::volumes::run),
+        (Group::FirstVolume, groups::pools::first_volume::run),
+        (Group::Jobs, groups::pools::jobs::run),
+        (Group::CutPath, groups::pools::cut_path::run),
         (Group::Distance, groups::far::distance::run),
         (Group::Latency, groups::far::latency::run),
         (Group::Capsule, groups::far::capsule::run),

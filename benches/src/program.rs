@@ -40,6 +40,8 @@ pub(crate) struct Target {
     pub(crate) uri: String,
     /// Where all of them are.
     pub(crate) uris: Vec<String>,
+    /// The addresses that it listens on.
+    listen: Vec<String>,
     process: Guard,
     /// Its state directory, so that its media are not recorded among those of this host.
     _state: TempDir,
@@ -81,11 +83,21 @@ impl Target {
         let exports = event["exports"].as_array().context("the target is ready without exports")?;
         let uris: Vec<String> = exports.iter().filter_map(|e| e["uri"].as_str()).map(str::to_owned).collect();
         let uri = uris.first().context("the target is ready without an export")?.clone();
-        Ok(Target { uri, uris, process, _state: state })
+        let listen = event["listen"].as_array().into_iter().flatten();
+        let listen = listen.filter_map(|address| address.as_str()).map(str::to_owned).collect();
+        Ok(Target { uri, uris, listen, process, _state: state })
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.process.pid()
+    }
+
+    /// The URI of the first export at a further address, which is the second one that it listens on, too.
+    pub(crate) fn with_address(&self, address: &str) -> Result<String> {
+        let port = self.listen.get(1).and_then(|listen| listen.rsplit(':').next());
+        let further = format!(",{address}:{}", port.context("the target listens on one address")?);
+        let (authority, rest) = self.uri.rsplit_once('/').context("a URI without a path")?;
+        Ok(format!("{authority}{further}/{rest}"))
     }
 
     /// Ends it as a crash does.

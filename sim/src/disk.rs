@@ -452,6 +452,13 @@ impl Disk {
 #[derive(Clone, Debug)]
 pub struct Snapshot(Medium);
 
+impl Snapshot {
+    /// What a read had found; the block that it had not, if there was one.
+    pub(crate) fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), u64> {
+        self.0.read(offset, dst)
+    }
+}
+
 impl State {
     fn lose_power(&mut self, fate: Option<Fate>) {
         let fate = fate.unwrap_or_else(|| Fate::random(&mut self.random));

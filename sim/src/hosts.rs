@@ -9,7 +9,7 @@
 //! - at most one host at a time owns the array, and in the end one does;
 //! - data that a host has flushed is read by the next one;
 //! - of a host that was cut off while another has taken the array over no write is acknowledged any
-//!   more, and none has an effect: each fails. Where all members have reservations, that holds of
+//!   more, and none has an effect: each fails, and so does each read. Where all members have reservations, that holds of
 //!   writes that were under way as well.
 
 mod faults;
@@ -49,6 +49,8 @@ const WITNESSED: u32 = 40;
 /// Arrays in a hundred all of whose devices have reservations, and arrays in a hundred of which some
 /// have them.
 const RESERVED: [u64; 2] = [45, 15];
+/// Reads of a host that has lost the array.
+const PEEKS: u64 = 8;
 /// The writer that no reader may see: one that has lost the array.
 const INTRUDER: u32 = u32::MAX;
 
@@ -365,13 +367,19 @@ fn is_of_another_host(e: &ArrayError) -> bool {
     matches!(e, ArrayError::InUse(_) | ArrayError::Reserved { .. } | ArrayError::TakenOver(_))
 }
 
-/// All writes of a host that has lost the array fail, in bounded time.
-async fn all_fail(writes: impl Future<Output = usize>) -> Result<(), String> {
-    match timeout(FAILS, writes).await {
+/// All requests of a host that has lost the array fail, in bounded time.
+async fn all_fail(requests: impl Future<Output = usize>) -> Result<(), String> {
+    match timeout(FAILS, requests).await {
         Ok(0) => Ok(()),
-        Ok(count) => Err(format!("{count} writes of a host that has lost the array were acknowledged")),
-        Err(_) => Err(format!("a write of a host that has lost the array takes {} s", FAILS.as_secs())),
+        Ok(count) => Err(format!("{count} requests of a host that has lost the array had no error")),
+        Err(_) => Err(format!("a request of a host that has lost the array takes {} s", FAILS.as_secs())),
     }
+}
+
+/// Reads of a host that has lost the array; gives how many were answered.
+async fn peek(io: Rc<dyn BlockIo>, size: u64) -> usize {
+    let reads = (0..PEEKS).map(|n| io.read(size / PEEKS * n / 4096 * 4096, BufMut::zeroed(4096)));
+    join_all(reads.collect::<Vec<_>>()).await.into_iter().filter(Result::is_ok).count()
 }
 
 /// Writes of a host that has lost the array, begun within so many milliseconds;

@@ -20,6 +20,8 @@ enum Simulated {
     Arrays,
     /// Initiators, a target and the network between them
     Network,
+    /// The same with two paths to the target, or to two that serve in turn
+    Paths,
     /// Hosts that make, change and remove volumes of a pool
     Pools,
 }
@@ -83,8 +85,11 @@ fn search(args: &Args) -> bool {
                     if seed >= end {
                         break;
                     }
-                    if args.world == Simulated::Network {
-                        let plan = NetworkPlan::new(seed);
+                    if matches!(args.world, Simulated::Network | Simulated::Paths) {
+                        let plan = match args.world {
+                            Simulated::Paths => NetworkPlan::with_two_paths(seed),
+                            _ => NetworkPlan::new(seed),
+                        };
                         match run_network(&plan, Planted::Nothing, args.seed.is_some()) {
                             Ok(done) => {
                                 events.fetch_add(done.events, Ordering::Relaxed);
@@ -130,7 +135,7 @@ fn search(args: &Args) -> bool {
     let (seeds, events) = (next.into_inner().min(end) - first, events.into_inner());
     let what = match args.world {
         Simulated::Arrays => format!("{events} disk events, {} crashes", crashes.into_inner()),
-        Simulated::Network => {
+        Simulated::Network | Simulated::Paths => {
             let counts = counts.into_inner().unwrap_or_default();
             format!("{events} packets and disk events, {} troubles: {counts:?}", counts.all())
         }

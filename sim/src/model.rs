@@ -321,6 +321,13 @@ impl Model {
             block.lapsed = block.flying.is_some();
             block.lapse();
         }
+        // A read under way may have its content from before that, or after it.
+        for read in self.reads.values_mut() {
+            for (block, allowed) in self.blocks[read.first..].iter().zip(&mut read.allowed) {
+                block.now.iter().for_each(|writer| insert(&mut allowed.writers, *writer));
+                allowed.steady = false;
+            }
+        }
     }
 
     /// The device has lost its power, and remains in use: unflushed data may be lost, also by a
@@ -328,12 +335,6 @@ impl Model {
     pub fn lose_power(&mut self) {
         self.lapse();
         self.power_lost = self.number();
-        for read in self.reads.values_mut() {
-            for (block, allowed) in self.blocks[read.first..].iter().zip(&mut read.allowed) {
-                block.now.iter().for_each(|writer| insert(&mut allowed.writers, *writer));
-                allowed.steady = false;
-            }
-        }
     }
 
     /// The host that used it has ended: operations under way may be done, or not.
@@ -498,6 +499,20 @@ mod tests {
             model.end_write(&during, true);
             assert_eq!(may(&mut model, first), !fua);
         }
+    }
+
+    #[test]
+    fn a_read_that_spans_a_lapse_says_nothing_of_what_is_left() {
+        let mut model = model(true);
+        let old = write(&mut model, Kind::Write(true));
+        let new = write(&mut model, Kind::Write(false));
+        for seen in [old, new] {
+            let reading = model.begin_read(1..2);
+            model.lapse();
+            model.end_read(&reading, &bytes(1..2, seen)).expect("from before it, or after it");
+        }
+        assert!(may(&mut model, old), "what was read from the cache is lost with it");
+        assert!(!may(&mut model, new), "it was the old content a moment ago");
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //!   FIN or RST;
 //! - nothing here depends on anything but the seed and the order of calls.
 
+mod heads;
 mod part;
 mod plan;
 mod run;
@@ -19,7 +20,7 @@ mod tcp;
 mod trouble;
 mod wrong;
 
-pub use plan::{Conditions, NetworkPlan};
+pub use plan::{Conditions, NetworkPlan, TwoPaths};
 pub use run::{NetworkDone, Planted, run_network};
 pub use trouble::Counts;
 
@@ -50,6 +51,10 @@ pub struct Net(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     conditions: Conditions,
+    /// Of the ways to and from some hosts.
+    others: BTreeMap<IpAddr, Conditions>,
+    /// Further addresses of hosts.
+    aliases: BTreeMap<IpAddr, IpAddr>,
     random: Random,
     world: World,
     events: BTreeMap<(Instant, u64), Event>,
@@ -89,6 +94,8 @@ impl Net {
     pub fn new(conditions: Conditions, random: Random, world: &World) -> Net {
         let state = State {
             conditions,
+            others: BTreeMap::new(),
+            aliases: BTreeMap::new(),
             random,
             world: world.clone(),
             events: BTreeMap::new(),
@@ -137,6 +144,16 @@ impl Net {
         }
     }
 
+    /// The ways to and from an address have other conditions.
+    pub fn set_conditions(&self, address: IpAddr, conditions: Conditions) {
+        self.state().others.insert(address, conditions);
+    }
+
+    /// A host has another address too.
+    pub fn add_address(&self, host: IpAddr, address: IpAddr) {
+        self.state().aliases.insert(address, host);
+    }
+
     /// Cuts the way from one host to another, or restores it.
     pub fn cut(&self, from: IpAddr, to: IpAddr, cut: bool) {
         let mut state = self.state();
@@ -151,6 +168,7 @@ impl Net {
     pub fn calm(&self) {
         let mut state = self.state();
         state.conditions.loss = 0;
+        state.others.values_mut().for_each(|conditions| conditions.loss = 0);
         state.cuts.clear();
     }
 
@@ -158,13 +176,15 @@ impl Net {
     pub fn power(&self, host: IpAddr, on: bool) {
         let mut state = self.state();
         state.world.tell(format_args!("{host} has {}power", if on { "" } else { "no " }));
+        let aliases = state.aliases.iter().filter(|(_, of)| **of == host).map(|(address, _)| *address);
+        let addresses: Vec<_> = aliases.chain([host]).collect();
         if on {
-            state.down.remove(&host);
+            state.down.retain(|down| !addresses.contains(down));
             return;
         }
-        state.down.insert(host);
-        state.ends.retain(|_, end| end.local.ip() != host);
-        state.listeners.retain(|addr, _| addr.ip() != host);
+        state.down.extend(&addresses);
+        state.ends.retain(|_, end| !addresses.contains(&end.local.ip()));
+        state.listeners.retain(|addr, _| !addresses.contains(&addr.ip()));
     }
 
     /// Resets every connection between two hosts, as a middle box does that has forgotten them.
@@ -196,7 +216,7 @@ impl Net {
 impl simulated::Network for Net {
     fn listen(&self, at: IpAddr, addr: SocketAddr) -> io::Result<Arc<dyn Listening>> {
         let mut state = self.state();
-        if addr.ip() != at {
+        if addr.ip() != at && state.aliases.get(&addr.ip()) != Some(&at) {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
         if state.listeners.contains_key(&addr) {
@@ -211,7 +231,7 @@ impl simulated::Network for Net {
         let number = state.next_connection;
         state.next_connection += 1;
         let port = EPHEMERAL + (number % u64::from(u16::MAX - EPHEMERAL)) as u16;
-        let bounds = state.bounds();
+        let bounds = state.bounds(from, to.ip());
         let end = End::new(SocketAddr::new(from, port), to, Phase::Connecting, bounds);
         state.ends.insert(2 * number, end);
         state.send(2 * number, vec![Packet::Syn]);
@@ -220,8 +240,15 @@ impl simulated::Network for Net {
 }
 
 impl State {
-    fn bounds(&self) -> Bounds {
-        let Conditions { send_buffer, receive_buffer, segment, delay, jitter, .. } = self.conditions;
+    /// What packets between two hosts meet.
+    fn between(&self, one: IpAddr, other: IpAddr) -> Conditions {
+        let of = |address: IpAddr| self.others.get(&address).copied();
+        of(one).or_else(|| of(other)).unwrap_or(self.conditions)
+    }
+
+    fn bounds(&self, one: IpAddr, other: IpAddr) -> Bounds {
+        let conditions = self.between(one, other);
+        let Conditions { send_buffer, receive_buffer, segment, delay, jitter, .. } = conditions;
         Bounds { send_buffer, receive_buffer, segment, round_trip: 2 * delay + jitter }
     }
 
@@ -250,7 +277,7 @@ impl State {
         if self.down.contains(&way.0) || self.cuts.contains(&way) {
             return;
         }
-        let Conditions { delay, jitter, loss, bytes_per_ms, .. } = self.conditions;
+        let Conditions { delay, jitter, loss, bytes_per_ms, .. } = self.between(way.0, way.1);
         if self.random.below(1_000_000) < u64::from(loss) {
             return;
         }
@@ -321,7 +348,7 @@ impl State {
             return;
         }
         if matches!(packet, Packet::Syn) && !self.ends.contains_key(&id) && self.listeners.contains_key(&at) {
-            let end = End::new(at, from, Phase::Open, self.bounds());
+            let end = End::new(at, from, Phase::Open, self.bounds(from.ip(), at.ip()));
             self.ends.insert(id, end);
         }
         let Some(end) = self.ends.get_mut(&id) else {

@@ -7,6 +7,7 @@
 //! paused for longer than their leases, targets that go, hosts that are cut off from the catalog but not
 //! from the targets. What must hold is in `judge.rs`.
 
+mod arrays;
 mod judge;
 mod plan;
 mod site;

@@ -1,4 +1,4 @@
-//! Repairs that a crash undoes, and members that leave after it: the repaired faults must not
+//! Repairs, a crash, and members that leave before it or after it: the repaired faults must not
 //! return, and together with the members that leave exceed the redundancy.
 
 use crate::disk::Fault;
@@ -26,20 +26,26 @@ pub(crate) async fn lose_others(ward: &Ward, load: &Load, array: &dyn Running, r
     if ward.is_hurt() {
         return;
     }
-    let places = ward.disks.borrow().len();
-    let mut others: Vec<usize> = (0..places).filter(|place| *place != repaired).collect();
-    for _ in 0..ward.redundancy().min(others.len()) {
-        let place = others.swap_remove(random.below(others.len() as u64) as usize);
-        ward.hurt(place);
-        ward.disk(place).leave(false);
-    }
+    others_leave(ward, repaired, random);
     load.read_all(random.fork()).await;
     sleep(AWAY).await;
     load.read_all(random.fork()).await;
     heal(ward, load, array).await;
 }
 
-/// Data of a member go wrong while nothing is written, and are repaired; all stops soon after.
+/// As many members leave as the array can do without, but for one.
+fn others_leave(ward: &Ward, but: usize, random: &mut Random) {
+    let places = ward.disks.borrow().len();
+    let mut others: Vec<usize> = (0..places).filter(|place| *place != but).collect();
+    for _ in 0..ward.redundancy().min(others.len()) {
+        let place = others.swap_remove(random.below(others.len() as u64) as usize);
+        ward.hurt(place);
+        ward.disk(place).leave(false);
+    }
+}
+
+/// Data of a member go wrong while nothing is written, and are repaired; all stops soon after. Half
+/// the time others leave between the two, and may be back by then.
 pub(crate) async fn repair_and_crash(ward: &Ward, load: &Load, array: &dyn Running, mut random: Random) {
     heal(ward, load, array).await;
     load.flush().await;
@@ -61,6 +67,15 @@ pub(crate) async fn repair_and_crash(ward: &Ward, load: &Load, array: &dyn Runni
         ward.repaired.set(Some(place));
     }
     if load.may_crash {
+        if !ward.is_hurt() && random.chance(50) {
+            others_leave(ward, place, &mut random);
+            let most = random.pick(&[20, 2000, 20_000]);
+            sleep(Duration::from_millis(random.below(most))).await;
+            if random.chance(50) {
+                ward.all_back();
+                sleep(Duration::from_millis(random.below(1000))).await;
+            }
+        }
         load.world.stop_after(random.below(SOON));
         // Heartbeats are events, too.
         load.world.stopped().await;

@@ -56,6 +56,12 @@ fn a_host_that_writes_without_a_recent_look_at_the_heartbeat_is_noticed() {
 }
 
 #[test]
+fn a_host_that_answers_reads_without_a_recent_heartbeat_is_noticed() {
+    let failure = first_failure(Mechanism::Lease).to_string();
+    assert!(failure.contains("of a host that has lost the array had no error"), "{failure}");
+}
+
+#[test]
 fn a_host_that_takes_an_array_without_reserving_its_members_is_noticed() {
     first_failure(Mechanism::Reservations);
 }

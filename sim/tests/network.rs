@@ -13,17 +13,26 @@ const LEAST: u64 = 5;
 /// Seeds within which everything that is planted must be found.
 const PLANTED_WITHIN: u64 = 400;
 
-#[test]
-fn hosts_keep_their_data_whatever_the_network_does() {
+fn all_pass(plan: fn(u64) -> NetworkPlan) {
     let began = Instant::now();
     for seed in 1..=SEEDS {
         if seed > LEAST && began.elapsed() > LONG {
             break;
         }
-        if let Err(failure) = run_network(&NetworkPlan::new(seed), Planted::Nothing, false) {
+        if let Err(failure) = run_network(&plan(seed), Planted::Nothing, false) {
             panic!("seed {seed}: {failure}");
         }
     }
+}
+
+#[test]
+fn hosts_keep_their_data_whatever_the_network_does() {
+    all_pass(NetworkPlan::new);
+}
+
+#[test]
+fn hosts_with_two_paths_keep_their_data() {
+    all_pass(NetworkPlan::with_two_paths);
 }
 
 #[test]
@@ -39,7 +48,11 @@ fn a_network_seed_does_the_same_again() {
 
 /// The failure of the first seed that notices it.
 fn noticed(planted: Planted) -> String {
-    let run = |seed| run_network(&NetworkPlan::new(seed), planted, false).err();
+    noticed_in(NetworkPlan::new, planted)
+}
+
+fn noticed_in(plan: fn(u64) -> NetworkPlan, planted: Planted) -> String {
+    let run = |seed| run_network(&plan(seed), planted, false).err();
     let failure = (1..=PLANTED_WITHIN).find_map(run);
     eprintln!("{planted:?}: noticed by seed {:?}", failure.as_ref().map(|failure| failure.plan.seed));
     failure.unwrap_or_else(|| panic!("{planted:?} was not noticed")).to_string()
@@ -74,4 +87,17 @@ fn changes_that_are_sent_again_without_fencing_are_noticed() {
 fn a_write_that_is_forgotten_at_a_reconnect_is_noticed() {
     let failure = noticed(Planted::ForgetsAtReconnect);
     assert!(failure.contains("may be of"), "{failure}");
+}
+
+#[test]
+fn changes_that_another_path_takes_without_fencing_are_noticed() {
+    let failure = noticed_in(NetworkPlan::with_two_paths, Planted::NoFencing);
+    assert!(failure.contains("may be of"), "{failure}");
+    assert!(failure.contains("--world paths --seed "), "{failure}");
+}
+
+#[test]
+fn a_loss_of_power_that_no_generation_tells_of_is_noticed_over_two_paths() {
+    let failure = noticed_in(NetworkPlan::with_two_paths, Planted::NoGeneration);
+    assert!(failure.contains("same generation"), "{failure}");
 }

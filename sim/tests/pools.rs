@@ -13,8 +13,10 @@ fn seeds_pass_and_meet_every_fault() {
             Err(failure) => panic!("seed {seed}: {failure}"),
         }
     }
-    let PoolCounts { volumes, crashes, lost, late, pauses, cuts, overtaken, recovered, .. } = counts;
-    let all = [volumes, crashes, lost, late, pauses, cuts, overtaken, recovered];
+    let PoolCounts {
+        volumes, crashes, lost, late, pauses, cuts, overtaken, recovered, moved, writes, ..
+    } = counts;
+    let all = [volumes, crashes, lost, late, pauses, cuts, overtaken, recovered, moved, writes];
     assert!(all.iter().all(|count| *count > 0), "{counts:?}");
 }
 
@@ -33,4 +35,14 @@ fn a_namespace_that_was_not_kept_is_noticed() {
         run_pools(&plan, false).is_err()
     };
     assert!((0..100).any(is_noticed), "no seed notices it");
+}
+
+/// A recovery that undoes a move which the array has made.
+#[test]
+fn a_move_that_is_denied_is_noticed() {
+    let is_noticed = |seed| {
+        let plan = PoolPlan { is_move_denied: true, ..PoolPlan::new(seed) };
+        run_pools(&plan, false).is_err()
+    };
+    assert!((0..2000).any(is_noticed), "no seed notices it");
 }

@@ -31,8 +31,8 @@ fn a_whole_stripe_that_is_zeroed_without_its_intent_mark_is_noticed() {
 }
 
 #[test]
-fn a_repair_by_scrub_without_its_intent_mark_is_noticed() {
-    is_missed_in(Theme::Repair, Mechanism::ScrubIntent, 1..=300);
+fn a_repair_that_is_left_in_a_cache_is_noticed() {
+    is_missed_in(Theme::Repair, Mechanism::RepairFlush, 1..=300);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::session::{fence, guard};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use longhaul_block::{BlockDevice, IoResult};
+use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::{now, spawn};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -254,6 +254,7 @@ fn run(core: Rc<Core>) -> Arc<ArrayDevice> {
     let (jobs, mut inbox) = mpsc::unbounded::<ArrayTask>();
     HERE.with(|here| here.borrow_mut().insert(core.session.uuid, Rc::clone(&core)));
     upkeep::start(&core);
+    core.io.shortage.serve();
     let device = ArrayDevice::new(&core, jobs);
     let registered = RegistryEntry(core.session.uuid);
     spawn(async move {
@@ -282,10 +283,20 @@ impl Drop for RegistryEntry {
 pub(crate) async fn stop(core: &Rc<Core>) -> IoResult<()> {
     // Heartbeats and losses of members continue as long as there is I/O.
     core.close().await;
+    let is_short = core.io.shortage.is_any();
+    if is_short {
+        core.end(
+            "it could not be stopped in order: its members have no space for acknowledged writes, which are in \
+             the journal, and are written by the next start",
+        );
+    }
     core.upkeep.stopping.set(true);
     core.upkeep.changed.notify();
     core.members_and_witness().for_each(|member| member.reach.changed.notify());
     core.upkeep.ended().await;
+    if is_short {
+        return Err(IoError::NoSpace);
+    }
     let result = settle(core).await;
     match &result {
         Ok(()) => core.end("it was stopped"),

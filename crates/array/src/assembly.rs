@@ -2,6 +2,7 @@
 
 pub(crate) mod assemble;
 pub(crate) mod candidate;
+pub(crate) mod copies;
 pub(crate) mod create;
 pub(crate) mod current;
 pub(crate) mod measure;

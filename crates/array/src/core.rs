@@ -10,6 +10,7 @@
 
 use crate::format::geometry::Geometry;
 use crate::format::superblock::Superblock;
+use crate::heal::moving::Moves;
 use crate::heal::replace::Spares;
 use crate::heal::upkeep::Upkeep;
 use crate::io::IoState;
@@ -17,6 +18,7 @@ use crate::io::intent::Intent;
 use crate::io::journal::Journal;
 use crate::io::sums::Sums;
 use crate::member::Member;
+use crate::member::joining::Joining;
 use crate::member::set::MemberSet;
 use crate::options::Options;
 use crate::session::Session;
@@ -56,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) publication: Publication,
     pub(crate) members: MemberSet,
     pub(crate) spares: Spares,
+    pub(crate) moves: Moves,
+    pub(crate) joining: Joining,
     pub(crate) io: IoState,
     pub(crate) sums: Sums,
     pub(crate) intent: Rc<Intent>,
@@ -78,6 +82,8 @@ impl Core {
             session,
             members: MemberSet::new(geometry, &superblock.entries),
             spares: Spares::default(),
+            moves: Moves::default(),
+            joining: Joining::default(),
             io: IoState::new(&geometry, &options),
             sums: Sums::new(geometry, &options),
             intent: Rc::new(Intent::new(superblock.array, geometry.regions())),
@@ -156,7 +162,11 @@ impl Core {
 
     fn end_as(&self, reason: HaltReason, why: &str) {
         self.halted.borrow_mut().get_or_insert_with(|| (reason, why.to_owned()));
-        self.journal.halt();
+        if matches!(self.halt_reason(), Some(HaltReason::TakenOver | HaltReason::Stopped)) {
+            self.session.lease.end();
+        }
+        self.session.lease.changed.notify();
+        self.journal.wake();
         self.io.admission.wake();
         self.upkeep.changed.notify();
         self.members_and_witness().for_each(|member| member.reach.changed.notify());

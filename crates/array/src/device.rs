@@ -109,7 +109,8 @@ impl ArrayDevice {
     }
 
     /// Stops the array: new operations other than reads are refused, those under way end, all data
-    /// becomes durable, and the members are marked clean.
+    /// becomes durable, and the members are marked clean. From then on another host may have the array,
+    /// and reads fail too.
     ///
     /// # Errors
     /// A member that the array needs has failed; the array can be assembled again.
@@ -204,7 +205,8 @@ enum Op {
 fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output = IoResult<()>> {
     let admitted = core.admit();
     async move {
-        let _admitted = admitted?;
+        let admitted = admitted?;
+        admitted.begin().await?;
         core.write(offset, src).await?;
         if fua && core.members.has_volatile_cache() {
             core.flush_members().await?;
@@ -217,7 +219,8 @@ fn write(core: Rc<Core>, offset: u64, src: Buf, fua: bool) -> impl Future<Output
 fn run_op(core: Rc<Core>, op: Op) -> impl Future<Output = IoResult<()>> {
     let admitted = core.admit();
     async move {
-        let _admitted = admitted?;
+        let admitted = admitted?;
+        admitted.begin().await?;
         match op {
             Op::Flush => core.flush_members().await?,
             Op::Discard(offset, len) => core.zero(offset, len, false).await?,

@@ -3,6 +3,8 @@
 pub(crate) mod arbitrate;
 pub(crate) mod grow;
 pub(crate) mod lost;
+pub(crate) mod moving;
+pub(crate) mod pace;
 pub(crate) mod rebuild;
 pub(crate) mod replace;
 pub(crate) mod resync;

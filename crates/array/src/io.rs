@@ -16,6 +16,7 @@ pub(crate) mod overlay;
 pub(crate) mod plan;
 pub(crate) mod read;
 pub(crate) mod read_cache;
+pub(crate) mod refused;
 pub(crate) mod rows;
 pub(crate) mod sums;
 pub(crate) mod units;
@@ -28,6 +29,7 @@ use admission::Admission;
 use hedge::HedgeBudget;
 use locks::{MemoryBudget, RowLocks};
 use read_cache::ReadCache;
+use refused::Shortage;
 use rows::StripeQueues;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -59,6 +61,7 @@ pub(crate) struct IoState {
     pub(crate) budget: Rc<MemoryBudget>,
     pub(crate) window: Rc<ReadWindow>,
     pub(crate) admission: Admission,
+    pub(crate) shortage: Rc<Shortage>,
     counts: Cell<Counts>,
     requests: Cell<u64>,
 }
@@ -73,6 +76,7 @@ impl IoState {
             budget: Rc::new(MemoryBudget::new(options.memory)),
             window: Rc::default(),
             admission: Admission::default(),
+            shortage: Rc::default(),
             counts: Cell::default(),
             requests: Cell::default(),
         }

@@ -26,6 +26,7 @@ mod testing;
 mod without;
 
 pub use array::{ArrayFuture, assemble, assemble_as, assemble_with, create, create_as, create_witnessed};
+pub use assembly::copies::adopt_copies;
 pub use assembly::create::Shape;
 pub use assembly::measure::measure;
 pub use assembly::survey::{Label, look, survey};

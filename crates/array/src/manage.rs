@@ -1,7 +1,7 @@
 //! Administrative operations on a running array.
 
 use crate::array::ArrayFuture;
-use crate::assembly::candidate::{check_device, examine};
+use crate::assembly::candidate::{Candidate, check_device, examine};
 use crate::assembly::current::Ancestry;
 use crate::core::Core;
 use crate::device::ArrayDevice;
@@ -12,22 +12,29 @@ use crate::heal::scrub::ScrubReport;
 use crate::heal::upkeep::TaskGuard;
 use crate::io::admission::Admitted;
 use crate::options::Options;
+use crate::session::fence::{TAKEOVER_BEATS, check_idle};
 use longhaul_block::{BlockDevice, IoError, IoResult};
 use longhaul_engine::{spawn, timeout};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use uuid::Uuid;
 
 impl Core {
     /// Examines a device that is to join the array.
-    async fn examine_new_device(
+    pub(crate) async fn examine_new_device(
         self: &Rc<Self>,
         device: Arc<dyn BlockDevice>,
         force: bool,
         uuid: Uuid,
-    ) -> Result<(Spare, crate::assembly::candidate::Candidate), ArrayError> {
+    ) -> Result<(Spare, Candidate), ArrayError> {
         check_device(&*device)?;
-        let candidate = examine(&device).await?;
+        let name = device.info().name;
+        if self.joining.is_left(&name) {
+            let why = "writes of an earlier attempt to use it have not ended";
+            return Err(ArrayError::Refused(format!("array {}: {name} cannot be used: {why}", self.name)));
+        }
+        let candidate = self.examine_in_time(&device).await?;
         let (size, needs) = (device.info().size, self.geometry().end());
         if size < needs {
             return Err(ArrayError::TooSmall { device: candidate.name(), size, needs });
@@ -51,16 +58,39 @@ impl Core {
                 }
             }
             candidate.check_free(Some(self.array))?;
-            candidate.check_content().await?;
+            self.in_member_time(&name, candidate.check_content()).await?;
         }
         let heartbeat = self.options.heartbeat.max(Options::default().heartbeat);
-        crate::session::fence::check_idle(
-            std::slice::from_ref(&candidate),
-            Some(self.session.uuid),
-            heartbeat,
-        )
-        .await?;
+        let own = Some(self.session.uuid);
+        let idle = check_idle(std::slice::from_ref(&candidate), own, heartbeat);
+        match timeout(self.options.member_timeout + heartbeat * TAKEOVER_BEATS, idle).await {
+            Ok(idle) => idle?,
+            Err(_) => return Err(self.unanswered(&name)),
+        }
         Ok((Spare { uuid, device: Some(device) }, candidate))
+    }
+
+    /// Runs what only reads a device, within the timeout of a member.
+    async fn in_member_time<T>(
+        &self,
+        device: &str,
+        looks: impl Future<Output = Result<T, ArrayError>>,
+    ) -> Result<T, ArrayError> {
+        timeout(self.options.member_timeout, looks).await.unwrap_or_else(|_| Err(self.unanswered(device)))
+    }
+
+    fn unanswered(&self, device: &str) -> ArrayError {
+        let seconds = self.options.member_timeout.as_secs_f64();
+        let source = IoError::Unreachable(format!("it did not answer in {seconds:.1} s"));
+        ArrayError::Device { device: device.to_owned(), source }
+    }
+
+    /// Opens and examines a device, within the timeout of a member.
+    pub(crate) async fn examine_in_time(
+        &self,
+        device: &Arc<dyn BlockDevice>,
+    ) -> Result<Candidate, ArrayError> {
+        self.in_member_time(&device.info().name, examine(device)).await
     }
 
     async fn replace(
@@ -102,6 +132,18 @@ impl Core {
         }
     }
 
+    /// Lets a spare leave the array.
+    async fn remove_spare(self: &Rc<Self>, device: &str) -> Result<(), ArrayError> {
+        let _admitted = self.admit_change()?;
+        let is_it = |spare: &Spare| spare.device.as_ref().is_some_and(|found| found.info().name == device);
+        let Some(spare) = self.spares.list().into_iter().find(is_it) else {
+            return Err(ArrayError::NoMember(format!("{device} (it is no spare of array {})", self.name)));
+        };
+        self.publish_with(|| self.spares.remove(spare.uuid)).await?;
+        self.give_back(spare.uuid, false);
+        Ok(())
+    }
+
     async fn wait_rebuilt(self: &Rc<Self>, index: usize) -> IoResult<()> {
         let Some(member) = self.members.get(index) else {
             return Err(IoError::Offline(format!("there is no member {index}")));
@@ -132,7 +174,7 @@ impl Core {
         uuid: Uuid,
     ) -> Result<(), ArrayError> {
         drop(self.admit_change()?);
-        let found = examine(&device).await?.superblock;
+        let found = self.examine_in_time(&device).await?.superblock;
         if found.is_some_and(|found| self.spares.is_unattached(found.member)) {
             // The spare was unreachable, or the last attempt was interrupted.
             return self.offer(device).await.map(drop);
@@ -140,9 +182,10 @@ impl Core {
         if !self.spares.has_room() {
             return Err(ArrayError::TooFew(format!("there are {MAX_SPARES} spares already")));
         }
-        let (spare, candidate) = self.examine_new_device(device, force, uuid).await?;
+        let (spare, mut candidate) = self.examine_new_device(device, force, uuid).await?;
         let _admitted = self.admit_change()?;
         self.reserve_given(uuid, &candidate, force).await?;
+        candidate.io = self.joining_io(&candidate.name(), &candidate.io);
         // The device first: it must be writable, and does not belong to the array until the
         // superblocks of the members list it.
         let superblock = Superblock { member: uuid, ..self.superblock() };
@@ -191,6 +234,45 @@ impl ArrayDevice {
         on_its_thread(self, move |core| async move { core.replace(index, device, force, uuid).await })
     }
 
+    /// Moves member `index`, which is active, to `device`, and returns when that has its place. The
+    /// member stays in use until then, and what is written meanwhile goes to both devices: no
+    /// redundancy is lost, and an array without any can be moved too. It goes on if the future is
+    /// dropped, and a second call with a device of the same name waits for it. The rate is that of
+    /// rebuilds; the progress is shown as theirs.
+    ///
+    /// # Errors
+    /// As for [`Self::replace`]; or the member is not active, or is lost meanwhile, or cannot be read; or
+    /// `device` fails, or is too slow, or the move is [given up](Self::cancel_move). The member has its
+    /// device then, and `device` is not part of the array.
+    pub fn move_member(
+        &self,
+        index: usize,
+        device: Arc<dyn BlockDevice>,
+        force: bool,
+    ) -> ArrayFuture<'_, Result<(), ArrayError>> {
+        let uuid = Uuid::new_v4();
+        on_its_thread(self, move |core| async move { core.move_member(index, device, force, uuid).await })
+    }
+
+    /// Gives up a move to the device of this name, if one is under way, and returns when none is. True if
+    /// the device is a member: it has moved there before.
+    ///
+    /// # Errors
+    /// The array's thread has ended.
+    pub fn cancel_move(&self, device: &str) -> ArrayFuture<'_, IoResult<bool>> {
+        let device = device.to_owned();
+        on_its_thread(self, move |core| async move { Ok(core.cancel_move(&device).await) })
+    }
+
+    /// Lets the spare on the device of this name leave the array.
+    ///
+    /// # Errors
+    /// The array has no such spare, or has halted.
+    pub fn remove_spare(&self, device: &str) -> ArrayFuture<'_, Result<(), ArrayError>> {
+        let device = device.to_owned();
+        on_its_thread(self, move |core| async move { core.remove_spare(&device).await })
+    }
+
     /// Attaches a device of this array that was unreachable at assembly, or was opened again after
     /// it had been given up: a member is resynced, a spare is kept. False if the array has no use
     /// for it.
@@ -235,6 +317,27 @@ impl ArrayDevice {
     /// any further: it has the size that it had. After an error of a member it has one or the other.
     pub fn grow(&self) -> ArrayFuture<'_, Result<(u64, u64), ArrayError>> {
         on_its_thread(self, |core| async move { core.grow().await })
+    }
+
+    /// Pauses writes, and returns when those under way are in place on the members, durably. From then
+    /// until the pause ends the content of the members stays as it is: a copy of each that is made
+    /// meanwhile is of one moment, and has all writes that were acknowledged before. Reads go on; writes
+    /// wait. It ends by [`resume`](Self::resume), by the number that this returns, or by itself after
+    /// `limit`.
+    ///
+    /// # Errors
+    /// The array is paused already, a member is missing or being rebuilt, or what is under way does not
+    /// end within `limit`: writes go on then.
+    pub fn pause(&self, limit: Duration) -> ArrayFuture<'_, Result<u64, ArrayError>> {
+        on_its_thread(self, move |core| async move { core.pause(limit).await })
+    }
+
+    /// Ends a pause. False if it had ended by itself: writes may have been done since.
+    ///
+    /// # Errors
+    /// The array's thread has ended.
+    pub fn resume(&self, pause: u64) -> ArrayFuture<'_, IoResult<bool>> {
+        on_its_thread(self, move |core| async move { Ok(core.resume(pause)) })
     }
 
     /// Reads and verifies everything, and repairs what is wrong. Ends early if the array stops.

@@ -13,6 +13,7 @@ pub(crate) mod doubt;
 pub(crate) mod in_flight;
 pub(crate) mod incarnation;
 pub(crate) mod join;
+pub(crate) mod joining;
 pub(crate) mod latency;
 pub(crate) mod loss;
 pub(crate) mod reach;
@@ -20,6 +21,7 @@ pub(crate) mod returning;
 pub(crate) mod rows;
 pub(crate) mod set;
 pub(crate) mod state;
+pub(crate) mod twin;
 
 use crate::format::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
 use crate::format::superblock::{Condition, MemberEntry};
@@ -31,6 +33,7 @@ use crate::member::latency::ReadLatency;
 use crate::member::reach::Reach;
 use crate::member::rows::HeldRows;
 use crate::member::state::MemberState;
+use crate::session::lease::BeatChain;
 use futures_channel::oneshot;
 use futures_util::StreamExt;
 use futures_util::future::{Either, Shared, select};
@@ -121,6 +124,8 @@ pub(crate) struct Member {
     pub(crate) rows: HeldRows,
     /// Its superblock and heartbeat blocks.
     pub(crate) confirmed: ConfirmedBlocks,
+    /// When it has confirmed heartbeats.
+    pub(crate) beats: BeatChain,
     pub(crate) counts: Cell<MemberCounts>,
     /// Whether it may answer, and may be written.
     pub(crate) reach: Reach,
@@ -141,6 +146,7 @@ impl Member {
             state: MemberState::new(entry),
             rows: HeldRows::default(),
             confirmed,
+            beats: BeatChain::default(),
             counts: Cell::default(),
             reach: Reach::default(),
             doubt: CacheDoubt::default(),
@@ -201,6 +207,28 @@ impl Member {
         self.reach.renew();
         let generation = Cell::new(io.generation());
         *self.attached.borrow_mut() = Some(AttachedDevice { device, info, io, generation });
+    }
+
+    /// What its operations are handed to.
+    pub(crate) fn io(&self) -> Option<Rc<dyn BlockIo>> {
+        self.attached.borrow().as_ref().map(|attached| Rc::clone(&attached.io))
+    }
+
+    /// Hands operations to `io` from now on, which stands for the same device.
+    pub(crate) fn use_io(&self, io: Rc<dyn BlockIo>) {
+        if let Some(attached) = &mut *self.attached.borrow_mut() {
+            attached.io = io;
+        }
+    }
+
+    /// Its content is on another device from now on, to which what it hands operations to passes them
+    /// on: those under way end there.
+    pub(crate) fn rehome(&self, device: Arc<dyn BlockDevice>, io: &Rc<dyn BlockIo>) {
+        let info = device.info();
+        if let Some(attached) = &mut *self.attached.borrow_mut() {
+            attached.generation.set(io.generation());
+            (attached.device, attached.info) = (device, info);
+        }
     }
 
     /// Detaches the device; operations under way continue.

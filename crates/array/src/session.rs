@@ -1,5 +1,5 @@
-//! The one host that runs an array: heartbeats, reservations and takeover, publication, the witness,
-//! and the record of this host.
+//! The one host that runs an array: heartbeats, reservations and takeover, how long it may answer reads,
+//! publication, the witness, and the record of this host.
 //!
 //! Invariants:
 //! - `uuid` is new for each assembly: no two sessions have the same;
@@ -9,6 +9,7 @@
 pub(crate) mod clock;
 pub(crate) mod fence;
 pub(crate) mod guard;
+pub(crate) mod lease;
 pub(crate) mod memory;
 pub(crate) mod publish;
 pub(crate) mod watch;
@@ -17,6 +18,7 @@ pub(crate) mod witness;
 use clock::SessionClock;
 use fence::EndedSessions;
 use guard::HeldReservations;
+use lease::ReadLease;
 use memory::HostRecord;
 use std::time::Duration;
 use uuid::Uuid;
@@ -33,6 +35,8 @@ pub(crate) struct Session {
     pub(crate) ended: EndedSessions,
     /// Reservations of this session.
     pub(crate) held: HeldReservations,
+    /// Until when reads are answered.
+    pub(crate) lease: ReadLease,
     pub(crate) witness: Option<Witness>,
     pub(crate) record: HostRecord,
 }
@@ -44,7 +48,15 @@ impl Session {
         witness: Option<Witness>,
         record: HostRecord,
     ) -> Session {
-        let (clock, ended) = (SessionClock::new(), EndedSessions::default());
-        Session { uuid, predecessor, clock, ended, held: HeldReservations::new(uuid), witness, record }
+        Session {
+            uuid,
+            predecessor,
+            clock: SessionClock::new(),
+            ended: EndedSessions::default(),
+            held: HeldReservations::new(uuid),
+            lease: ReadLease::default(),
+            witness,
+            record,
+        }
     }
 }

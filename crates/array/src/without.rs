@@ -28,8 +28,8 @@ pub enum Mechanism {
     Pass,
     /// Full stripes are zeroed without an intent mark.
     ZeroIntent,
-    /// Scrubs write repairs without an intent mark.
-    ScrubIntent,
+    /// Repairs are left in the caches of members.
+    RepairFlush,
     /// The recorded progress of a rebuild is one row ahead.
     Progress,
     /// Sets of members that were used apart from each other are taken for one.
@@ -42,12 +42,14 @@ pub enum Mechanism {
     Gate,
     /// Members are not reserved.
     Reservations,
+    /// Reads do not wait for a recent heartbeat.
+    Lease,
 }
 
 impl Mechanism {
     /// All mechanisms that a simulation may leave out.
     #[cfg(feature = "switch-off")]
-    pub const ALL: [Mechanism; 16] = [
+    pub const ALL: [Mechanism; 17] = [
         Mechanism::Journal,
         Mechanism::Intent,
         Mechanism::Checksums,
@@ -57,13 +59,14 @@ impl Mechanism {
         Mechanism::Vouch,
         Mechanism::Pass,
         Mechanism::ZeroIntent,
-        Mechanism::ScrubIntent,
+        Mechanism::RepairFlush,
         Mechanism::Progress,
         Mechanism::Apart,
         Mechanism::Slots,
         Mechanism::SecondLook,
         Mechanism::Gate,
         Mechanism::Reservations,
+        Mechanism::Lease,
     ];
 }
 

@@ -4,7 +4,7 @@
 mod common;
 
 use common::rig::{Rig, SIZE, UNIT, rig};
-use common::{Disk, Model, disks, make, options, simulate, start};
+use common::{Disk, LAYOUTS, Model, disks, make, options, simulate, start};
 use futures_util::future::{join, select};
 use longhaul_array::{Condition, Health, Layout};
 use longhaul_block::{BlockDevice, IoError};
@@ -12,15 +12,6 @@ use longhaul_engine::{BufMut, Thread};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-
-/// Layouts with their numbers of members.
-const CASES: [(Layout, usize); 5] = [
-    (Layout::Stripe, 3),
-    (Layout::Mirror, 2),
-    (Layout::StripeMirror, 4),
-    (Layout::Parity, 4),
-    (Layout::DoubleParity, 5),
-];
 
 impl Rig {
     fn enlarge(&self, size: u64) {
@@ -54,7 +45,7 @@ impl Rig {
 
 #[test]
 fn an_array_in_use_grows_and_keeps_what_it_has() {
-    for (layout, width) in CASES {
+    for (layout, width) in LAYOUTS {
         simulate(1, async {
             let mut rig = rig(layout, width, options()).await;
             rig.fill().await;
@@ -201,7 +192,7 @@ fn crash_at(layout: Layout, width: usize, step: u64, seen: &mut [bool; 2]) -> bo
 
 #[test]
 fn a_power_cut_leaves_the_old_size_or_the_new_one() {
-    for (layout, width) in CASES {
+    for (layout, width) in LAYOUTS {
         let mut seen = [false; 2];
         let steps = (0..).take_while(|step| crash_at(layout, width, *step, &mut seen)).count();
         assert!(steps >= 2 * width && seen == [true, true], "{layout}: {steps} steps, {seen:?}");

@@ -6,12 +6,14 @@
 
 use crate::error::AttachError;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 const CONTROL: &str = "/dev/loop-control";
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+const LOOP_GET_STATUS64: libc::Ioctl = 0x4C05;
+const LOOP_SET_CAPACITY: libc::Ioctl = 0x4C07;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 
 /// `prctl` option, from `linux/prctl.h`.
@@ -54,6 +56,22 @@ struct Config {
     info: Info64,
     reserved: [u64; 8],
 }
+
+const EMPTY: Info64 = Info64 {
+    device: 0,
+    inode: 0,
+    rdevice: 0,
+    offset: 0,
+    size_limit: 0,
+    number: 0,
+    encrypt_type: 0,
+    encrypt_key_size: 0,
+    flags: 0,
+    file_name: [0; 64],
+    crypt_name: [0; 64],
+    encrypt_key: [0; 32],
+    init: [0; 2],
+};
 
 /// A loop device; the kernel releases it when it is neither open nor mounted any more.
 #[derive(Debug)]
@@ -124,6 +142,32 @@ impl LoopDevice {
     }
 }
 
+/// Has the loop device at `path` take the size that its file has by now, which is to be `size` bytes but for
+/// a part of a block.
+///
+/// # Errors
+/// The loop device has another size: the kernel may have to ask for the attributes of the file first.
+pub(crate) fn resize(path: &Path, size: u64) -> Result<(), AttachError> {
+    let failed = |what: &'static str| move |e: io::Error| AttachError::path(path, format!("{what}: {e}"));
+    let device = File::open(path).map_err(failed("cannot be opened to change its size"))?;
+    let call = |what: libc::Ioctl, memory: *mut libc::c_void| {
+        // SAFETY: the memory, if any, is of the size that the call writes, and outlives it.
+        let result = unsafe { libc::ioctl(device.as_raw_fd(), what, memory) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    };
+    // The kernel takes the size that it has in mind of the file. Of a file of FUSE that is the one of its last
+    // question for the attributes, and this question makes it ask.
+    let mut info = EMPTY;
+    call(LOOP_GET_STATUS64, (&raw mut info).cast()).map_err(failed("cannot ask for its status"))?;
+    call(LOOP_SET_CAPACITY, std::ptr::null_mut()).map_err(failed("cannot change its size"))?;
+    let now = (&device).seek(SeekFrom::End(0)).map_err(failed("cannot ask for its size"))?;
+    let sectors = |bytes: u64| bytes >> 9;
+    if sectors(now) == sectors(size) {
+        return Ok(());
+    }
+    Err(AttachError::path(path, format!("has {now} bytes, and is to have {size}")))
+}
+
 /// The scheduler of a loop device before [`LoopDevice::share`]: dropping this restores it, once the
 /// loop device is free.
 #[derive(Debug)]
@@ -169,21 +213,8 @@ fn config(file: BorrowedFd<'_>, name: &Path, block_size: u32, read_only: bool) -
     // The terminating zero byte.
     let len = text.len().min(file_name.len() - 1);
     file_name[..len].copy_from_slice(&text[..len]);
-    let info = Info64 {
-        device: 0,
-        inode: 0,
-        rdevice: 0,
-        offset: 0,
-        size_limit: 0,
-        number: 0,
-        encrypt_type: 0,
-        encrypt_key_size: 0,
-        flags: AUTOCLEAR | DIRECT_IO | if read_only { READ_ONLY } else { 0 },
-        file_name,
-        crypt_name: [0; 64],
-        encrypt_key: [0; 32],
-        init: [0; 2],
-    };
+    let flags = AUTOCLEAR | DIRECT_IO | if read_only { READ_ONLY } else { 0 };
+    let info = Info64 { flags, file_name, ..EMPTY };
     Config { fd: file.as_raw_fd() as u32, block_size, info, reserved: [0; 8] }
 }
 

@@ -6,7 +6,7 @@
 use crate::detach::hidden_path;
 use crate::error::failed;
 use crate::filesystem::FileSystemKind;
-use crate::front_end::FrontEnd;
+use crate::front_end::{FileOnLoop, FrontEnd};
 use crate::fuse::{self, FuseFile, FuseOptions, unmount_served};
 use crate::kernel::{KernelDevice, KernelDriver};
 use crate::loopdev::{LoopDevice, Shared};
@@ -68,7 +68,7 @@ impl Mounting<'_> {
         drop(device);
         // Only the loop device has the file open now.
         file.hide()?;
-        Ok((Box::new(file), path))
+        Ok((Box::new(FileOnLoop { file, device: path.clone() }), path))
     }
 
     /// Mounts a block device of the kernel.

@@ -3,7 +3,6 @@
 use crate::detach::{is_waited_for, unreachable_device};
 use crate::error::AttachError;
 use crate::front_end::FrontEnd;
-use crate::served::Requests;
 use crate::users;
 use longhaul_device::attached::{Attachment, DetachRequest, DetachServer, HeldRecord};
 use longhaul_device::{Error, ErrorKind, Result};
@@ -56,8 +55,8 @@ pub struct Service<'a> {
     pub front_end: Box<dyn FrontEnd>,
     /// The path of the attachment, as in its record and messages.
     pub path: &'a Path,
-    /// The request queue of the device.
-    pub requests: &'a dyn Requests,
+    /// The size of the device in bytes; 0 if a directory is served.
+    pub size: Box<dyn Fn() -> u64 + 'a>,
     /// The present fault of the devices, as [`OpenDevice::trouble`](crate::OpenDevice::trouble) returns it.
     pub trouble: Box<dyn Fn() -> Option<String> + 'a>,
     /// Unmounts the file system that this process mounted, lazily if the argument is set; does
@@ -73,6 +72,13 @@ pub struct Service<'a> {
     pub observer: &'a dyn ServiceObserver,
 }
 
+/// What a front end shows of the size of its device.
+struct ShownSize {
+    size: u64,
+    /// A size that it does not take, which has been logged.
+    refused: Option<u64>,
+}
+
 impl Service<'_> {
     /// Serves until the end. A detach request that caused it is left in `by`, for the caller to
     /// answer once locks and record are released.
@@ -81,10 +87,12 @@ impl Service<'_> {
     /// Of the device or the front end, or [`ErrorKind::Incomplete`] if it ended in use.
     pub fn run(mut self, events: &Receiver<ServiceEvent>, by: &mut Option<DetachRequest>) -> Result<()> {
         let mut ending = false;
+        let mut shown = ShownSize { size: self.record.size, refused: None };
         loop {
             match events.recv_timeout(POLL) {
                 Err(RecvTimeoutError::Timeout) => {
                     self.update_record();
+                    self.show_size(&mut shown);
                     if let Some(result) = self.detach_if_idle(ending) {
                         return result;
                     }
@@ -181,7 +189,7 @@ impl Service<'_> {
             self.record.trouble = trouble;
             self.write_record();
         }
-        let (before, now) = (self.record.size, self.requests.info().size);
+        let (before, now) = (self.record.size, (self.size)());
         if now == before {
             return;
         }
@@ -195,6 +203,22 @@ impl Service<'_> {
         self.observer.resized(self.path, before, now);
         self.record.size = now;
         self.write_record();
+    }
+
+    /// Has the front end show the size that the device has, which is tried again until it does.
+    fn show_size(&mut self, shown: &mut ShownSize) {
+        let now = self.record.size;
+        if now == shown.size {
+            return;
+        }
+        match self.front_end.resize(now) {
+            Ok(()) => *shown = ShownSize { size: now, refused: None },
+            Err(e) if shown.refused != Some(now) => {
+                shown.refused = Some(now);
+                tracing::warn!("{}: its users do not see its new size: {e}", self.path.display());
+            }
+            Err(_) => {}
+        }
     }
 
     fn write_record(&mut self) {

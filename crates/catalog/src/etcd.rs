@@ -10,7 +10,7 @@ mod client;
 mod watch;
 
 use crate::error::{Error, Result};
-use crate::types::{Commit, Entry, Expect, LeaseId, Op, Revision, Snapshot, Txn};
+use crate::types::{Commit, Entry, Expect, LeaseId, MAX_OPERATIONS, Op, Revision, Snapshot, Txn};
 use crate::{Catalog, Watch};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -21,6 +21,8 @@ use std::time::Duration;
 
 /// Entries per request of a range: a page of small records is below a megabyte.
 const PAGE: usize = 1000;
+/// Operations of a transaction within another one: both lists together are below etcd's limit.
+const NESTED: usize = MAX_OPERATIONS / 2;
 
 /// A catalog in etcd, which several hosts share.
 pub struct EtcdCatalog {
@@ -53,6 +55,44 @@ impl EtcdCatalog {
             modified: number(&kv["mod_revision"]),
             lease: (lease > 0).then_some(LeaseId(lease)),
         })
+    }
+
+    /// The entries of a reply to a range.
+    fn entries(&self, reply: &Value) -> Result<Vec<Entry>> {
+        reply["kvs"].as_array().into_iter().flatten().map(|kv| self.entry(kv)).collect()
+    }
+
+    /// The operation that reads a key.
+    fn ask(&self, key: &[u8]) -> Value {
+        json!({ "request_range": { "key": self.key(key) } })
+    }
+
+    /// The range of a page; `None` if nothing can be in it.
+    fn ask_page(&self, prefix: &[u8], after: &[u8], most: usize) -> Option<Value> {
+        if most == 0 || !after.starts_with(prefix) && after > prefix {
+            return None;
+        }
+        let whole = [&self.prefix, prefix].concat();
+        let next = match after < prefix {
+            true => whole.clone(),
+            false => [&self.prefix, after, &[0]].concat(),
+        };
+        // etcd has no empty key: the first one is a zero byte.
+        let next = if next.is_empty() { vec![0] } else { next };
+        Some(json!({
+            "key": STANDARD.encode(&next), "range_end": STANDARD.encode(self::after(&whole)),
+            "limit": most.to_string(), "sort_order": "ASCEND", "sort_target": "KEY",
+        }))
+    }
+
+    /// Reads by several operations as of one revision: the entries of each.
+    fn read(&self, operations: &[Value]) -> Result<Vec<Vec<Entry>>> {
+        let reply = self.client.repeat("kv/txn", &json!({ "success": operations }));
+        let reply = reply.map_err(|fault| self.client.error(fault))?;
+        let responses = reply["responses"].as_array().into_iter().flatten();
+        let found: Vec<_> =
+            responses.map(|response| self.entries(&response["response_range"])).collect::<Result<_>>()?;
+        if found.len() == operations.len() { Ok(found) } else { Err(self.client.garbled("a transaction")) }
     }
 
     /// The key of a reply, without the prefix.
@@ -88,6 +128,15 @@ fn after(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
+/// Operations as few: those above etcd's limit in transactions within the transaction.
+fn nested(operations: Vec<Value>) -> Vec<Value> {
+    if operations.len() <= MAX_OPERATIONS {
+        return operations;
+    }
+    let parts = operations.chunks(NESTED);
+    parts.map(|part| json!({ "request_txn": { "success": part } })).collect()
+}
+
 fn compare(key: String, expect: Expect) -> Value {
     match expect {
         Expect::Absent => {
@@ -120,7 +169,7 @@ impl Catalog for EtcdCatalog {
                 json!({ "request_put": { "key": self.key(key), "value": value, "lease": lease } })
             }
         };
-        let changes: Vec<Value> = txn.changes.iter().map(change).collect();
+        let changes = nested(txn.changes.iter().map(change).collect());
         let reply = self.client.once("kv/txn", &json!({ "compare": compares, "success": changes }));
         let reply = match reply {
             Ok(reply) => reply,
@@ -174,6 +223,45 @@ impl Catalog for EtcdCatalog {
         let reply = self.client.repeat("kv/range", &json!({ "key": self.key(key) }));
         let reply = reply.map_err(|fault| self.client.error(fault))?;
         reply["kvs"].get(0).map(|kv| self.entry(kv)).transpose()
+    }
+
+    fn get_all(&self, keys: &[Vec<u8>]) -> Result<Vec<Entry>> {
+        let mut found = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(MAX_OPERATIONS) {
+            let ask: Vec<Value> = keys.iter().map(|key| self.ask(key)).collect();
+            for response in self.read(&ask)? {
+                found.extend(response);
+            }
+        }
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        found.dedup_by(|a, b| a.key == b.key);
+        Ok(found)
+    }
+
+    fn page_with(
+        &self,
+        keys: &[Vec<u8>],
+        prefix: &[u8],
+        after: &[u8],
+        most: usize,
+    ) -> Result<(Vec<Entry>, Vec<Entry>)> {
+        let Some(page) = self.ask_page(prefix, after, most).filter(|_| keys.len() < MAX_OPERATIONS) else {
+            return Ok((self.get_all(keys)?, self.page(prefix, after, most)?));
+        };
+        let ask: Vec<Value> =
+            keys.iter().map(|key| self.ask(key)).chain([json!({ "request_range": page })]).collect();
+        let mut found = self.read(&ask)?;
+        let page = found.pop().unwrap_or_default();
+        let mut found: Vec<Entry> = found.into_iter().flatten().collect();
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        found.dedup_by(|a, b| a.key == b.key);
+        Ok((found, page))
+    }
+
+    fn page(&self, prefix: &[u8], after: &[u8], most: usize) -> Result<Vec<Entry>> {
+        let Some(request) = self.ask_page(prefix, after, most) else { return Ok(Vec::new()) };
+        let reply = self.client.repeat("kv/range", &request).map_err(|fault| self.client.error(fault))?;
+        self.entries(&reply)
     }
 
     fn watch(&self, prefix: &[u8], from: Revision) -> Result<Box<dyn Watch>> {

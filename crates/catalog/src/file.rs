@@ -5,6 +5,8 @@
 //! milliseconds, so that waiting for the lock costs less than a server that has to be started.
 //!
 //! Invariants:
+//! - a process that only reads opens the file for that alone, and waits for no disk: it is opened for
+//!   writing by its first change, or when it has to be made or repaired;
 //! - the revision, entries, history and leases change in the same transaction of redb;
 //! - the newest [`Options::keep`] revisions can be read as of, and watched from;
 //! - an entry under a lease that has run out is deleted before anything else is read or written.
@@ -17,9 +19,12 @@ use crate::clock::{Clock, HostClock};
 use crate::error::{Error, Result};
 use crate::types::{Commit, Entry, LeaseId, Revision, Snapshot, Txn};
 use crate::{Catalog, Watch};
-use redb::{ConcurrencyMode, Database, ReadTransaction, ReadableDatabase, TransactionError};
-use std::path::Path;
-use std::sync::Arc;
+use redb::{
+    ConcurrencyMode, Database, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, TransactionError,
+};
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tables::Reading;
 use watch::{Changes, FileWatch};
@@ -56,7 +61,13 @@ pub struct FileCatalog {
 /// What a catalog and its watches share.
 struct Store {
     name: String,
-    db: Database,
+    /// Where it is; none in memory.
+    path: Option<PathBuf>,
+    /// The file, for reading. None if it is open for writing from the start.
+    reader: Option<ReadOnlyDatabase>,
+    writer: OnceLock<Database>,
+    /// Held while the file is opened for writing.
+    opening: Mutex<()>,
     options: Options,
     changes: Changes,
 }
@@ -76,11 +87,25 @@ impl FileCatalog {
     /// # Errors
     /// As for [`Self::open`].
     pub fn open_with(path: &Path, options: Options) -> Result<FileCatalog> {
-        let name = path.display().to_string();
-        let mut builder = Database::builder();
-        builder.set_cache_size(CACHE).set_concurrency_mode(ConcurrencyMode::MultiWriter);
-        let db = builder.create(path).map_err(|e| failed(&name, "open", e))?;
-        FileCatalog::start(name, db, options, Changes::of_file(path))
+        let mut store = Store {
+            name: path.display().to_string(),
+            path: Some(path.to_owned()),
+            reader: None,
+            writer: OnceLock::new(),
+            opening: Mutex::default(),
+            options,
+            changes: Changes::of_file(path),
+        };
+        // A file that is not there, or that a killed process has left, is opened for writing.
+        if let Ok(reader) = builder().open_read_only(path) {
+            let txn = reader.begin_read().map_err(|e| failed(&store.name, "read", e))?;
+            if Reading::open(&txn, &store.name).is_ok_and(|reading| reading.is_known() == Ok(true)) {
+                store.reader = Some(reader);
+                return Ok(FileCatalog { store: Arc::new(store) });
+            }
+        }
+        store.write(|writing| writing.format())?;
+        Ok(FileCatalog { store: Arc::new(store) })
     }
 
     /// An empty catalog in memory, which ends with it.
@@ -100,11 +125,15 @@ impl FileCatalog {
         let mut builder = Database::builder();
         let db = builder.set_cache_size(CACHE).create_with_backend(redb::backends::InMemoryBackend::new());
         let db = db.map_err(|e| failed(&name, "open", e))?;
-        FileCatalog::start(name, db, options, Changes::in_memory())
-    }
-
-    fn start(name: String, db: Database, options: Options, changes: Changes) -> Result<FileCatalog> {
-        let store = Store { name, db, options, changes };
+        let store = Store {
+            name,
+            path: None,
+            reader: None,
+            writer: OnceLock::from(db),
+            opening: Mutex::default(),
+            options,
+            changes: Changes::in_memory(),
+        };
         store.write(|writing| writing.format())?;
         Ok(FileCatalog { store: Arc::new(store) })
     }
@@ -122,12 +151,29 @@ fn failed(catalog: &str, attempted: &'static str, why: impl ToString) -> Error {
     Error::Failed { catalog: catalog.to_owned(), attempted, why: why.to_string() }
 }
 
+fn builder() -> redb::Builder {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE).set_concurrency_mode(ConcurrencyMode::MultiWriter);
+    builder
+}
+
 impl Store {
+    /// The file, open for writing.
+    fn writer(&self) -> Result<&Database> {
+        let _opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(writer) = self.writer.get() {
+            return Ok(writer);
+        }
+        let path = self.path.as_deref().unwrap_or(Path::new(""));
+        let opened = builder().create(path).map_err(|e| failed(&self.name, "open", e))?;
+        Ok(self.writer.get_or_init(|| opened))
+    }
+
     /// Begins a transaction of redb, once no other process is in one.
     fn begin(&self) -> Result<redb::WriteTransaction> {
-        let (start, mut pause) = (Instant::now(), RETRY[0]);
+        let (start, mut pause, db) = (Instant::now(), RETRY[0], self.writer()?);
         loop {
-            match self.db.try_begin_write() {
+            match db.try_begin_write() {
                 Ok(txn) => return Ok(txn),
                 Err(TransactionError::WouldBlock) if start.elapsed() < PATIENCE => {
                     std::thread::sleep(pause);
@@ -176,7 +222,11 @@ impl Store {
     }
 
     fn reading(&self) -> Result<Reading> {
-        let txn: ReadTransaction = self.db.begin_read().map_err(|e| failed(&self.name, "read", e))?;
+        let txn = match (self.writer.get(), &self.reader) {
+            (None, Some(reader)) => reader.begin_read(),
+            _ => self.writer()?.begin_read(),
+        };
+        let txn: ReadTransaction = txn.map_err(|e| failed(&self.name, "read", e))?;
         Reading::open(&txn, &self.name)
     }
 }
@@ -195,8 +245,21 @@ impl Catalog for FileCatalog {
         self.store.read(|reading| reading.range(prefix, at))
     }
 
+    fn visit(&self, prefix: &[u8], see: &mut dyn FnMut(&[u8], &[u8])) -> Result<()> {
+        let see = RefCell::new(see);
+        self.store.read(|reading| reading.visit(prefix, &mut **see.borrow_mut()))
+    }
+
     fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
         self.store.read(|reading| reading.get(key))
+    }
+
+    fn get_all(&self, keys: &[Vec<u8>]) -> Result<Vec<Entry>> {
+        self.store.read(|reading| reading.get_all(keys))
+    }
+
+    fn page(&self, prefix: &[u8], after: &[u8], most: usize) -> Result<Vec<Entry>> {
+        self.store.read(|reading| reading.page(prefix, after, most))
     }
 
     fn watch(&self, prefix: &[u8], from: Revision) -> Result<Box<dyn Watch>> {

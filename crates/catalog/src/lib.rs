@@ -40,7 +40,8 @@ pub use etcd::EtcdCatalog;
 pub use file::{FileCatalog, Options as FileOptions};
 pub use spec::CatalogSpec;
 pub use types::{
-    Commit, Entry, Event, Expect, LeaseId, MAX_OPERATIONS, MAX_TRANSACTION, Op, Revision, Snapshot, Txn,
+    Commit, Entry, Event, Expect, LeaseId, MAX_CHANGES, MAX_OPERATIONS, MAX_TRANSACTION, Op, Revision,
+    Snapshot, Txn,
 };
 
 use std::time::Duration;
@@ -65,11 +66,59 @@ pub trait Catalog: Send + Sync {
     /// [`Error::Compacted`] if the entries as of `at` are not kept any more.
     fn range(&self, prefix: &[u8], at: Option<Revision>) -> Result<Snapshot>;
 
+    /// Calls `see` with key and value of each entry whose key begins with `prefix`, sorted by key, all as of
+    /// the newest revision. As [`range`](Self::range), without a copy of all of them where a store can do that.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    fn visit(&self, prefix: &[u8], see: &mut dyn FnMut(&[u8], &[u8])) -> Result<()> {
+        self.range(prefix, None)?.entries.iter().for_each(|entry| see(&entry.key, &entry.value));
+        Ok(())
+    }
+
     /// The entry of one key, as of now.
     ///
     /// # Errors
     /// The catalog cannot be read.
     fn get(&self, key: &[u8]) -> Result<Option<Entry>>;
+
+    /// The entries of several keys, sorted by key, all as of one revision; those that do not exist are left
+    /// out. In one round trip for as many keys as a transaction may have.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    fn get_all(&self, keys: &[Vec<u8>]) -> Result<Vec<Entry>> {
+        let found = keys.iter().filter_map(|key| self.get(key).transpose());
+        let mut found = found.collect::<Result<Vec<Entry>>>()?;
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        found.dedup_by(|a, b| a.key == b.key);
+        Ok(found)
+    }
+
+    /// At most `most` entries whose keys begin with `prefix` and are greater than `after`, sorted by key, as
+    /// of now. Fewer only if there are no more.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    fn page(&self, prefix: &[u8], after: &[u8], most: usize) -> Result<Vec<Entry>> {
+        let all = self.range(prefix, None)?.entries;
+        Ok(all.into_iter().filter(|entry| *entry.key > *after).take(most).collect())
+    }
+
+    /// As [`get_all`](Self::get_all) and [`page`](Self::page), in one round trip: the page is not older than the
+    /// entries of the keys.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    fn page_with(
+        &self,
+        keys: &[Vec<u8>],
+        prefix: &[u8],
+        after: &[u8],
+        most: usize,
+    ) -> Result<(Vec<Entry>, Vec<Entry>)> {
+        Ok((self.get_all(keys)?, self.page(prefix, after, most)?))
+    }
 
     /// Begins to watch the keys that begin with `prefix`: all changes of revision `from` or later,
     /// in their order.

@@ -7,8 +7,11 @@ use std::fmt;
 /// Number of a state of the catalog: it rises by one with each transaction that changes anything.
 pub type Revision = u64;
 
-/// Most expectations, and most changes, of one transaction: etcd's default limit.
+/// Most expectations of one transaction: etcd's default limit.
 pub const MAX_OPERATIONS: usize = 128;
+/// Most changes of one transaction: etcd's limit holds for each list of a transaction, and a transaction may
+/// have others within it.
+pub const MAX_CHANGES: usize = 2048;
 /// Most bytes of keys and values in one transaction: below etcd's default limit of 1.5 MiB for a
 /// request, as that carries them in base64.
 pub const MAX_TRANSACTION: usize = 1 << 20;
@@ -85,6 +88,13 @@ impl Txn {
         Txn::default()
     }
 
+    /// Bytes of keys and values, which may be [`MAX_TRANSACTION`] at most.
+    pub fn bytes(&self) -> usize {
+        let put = |op: &Op| if let Op::Put { value, .. } = op { value.len() } else { 0 };
+        let changed = self.changes.iter().map(|(key, op)| key.len() + put(op)).sum::<usize>();
+        changed + self.expectations.iter().map(|(key, _)| key.len()).sum::<usize>()
+    }
+
     /// Adds an expectation.
     #[must_use]
     pub fn expect(mut self, key: &[u8], expect: Expect) -> Txn {
@@ -118,13 +128,11 @@ impl Txn {
     /// Refuses what one of the engines could not do.
     pub(crate) fn check(&self) -> Result<()> {
         let (expected, changed) = (self.expectations.len(), self.changes.len());
-        if expected.max(changed) > MAX_OPERATIONS {
-            let why = format!("{expected} expectations and {changed} changes, above {MAX_OPERATIONS}");
-            return Err(Error::Invalid(why));
+        if expected > MAX_OPERATIONS || changed > MAX_CHANGES {
+            let most = format!("above {MAX_OPERATIONS} and {MAX_CHANGES}");
+            return Err(Error::Invalid(format!("{expected} expectations and {changed} changes, {most}")));
         }
-        let put = |op: &Op| if let Op::Put { value, .. } = op { value.len() } else { 0 };
-        let changed = self.changes.iter().map(|(key, op)| key.len() + put(op)).sum::<usize>();
-        let bytes = changed + self.expectations.iter().map(|(key, _)| key.len()).sum::<usize>();
+        let bytes = self.bytes();
         if bytes > MAX_TRANSACTION {
             return Err(Error::Invalid(format!("{bytes} bytes, above {MAX_TRANSACTION}")));
         }
@@ -184,8 +192,12 @@ mod tests {
         invalid(Txn::new().expect(b"", Expect::Absent), "an empty key");
         invalid(Txn::new().put(b"a", &vec![0; MAX_TRANSACTION]), "1048577 bytes");
         let many = |n: usize| (0..n).fold(Txn::new(), |txn, i| txn.put(i.to_string().as_bytes(), b""));
+        assert!(many(MAX_CHANGES).check().is_ok());
+        invalid(many(MAX_CHANGES + 1), "0 expectations and 2049 changes");
+        let key = |i: usize| i.to_string().into_bytes();
+        let many = |n: usize| (0..n).fold(Txn::new(), |txn, i| txn.expect(&key(i), Expect::Absent));
         assert!(many(MAX_OPERATIONS).check().is_ok());
-        invalid(many(MAX_OPERATIONS + 1), "129 changes");
+        invalid(many(MAX_OPERATIONS + 1), "129 expectations");
         let both = Txn::new().expect(b"a", Expect::Present).expect(b"a", Expect::Modified(1)).delete(b"a");
         assert!(both.check().is_ok());
     }

@@ -4,7 +4,8 @@ mod common;
 
 use common::Etcd;
 use longhaul_catalog::{
-    Catalog, Commit, Error, Event, Expect, FileCatalog, FileOptions, MAX_OPERATIONS, Revision, Txn, Watch,
+    Catalog, Commit, Error, Event, Expect, FileCatalog, FileOptions, MAX_CHANGES, MAX_OPERATIONS, Revision,
+    Txn, Watch,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -96,6 +97,43 @@ fn a_long_range_is_whole(Pair(a, b): &Pair) {
     assert_eq!(found.entries.into_iter().map(|entry| entry.key).collect::<Vec<_>>(), expected);
 }
 
+fn a_range_is_read_page_by_page(Pair(a, b): &Pair) {
+    let keys: Vec<Vec<u8>> = (0..50).map(|i: u32| format!("pages/{i:02}").into_bytes()).collect();
+    let all = keys.iter().fold(Txn::new(), |txn, key| txn.put(key, b"1"));
+    done(a.commit(&all.put(b"pages", b"before").put(b"pages0", b"after")));
+    let page = |after: &[u8], most| -> Vec<Vec<u8>> {
+        b.page(b"pages/", after, most).expect("read").into_iter().map(|entry| entry.key).collect()
+    };
+    let (mut found, mut after) = (Vec::new(), b"pages/".to_vec());
+    loop {
+        let next = page(&after, 7);
+        assert!(next.len() == 7 || found.len() + next.len() == 50);
+        let Some(last) = next.last() else { break };
+        after.clone_from(last);
+        found.extend(next);
+    }
+    assert_eq!(found, keys);
+    assert_eq!(page(b"", 2), keys[..2]);
+    assert_eq!(page(b"pages/105", 2), keys[11..13]);
+    assert!([page(b"pages/49", 5), page(b"q", 5), page(b"pages/", 0)].iter().all(Vec::is_empty));
+}
+
+fn several_keys_are_read_at_once(Pair(a, b): &Pair) {
+    let keys: Vec<Vec<u8>> = (0..300).map(|i: u32| format!("all/{i:03}").into_bytes()).collect();
+    for some in keys.chunks(100) {
+        done(a.commit(&some.iter().fold(Txn::new(), |txn, key| txn.put(key, key))));
+    }
+    let last = done(a.commit(&Txn::new().put(b"all/007", b"new").delete(b"all/008")));
+    let mut wanted: Vec<Vec<u8>> = keys.iter().rev().cloned().collect();
+    wanted.extend([b"all/none".to_vec(), b"all/007".to_vec()]);
+    let found = b.get_all(&wanted).expect("read");
+    let expected: Vec<Vec<u8>> = keys.iter().filter(|key| key[..] != *b"all/008").cloned().collect();
+    assert_eq!(found.iter().map(|entry| entry.key.clone()).collect::<Vec<_>>(), expected);
+    assert_eq!((&found[7].value[..], found[7].modified), (&b"new"[..], last));
+    assert_eq!(Some(&found[9]), b.get(&found[9].key).expect("read").as_ref());
+    assert_eq!(b.get_all(&[]).expect("read"), []);
+}
+
 fn an_old_revision_can_be_read(Pair(a, b): &Pair) {
     let one = done(a.commit(&Txn::new().put(b"o/a", b"1").put(b"o/b", b"1")));
     let two = done(a.commit(&Txn::new().put(b"o/a", b"2").delete(b"o/b").put(b"o/c", b"2")));
@@ -151,11 +189,50 @@ fn what_no_engine_can_do_is_refused(Pair(a, _): &Pair) {
     let twice = Txn::new().put(b"i/a", b"1").delete(b"i/a");
     assert!(matches!(a.commit(&twice), Err(Error::Invalid(_))));
     let many = |n: usize| (0..n).fold(Txn::new(), |txn, i| txn.put(format!("i/{i}").as_bytes(), b""));
-    assert!(matches!(a.commit(&many(MAX_OPERATIONS + 1)), Err(Error::Invalid(_))));
-    done(a.commit(&many(MAX_OPERATIONS)));
+    assert!(matches!(a.commit(&many(MAX_CHANGES + 1)), Err(Error::Invalid(_))));
+    let expects = |n: usize| (0..n).fold(Txn::new(), |txn, i| txn.expect(&[b'e', i as u8], Expect::Absent));
+    assert!(matches!(a.commit(&expects(MAX_OPERATIONS + 1)), Err(Error::Invalid(_))));
+    done(a.commit(&expects(MAX_OPERATIONS)));
     let large = vec![7; 1_000_000];
     done(a.commit(&Txn::new().put(b"i/large", &large)));
     assert_eq!(a.get(b"i/large").expect("read").expect("there").value, large);
+}
+
+fn many_changes_are_made_together(Pair(a, b): &Pair) {
+    let lease = a.grant(LONG * 10).expect("granted");
+    let key = |i: usize| format!("many/{i:04}").into_bytes();
+    let all = |expect| {
+        (0..MAX_CHANGES).fold(Txn::new().expect(&key(0), expect), |txn, i| match i % 2 {
+            0 => txn.put(&key(i), &key(i)),
+            _ => txn.put_leased(&key(i), &key(i), lease),
+        })
+    };
+    let first = done(a.commit(&all(Expect::Absent)));
+    assert!(b.range(b"many/", None).expect("read").entries.iter().all(|entry| entry.modified == first));
+    conflict(b.commit(&all(Expect::Absent)));
+    let gone = (0..MAX_CHANGES).fold(Txn::new(), |txn, i| txn.delete(&key(i)));
+    conflict(b.commit(&gone.clone().expect(&key(7), Expect::Absent)));
+    assert_eq!(b.range(b"many/", None).expect("read").entries.len(), MAX_CHANGES);
+    a.revoke(lease).expect("revoked");
+    assert_eq!(b.range(b"many/", None).expect("read").entries.len(), MAX_CHANGES / 2);
+    done(b.commit(&gone));
+    assert_eq!(pairs(&**a, b"many/", None), []);
+}
+
+fn keys_and_a_page_are_read_at_once(Pair(a, b): &Pair) {
+    let all = (0..9u8).fold(Txn::new(), |txn, i| txn.put(&[b'p', b'/', i], &[i]));
+    done(a.commit(&all.put(b"p", b"other")));
+    let keys = [b"p".to_vec(), b"p/none".to_vec(), vec![b'p', b'/', 3]];
+    let names = |entries: &[longhaul_catalog::Entry]| -> Vec<Vec<u8>> {
+        entries.iter().map(|entry| entry.key.clone()).collect()
+    };
+    let (found, page) = b.page_with(&keys, b"p/", &[b'p', b'/', 4], 2).expect("read");
+    assert_eq!(names(&found), [keys[0].clone(), keys[2].clone()]);
+    assert_eq!(names(&page), [vec![b'p', b'/', 5], vec![b'p', b'/', 6]]);
+    let (found, page) = b.page_with(&keys[1..2], b"none/", b"none/", 10).expect("read");
+    assert_eq!((found, page), (Vec::new(), Vec::new()));
+    let (found, page) = b.page_with(&keys, b"p/", b"q", 10).expect("read");
+    assert_eq!((found.len(), page), (2, Vec::new()));
 }
 
 fn a_key_vanishes_with_its_lease(Pair(a, b): &Pair) {
@@ -310,15 +387,19 @@ macro_rules! checks {
     ($($check:ident),+ $(,)?) => { [$((stringify!($check), $check as fn(&Pair))),+] };
 }
 
-const CHECKS: [Check; 12] = checks![
+const CHECKS: [Check; 16] = checks![
     a_transaction_is_made_whole_or_not_at_all,
     a_stale_revision_conflicts,
     nothing_to_delete_is_no_revision,
     a_range_is_of_its_prefix_and_sorted,
     a_long_range_is_whole,
+    a_range_is_read_page_by_page,
+    several_keys_are_read_at_once,
     an_old_revision_can_be_read,
     a_watch_tells_all_changes_in_order,
     what_no_engine_can_do_is_refused,
+    many_changes_are_made_together,
+    keys_and_a_page_are_read_at_once,
     a_key_vanishes_with_its_lease,
     a_lease_that_is_not_kept_runs_out,
     counters_lose_no_increment,

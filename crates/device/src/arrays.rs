@@ -5,6 +5,7 @@
 //! user that did it; root also sees the registry of the user that called `sudo`. The process that
 //! runs an array (a target, a load) serves a control socket for `array status` and the like.
 
+mod access;
 mod control;
 mod last_known;
 mod record;
@@ -13,12 +14,14 @@ mod report;
 mod running;
 mod watch;
 
-pub use control::{ArrayClient, ArrayReply, ArrayRequest, grow};
+pub use access::ArrayAccess;
+pub use control::{ArrayClient, ArrayReply, ArrayRequest, grow, running};
 pub use record::{ArrayRecord, ArraySettings};
 pub use registry::Registry;
+pub(crate) use report::paths_json;
 pub use report::{
-    ExtentReply, MemberReply, ProgressReply, ReadsReply, ScrubReply, StatusReply, WritesReply, scrub_json,
-    status_json,
+    ExtentReply, MemberReply, PathReply, PathsReply, ProgressReply, ReadsReply, ScrubReply, StatusReply,
+    WayReply, WritesReply, scrub_json, status_json,
 };
 pub use running::{RunningArray, open_members, read_labels, read_status};
 pub use watch::ArrayWatch;

@@ -2,6 +2,7 @@
 
 use crate::arrays::RunningArray;
 use crate::error::{Error, Result};
+use crate::single::SingleVolume;
 use longhaul_array::Health;
 use longhaul_block::BlockDevice;
 use longhaul_initiator::{MultipathDevice, Outage, PathState, PathStatus, RemoteDevice};
@@ -16,6 +17,8 @@ pub enum Device {
     Remote(Arc<RemoteDevice>),
     /// A namespace of a target, at several addresses.
     Multipath(Arc<MultipathDevice>),
+    /// A namespace that is a volume by itself.
+    Single(Box<SingleVolume>),
     /// An array that this process runs, and stops when the device is dropped.
     Array(Box<RunningArray>),
 }
@@ -28,6 +31,7 @@ impl Device {
             Device::Local(device) => Arc::clone(device),
             Device::Remote(device) => Arc::<RemoteDevice>::clone(device),
             Device::Multipath(device) => Arc::<MultipathDevice>::clone(device),
+            Device::Single(volume) => Arc::<RemoteDevice>::clone(volume.device()),
             Device::Array(array) => Arc::<longhaul_array::ArrayDevice>::clone(array.device()),
         }
     }
@@ -37,6 +41,7 @@ impl Device {
         match self {
             Device::Remote(device) => vec![Arc::clone(device)],
             Device::Multipath(device) => device.devices(),
+            Device::Single(volume) => vec![Arc::clone(volume.device())],
             Device::Local(_) | Device::Array(_) => Vec::new(),
         }
     }
@@ -47,7 +52,7 @@ impl Device {
     /// Not everything that an array wrote could be made durable.
     pub async fn close(self) -> Result<()> {
         match self {
-            Device::Local(_) | Device::Remote(_) | Device::Multipath(_) => Ok(()),
+            Device::Local(_) | Device::Remote(_) | Device::Multipath(_) | Device::Single(_) => Ok(()),
             // It waits for the thread of the array.
             Device::Array(array) => longhaul_engine::blocking(move || array.stop()).await,
         }
@@ -59,10 +64,8 @@ impl Device {
     pub fn trouble(&self) -> Option<String> {
         match self {
             Device::Local(_) => None,
-            // A connection that is given up for good is not retried: I/O fails at once.
-            Device::Remote(device) => device.outage().map(|Outage { why, for_good }| {
-                format!("{}: {why}", if for_good { "failed" } else { "unreachable" })
-            }),
+            Device::Remote(device) => trouble_of(device),
+            Device::Single(volume) => trouble_of(volume.device()),
             Device::Multipath(device) => match device.outage() {
                 Some(Outage { why, for_good: true }) => Some(format!("failed: {why}")),
                 Some(Outage { why, for_good: false }) => Some(format!("unreachable: {why}")),
@@ -91,6 +94,13 @@ impl Device {
             }
         }
     }
+}
+
+/// A connection that is given up for good is not retried: I/O fails at once.
+fn trouble_of(device: &RemoteDevice) -> Option<String> {
+    device
+        .outage()
+        .map(|Outage { why, for_good }| format!("{}: {why}", if for_good { "failed" } else { "unreachable" }))
 }
 
 impl fmt::Debug for Device {

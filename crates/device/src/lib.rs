@@ -39,9 +39,12 @@ pub mod arrays;
 pub mod attached;
 mod device;
 mod error;
+pub mod keys;
 mod opener;
+mod remotes;
 mod rights;
 pub mod runtime;
+mod single;
 pub mod state;
 mod user;
 
@@ -49,6 +52,7 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use opener::{Opener, Scheme};
 pub use rights::needs_root;
+pub use single::SingleVolume;
 pub use user::User;
 
 /// Opens the device `name` with default options. The calling engine serves its other tasks

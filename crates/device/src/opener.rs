@@ -3,8 +3,9 @@
 use crate::arrays::{self, ArrayRecord, RunningArray};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::remotes::Remotes;
 use longhaul_block::{BackendSpec, BlockDevice};
-use longhaul_initiator::{MultipathDevice, Options, RemoteDevice, SCHEME, Uri};
+use longhaul_initiator::{MultipathDevice, Options, PathStatus, RemoteDevice, SCHEME, Uri};
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -36,12 +37,14 @@ pub struct Opener {
     threads: u16,
     /// Further kinds of names.
     schemes: Vec<Arc<dyn Scheme>>,
+    /// What it and its clones have opened.
+    remotes: Remotes,
 }
 
 impl Opener {
     /// An opener with these options, for devices that one thread uses at a time.
     pub fn new(options: Options) -> Opener {
-        Opener { options, threads: 1, schemes: Vec::new() }
+        Opener { options, threads: 1, schemes: Vec::new(), remotes: Remotes::default() }
     }
 
     /// The same opener, which knows the names of `scheme` too.
@@ -66,7 +69,14 @@ impl Opener {
     /// process, also of this machine, and of machines with the same identity (clones).
     pub(crate) fn for_array(mut self) -> Opener {
         self.options.hostid = Uuid::new_v4();
+        self.remotes = Remotes::default();
         self
+    }
+
+    /// Each path to each remote namespace that it or a clone of it has opened and that is open, with the
+    /// name of the device.
+    pub(crate) fn paths(&self) -> Vec<(String, PathStatus)> {
+        self.remotes.paths()
     }
 
     /// The engine of threads that use the devices.
@@ -81,7 +91,9 @@ impl Opener {
     pub fn connect(&self, uri: &str) -> Result<Arc<RemoteDevice>> {
         let uri: Uri = uri.parse().map_err(longhaul_initiator::Error::Uri)?;
         let options = self.connection_options(&uri);
-        Ok(RemoteDevice::connect_blocking(&uri, options)?)
+        let device = RemoteDevice::connect_blocking(&uri, options)?;
+        self.remotes.add(&Device::Remote(Arc::clone(&device)));
+        Ok(device)
     }
 
     /// Connects to a remote namespace at all addresses of its URI.
@@ -91,10 +103,12 @@ impl Opener {
     pub fn connect_any(&self, uri: &str) -> Result<Device> {
         let uri: Uri = uri.parse().map_err(longhaul_initiator::Error::Uri)?;
         let options = self.connection_options(&uri);
-        Ok(match uri.is_multipath() {
+        let device = match uri.is_multipath() {
             true => Device::Multipath(MultipathDevice::connect_blocking(&uri, options)?),
             false => Device::Remote(RemoteDevice::connect_blocking(&uri, options)?),
-        })
+        };
+        self.remotes.add(&device);
+        Ok(device)
     }
 
     fn connection_options(&self, uri: &Uri) -> Options {
@@ -152,6 +166,16 @@ impl Opener {
             Err(_) => self.path_spec(name)?,
         };
         spec.open().map(Device::Local).map_err(Error::failed)
+    }
+
+    /// Whether `name` has the form of a device: a URI of a namespace, a known prefix, or a path that
+    /// exists.
+    pub fn is_device(&self, name: &str) -> bool {
+        name.starts_with(SCHEME)
+            || name.starts_with(arrays::SCHEME)
+            || self.schemes.iter().any(|scheme| name.starts_with(scheme.prefix()))
+            || looks_like_backend(name)
+            || Path::new(name).exists()
     }
 
     fn path_spec(&self, name: &str) -> Result<BackendSpec> {

@@ -152,26 +152,39 @@ pub(crate) fn wall_clock() -> Duration {
 /// # Panics
 /// Outside an engine thread.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> crate::Task<T> {
-    let (shared, entry) = with_core(|core| {
+    let (shared, entry) = enlist();
+    let (id, group) = (entry.id, entry.group);
+    let future = async move {
+        let _entry = entry;
+        future.await
+    };
+    match group {
+        None => start(id, shared, future),
+        Some(group) => start(id, shared, Member::new(group, future)),
+    }
+}
+
+/// A place for a new task of this thread's engine.
+fn enlist() -> (Arc<Shared>, Entry) {
+    with_core(|core| {
         let id = core.tasks.borrow_mut().insert(Waker::noop().clone());
         let group = core.groups().map(|groups| {
             groups.add(groups.current(), id);
             groups.current()
         });
         (Arc::clone(&core.shared), Entry { id, group })
-    });
-    let (id, group) = (entry.id, entry.group);
-    let future = async move {
-        let _entry = entry;
-        future.await
-    };
+    })
+}
+
+fn start<T: 'static>(
+    id: usize,
+    shared: Arc<Shared>,
+    future: impl Future<Output = T> + 'static,
+) -> crate::Task<T> {
     let builder = async_task::Builder::new().propagate_panic(true);
-    let schedule = move |runnable| schedule(&shared, runnable);
-    let (runnable, task) = match group {
-        None => builder.spawn_local(|()| future, schedule),
-        Some(group) => builder.spawn_local(|()| Member::new(group, future), schedule),
-    };
-    with_core(|core| core.tasks.borrow_mut()[id] = runnable.waker());
+    let (runnable, task) = builder.spawn_local(|()| future, move |runnable| schedule(&shared, runnable));
+    let waker = runnable.waker();
+    with_core(move |core| core.tasks.borrow_mut()[id] = waker);
     runnable.schedule();
     task
 }

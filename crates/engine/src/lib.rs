@@ -40,6 +40,19 @@ pub use time::{Elapsed, Sleep, boot_time, now, since, sleep, sleep_until, timeou
 /// cancels the task; [`detach`](Task::detach) lets it run.
 pub type Task<T> = async_task::Task<T>;
 
+/// Fills bytes with unpredictable ones of the system, or of the simulation on a simulated engine.
+///
+/// # Panics
+/// The system has none (`getrandom(2)` fails).
+pub fn random(bytes: &mut [u8]) {
+    for part in bytes.chunks_mut(size_of::<u64>()) {
+        match simulated::random() {
+            Some(bits) => part.copy_from_slice(&bits.to_le_bytes()[..part.len()]),
+            None => getrandom::fill(part).expect("randomness of the system"),
+        }
+    }
+}
+
 /// Runs blocking code on a helper thread.
 pub async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     blocking::unblock(f).await

@@ -14,6 +14,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// What a command leaves behind.
 #[derive(Debug)]
@@ -68,6 +69,8 @@ pub(crate) struct Call {
     pub(crate) aborting: Cell<bool>,
     /// Its caller dropped it: it is not resent.
     pub(crate) unwanted: Cell<bool>,
+    /// When a path last refused it, and for how long paths have done so.
+    pub(crate) refused: Cell<Option<(Instant, Duration)>>,
     done: Cell<bool>,
     result: Cell<Option<CallResult>>,
     waker: Cell<Option<Waker>>,
@@ -83,6 +86,7 @@ impl Call {
             due: Cell::new(0),
             aborting: Cell::new(false),
             unwanted: Cell::new(false),
+            refused: Cell::new(None),
             done: Cell::new(false),
             result: Cell::new(None),
             waker: Cell::new(None),

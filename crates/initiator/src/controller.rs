@@ -8,8 +8,10 @@
 //! - once the phase is `Over` it stays so;
 //! - changes are let through in an epoch once every session in `unfenced` has
 //!   ended for sure; a session that could have carried commands is in there
-//!   from its loss until then.
+//!   from its loss until then. Where only another path has said that it has
+//!   ended, the next session of this path asks again (`fenced_elsewhere`).
 
+use crate::access;
 use crate::error::{self, Error, Result};
 use crate::fence::FencedBy;
 use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp, Which};
@@ -21,6 +23,8 @@ use futures_channel::{mpsc, oneshot};
 use futures_util::FutureExt;
 use longhaul_block::IoError;
 use longhaul_engine::{Handle, Thread, now, spawn};
+use longhaul_wire::log::AnaState;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,12 +35,23 @@ pub(crate) struct Settings {
     pub(crate) port: u16,
     pub(crate) subnqn: String,
     pub(crate) options: Options,
+    /// It is one of several paths: the state of access matters.
+    pub(crate) is_path: bool,
+}
+
+/// The paths of a device, as one of them sees them.
+pub(crate) trait Paths: Send + Sync {
+    /// The target of this path takes the namespace over; before anything is sent to it.
+    fn taken_over(&self);
 }
 
 /// See the module.
 pub(crate) struct Controller {
     pub(crate) settings: Arc<Settings>,
     state: Mutex<ControllerState>,
+    /// ANA state of the namespace, as on the wire: that of the session, or of the last one.
+    access: AtomicU8,
+    paths: OnceLock<Box<dyn Paths>>,
     /// Ends the task that keeps it connected when dropped.
     requests: mpsc::UnboundedSender<Request>,
 }
@@ -49,6 +64,14 @@ struct ControllerState {
     /// Changes may go in this epoch.
     open: bool,
     unfenced: Vec<Arc<Session>>,
+    /// Sessions that have ended according to another path, which may lead to another target.
+    fenced_elsewhere: Vec<Arc<Session>>,
+    /// Whether I/O can be sent, and since when that is so.
+    usable: (bool, Instant),
+    /// The state of access is what a refused command says, until it has been read.
+    refused: bool,
+    /// How often the namespace has become accessible over this path that was not.
+    takeovers: u64,
     /// The namespace that must stay the same, as it is now.
     namespace: NamespaceInfo,
     set_up: SetUp,
@@ -105,6 +128,8 @@ pub(crate) enum Request {
     },
     /// End a lost session of another path; replies once nothing of it can have an effect any more.
     Fence(Arc<Session>, oneshot::Sender<FencedBy>),
+    /// Read the state of access again; replies when it is known.
+    Access(oneshot::Sender<()>),
     Close(oneshot::Sender<()>),
 }
 
@@ -141,6 +166,10 @@ impl Controller {
             phase: ControllerPhase::Up(session),
             open: true,
             unfenced: Vec::new(),
+            fenced_elsewhere: Vec::new(),
+            usable: (access::is_usable(first.access), now()),
+            refused: false,
+            takeovers: 0,
             namespace: first.namespace.clone(),
             set_up: first.set_up,
             disconnects: 0,
@@ -151,7 +180,9 @@ impl Controller {
             watchers: Vec::new(),
             listeners: Vec::new(),
         };
-        let controller = Arc::new(Controller { settings, state: Mutex::new(state), requests });
+        let (state, access) = (Mutex::new(state), AtomicU8::new(first.access.code()));
+        let paths = OnceLock::new();
+        let controller = Arc::new(Controller { settings, state, access, paths, requests });
         spawn(supervise(Arc::downgrade(&controller), first, inbox)).detach();
         Ok(controller)
     }
@@ -164,6 +195,10 @@ impl Controller {
     fn change<T>(&self, f: impl FnOnce(&mut ControllerState) -> T) -> T {
         let mut state = self.lock();
         let result = f(&mut state);
+        let usable = matches!(state.phase, ControllerPhase::Up(_)) && access::is_usable(self.access());
+        if usable != state.usable.0 {
+            state.usable = (usable, now());
+        }
         let watchers = std::mem::take(&mut state.watchers);
         drop(state);
         for watcher in watchers {
@@ -215,13 +250,111 @@ impl Controller {
         state.open && state.is_up(epoch)
     }
 
-    /// Nothing of `session` can have any effect any more.
-    pub(crate) fn fenced(&self, session: &Arc<Session>, by: FencedBy) {
+    /// Nothing of `session` can have any effect any more, as its own path knows. What it has written may
+    /// be lost: the target may have been restarted.
+    pub(crate) fn fenced(&self, session: &Arc<Session>) {
         self.change(|state| {
-            let before = state.unfenced.len();
-            state.unfenced.retain(|other| !Arc::ptr_eq(other, session));
-            state.unconfirmed += u64::from(state.unfenced.len() < before && by == FencedBy::Time);
+            state.is_fenced(session, false);
+            state.fenced_elsewhere.retain(|other| !Arc::ptr_eq(other, session));
         });
+    }
+
+    /// The same, as another path says.
+    pub(crate) fn fenced_by_other(&self, session: &Arc<Session>, by: FencedBy) {
+        self.change(|state| {
+            if state.is_fenced(session, by == FencedBy::Target) {
+                state.fenced_elsewhere.push(Arc::clone(session));
+            }
+        });
+    }
+
+    /// It is one of several paths.
+    pub(crate) fn set_paths(&self, paths: Box<dyn Paths>) {
+        _ = self.paths.set(paths);
+    }
+
+    /// Has those that wait for a change look again.
+    pub(crate) fn wake(&self) {
+        self.change(|_| ());
+    }
+
+    /// Waits until I/O can be sent, and `holds`.
+    pub(crate) async fn usable_and(&self, holds: impl Fn() -> bool) {
+        self.find(|state| (state.usable.0 && holds()).then_some(())).await;
+    }
+
+    /// The ANA state of the namespace, as this path has it.
+    pub(crate) fn access(&self) -> AnaState {
+        AnaState::from_code(self.access.load(Ordering::Acquire))
+    }
+
+    /// The state of access in this epoch has been read.
+    pub(crate) fn set_access(&self, epoch: u64, access: AnaState) {
+        self.change(|state| {
+            if state.is_up(epoch) {
+                self.store_access(state, access);
+            }
+        });
+    }
+
+    fn store_access(&self, state: &mut ControllerState, access: AnaState) {
+        // That a command was refused does not show that the state has changed.
+        let doubtful = std::mem::take(&mut state.refused);
+        if access::is_usable(access) && !access::is_usable(self.access()) && !doubtful {
+            state.takeovers += 1;
+            self.paths.get().inspect(|paths| paths.taken_over());
+        }
+        self.access.store(access.code(), Ordering::Release);
+    }
+
+    /// The target has refused a command since it gives no access: no further one is sent before the
+    /// state has been read again.
+    pub(crate) fn is_refused_access(&self) {
+        let news = self.change(|state| {
+            let news = access::is_usable(self.access());
+            if news {
+                state.refused = true;
+                self.access.store(AnaState::Change.code(), Ordering::Release);
+            }
+            news
+        });
+        if news {
+            let (reply, _) = oneshot::channel();
+            let _ = self.requests.unbounded_send(Request::Access(reply));
+        }
+    }
+
+    /// Reads the state of access again. Ends when it is known, or the session is lost.
+    pub(crate) async fn read_access(&self) {
+        let (reply, answer) = oneshot::channel();
+        if self.requests.unbounded_send(Request::Access(reply)).is_ok() {
+            let _ = answer.await;
+        }
+    }
+
+    /// The session, if I/O can be sent over it.
+    pub(crate) fn usable_session(&self) -> Option<Arc<Session>> {
+        let state = self.lock();
+        match &state.phase {
+            ControllerPhase::Up(session) if state.usable.0 => Some(Arc::clone(session)),
+            _ => None,
+        }
+    }
+
+    /// Since when I/O can be sent.
+    pub(crate) fn usable_since(&self) -> Option<Instant> {
+        let (usable, since) = self.lock().usable;
+        usable.then_some(since)
+    }
+
+    /// Waits until I/O can not be sent.
+    pub(crate) async fn unusable(&self) {
+        self.find(|state| (!state.usable.0).then_some(())).await;
+    }
+
+    /// Waits until the namespace has become accessible more than `seen` times; returns how often.
+    pub(crate) async fn taken_over(&self, seen: u64) -> u64 {
+        self.find(|state| (state.takeovers > seen).then_some(state.takeovers)).await
     }
 
     /// How many lost sessions the target did not confirm to have ended.
@@ -254,19 +387,19 @@ impl Controller {
         self.find(|state| of(state).then_some(())).await;
     }
 
-    /// Waits until there is no session.
-    pub(crate) async fn away(&self) {
-        self.find(|state| (!matches!(state.phase, ControllerPhase::Up(_))).then_some(())).await;
-    }
-
     /// Has the session of this path end a lost session of another path. `None` if this path is lost
-    /// before it has.
+    /// before it has. A target confirms that it was not restarted only over a path that could be used
+    /// all the time since before the loss; one that has taken the namespace over was not.
     pub(crate) async fn fence(&self, lost: &Arc<Session>) -> Option<FencedBy> {
         let session = self.session().await.ok()?;
+        let used = self.usable_since().filter(|since| lost.ended_at().is_some_and(|at| *since < at));
         let (reply, answer) = oneshot::channel();
         self.requests.unbounded_send(Request::Fence(Arc::clone(lost), reply)).ok()?;
         futures_util::select_biased! {
-            answer = answer.fuse() => answer.ok(),
+            answer = answer.fuse() => answer.ok().map(|by| match used.is_some() && self.usable_since() == used {
+                true => by,
+                false => FencedBy::Time,
+            }),
             () = std::pin::pin!(self.ended(session.epoch).fuse()) => None,
         }
     }
@@ -281,6 +414,7 @@ impl Controller {
         &self,
         session: &Arc<Session>,
         namespace: NamespaceInfo,
+        access: AnaState,
     ) -> std::result::Result<Vec<ControllerEvent>, String> {
         self.change(|state| {
             let mut events = Vec::new();
@@ -292,7 +426,8 @@ impl Controller {
             }
             state.namespace = namespace;
             state.epoch = session.epoch;
-            state.open = state.unfenced.is_empty();
+            state.open = state.unfenced.is_empty() && state.fenced_elsewhere.is_empty();
+            self.store_access(state, access);
             state.info = Arc::clone(&session.info);
             state.phase = ControllerPhase::Up(Arc::clone(session));
             Ok(events)
@@ -333,9 +468,11 @@ impl Controller {
         }
     }
 
-    /// Sessions that may still have effects.
-    pub(crate) fn unfenced(&self) -> Vec<Arc<Session>> {
-        self.lock().unfenced.clone()
+    /// Sessions that may still have effects, or of which only another path has said that they have
+    /// none.
+    pub(crate) fn to_fence(&self) -> Vec<Arc<Session>> {
+        let state = self.lock();
+        state.unfenced.iter().chain(&state.fenced_elsewhere).cloned().collect()
     }
 
     /// I/O queues that want a connection.
@@ -411,6 +548,24 @@ impl Controller {
     /// The key that this host has registered with.
     pub(crate) fn registered(&self) -> Option<u64> {
         self.lock().registered
+    }
+
+    /// Since when no I/O can be sent; nothing while it can, and once the path is lost for good.
+    pub(crate) fn unusable_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        let over = matches!(state.phase, ControllerPhase::Over(_));
+        (!over && !state.usable.0).then_some(state.usable.1)
+    }
+
+    /// Why no I/O can be sent; nothing while it can.
+    pub(crate) fn unusable_why(&self) -> Option<Outage> {
+        if let Some(outage) = self.outage() {
+            return Some(outage);
+        }
+        let since = self.unusable_since()?;
+        let seconds = longhaul_engine::now().saturating_duration_since(since).as_secs();
+        let why = format!("{} has not served the namespace for {seconds} s", self.info().address);
+        Some(Outage { why, for_good: false })
     }
 
     /// Since when it is lost, and being connected to again.
@@ -520,6 +675,16 @@ impl Controller {
 }
 
 impl ControllerState {
+    /// A session has ended: whether that was not known. Unless `confirmed`, what it has written may
+    /// be lost.
+    fn is_fenced(&mut self, session: &Arc<Session>, confirmed: bool) -> bool {
+        let before = self.unfenced.len();
+        self.unfenced.retain(|other| !Arc::ptr_eq(other, session));
+        let new = self.unfenced.len() < before;
+        self.unconfirmed += u64::from(new && !confirmed);
+        new
+    }
+
     fn is_up(&self, epoch: u64) -> bool {
         self.epoch == epoch && matches!(self.phase, ControllerPhase::Up(_))
     }

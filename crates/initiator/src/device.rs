@@ -5,8 +5,9 @@ use crate::discover::find_subsystem;
 use crate::error::{Error, Result};
 use crate::info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp, Which};
 use crate::io::RemoteIo;
+use crate::multipath::{PathState, PathStatus};
 use crate::options::Options;
-use crate::path::{ConnectionPool, PathReport, Reports};
+use crate::path::{ConnectionPool, PathReport, Reports, Traffic};
 use crate::setup::Endpoint;
 use crate::uri::Uri;
 use futures_channel::mpsc;
@@ -56,6 +57,11 @@ impl RemoteDevice {
     }
 
     pub(crate) async fn connect_here(uri: Uri, options: Options) -> Result<Arc<RemoteDevice>> {
+        RemoteDevice::connect_as(uri, options, false).await
+    }
+
+    /// The same, for one of several paths or the only one.
+    pub(crate) async fn connect_as(uri: Uri, options: Options, is_path: bool) -> Result<Arc<RemoteDevice>> {
         let begun = now();
         if uri.is_multipath() {
             let why = format!("{uri} has several addresses, and only one can be used here: name one");
@@ -67,7 +73,7 @@ impl RemoteDevice {
         } else {
             find_subsystem(&endpoint, &uri.subnqn, &options).await?
         };
-        let settings = Settings { host: uri.host.clone(), port: uri.port, subnqn, options };
+        let settings = Settings { host: uri.host.clone(), port: uri.port, subnqn, options, is_path };
         let which = uri.nsid.map_or(Which::Only, Which::Nsid);
         let searched = since(begun);
         let controller = Controller::open(endpoint, settings, which).await?;
@@ -164,6 +170,28 @@ impl RemoteDevice {
     /// opened it; `None` before the first I/O.
     pub fn path(&self) -> Option<PathReport> {
         self.paths.last()
+    }
+
+    /// The I/O over the path since the device was opened, of all threads.
+    pub fn traffic(&self) -> Traffic {
+        self.paths.traffic()
+    }
+
+    /// The path to it, as it is at this moment.
+    pub fn path_status(&self) -> PathStatus {
+        let (report, is_connected) = (self.path(), self.outage().is_none());
+        let round_trip =
+            report.as_ref().map_or_else(|| self.controller().round_trip.0, |report| report.plan.rtt);
+        let Settings { host, port, .. } = &*self.controller.settings;
+        PathStatus {
+            address: format!("{host}:{port}"),
+            state: if is_connected { PathState::of(self.controller.access()) } else { PathState::Lost },
+            round_trip: Some(round_trip),
+            report,
+            traffic: self.traffic(),
+            disconnects: self.disconnects(),
+            why: self.controller.unusable_why().map(|outage| outage.why),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Asynchronous events.
 
+use crate::access::AccessLog;
 use crate::call::Data;
 use crate::controller::Controller;
 use crate::error::{Result, reason};
@@ -9,17 +10,50 @@ use futures_util::future;
 use longhaul_wire::command::Sqe;
 use longhaul_wire::feature::{AsyncEvent, AsyncEventType, fid, notice};
 use longhaul_wire::identify::{IdentifyController, decode_nsid_list, oaes};
-use longhaul_wire::log::lid;
+use longhaul_wire::log::{AnaState, lid};
 use std::rc::Rc;
 use std::sync::Weak;
 
 /// Asynchronous Event Requests kept outstanding: one for each kind of notice.
 const AER_MAX: u8 = 3;
 
-/// What to ask for: the events, and by how many requests.
-pub(crate) fn subscribe(id: &IdentifyController) -> (u32, u8) {
-    let wanted = id.oaes & (oaes::NAMESPACE_ATTRIBUTE | oaes::ANA_CHANGE | oaes::DISCOVERY_LOG_CHANGE);
-    (wanted, id.aerl.saturating_add(1).min(AER_MAX))
+/// What a session asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subscription {
+    /// The events.
+    wanted: u32,
+    /// By how many requests.
+    requests: u8,
+    access: Option<AccessLog>,
+    epoch: u64,
+}
+
+impl Subscription {
+    pub(crate) fn new(id: &IdentifyController, epoch: u64) -> Subscription {
+        let known = oaes::NAMESPACE_ATTRIBUTE | oaes::ANA_CHANGE | oaes::DISCOVERY_LOG_CHANGE;
+        let requests = id.aerl.saturating_add(1).min(AER_MAX);
+        Subscription { wanted: id.oaes & known, requests, access: AccessLog::of(id), epoch }
+    }
+
+    /// Reads the state of access to the namespace again.
+    pub(crate) async fn read_access(self, admin: &Admin, controller: &Weak<Controller>) {
+        let nsid = controller.upgrade().map(|controller| controller.namespace_now().nsid);
+        let (Some(log), Some(nsid)) = (self.access, nsid) else { return };
+        match log.read(admin, nsid).await {
+            Ok(access) => {
+                if let Some(controller) = controller.upgrade() {
+                    controller.set_access(self.epoch, access);
+                }
+            }
+            Err(e) => {
+                tracing::warn!("{e}");
+                // A command finds out.
+                if let Some(controller) = controller.upgrade() {
+                    controller.set_access(self.epoch, AnaState::Optimized);
+                }
+            }
+        }
+    }
 }
 
 /// Sends Asynchronous Event Requests and reports the events. Returns why that
@@ -27,8 +61,9 @@ pub(crate) fn subscribe(id: &IdentifyController) -> (u32, u8) {
 pub(crate) async fn watch_events(
     admin: Rc<Admin>,
     controller: Weak<Controller>,
-    (wanted, requests): (u32, u8),
+    subscription: Subscription,
 ) -> String {
+    let Subscription { wanted, requests, .. } = subscription;
     if wanted == 0 {
         return future::pending::<String>().await;
     }
@@ -36,16 +71,20 @@ pub(crate) async fn watch_events(
     if let Err(e) = admin.command("Set Features (events)", set, 0).await {
         tracing::info!("no asynchronous events: {e}");
     }
-    let loops = (0..requests).map(|_| watch_one(Rc::clone(&admin), controller.clone()));
+    let loops = (0..requests).map(|_| watch_one(Rc::clone(&admin), controller.clone(), subscription));
     let watch = future::select_all(loops.map(Box::pin));
-    let ((why, ..), ()) = future::join(watch, look_again(&admin, &controller)).await;
+    let ((why, ..), ()) = future::join(watch, look_again(&admin, &controller, subscription)).await;
     why
 }
 
 /// Reports changes between the Identify of the session's setup and the first event request, for
 /// which no event arrives.
-async fn look_again(admin: &Admin, controller: &Weak<Controller>) {
-    let Some(known) = controller.upgrade().map(|controller| controller.namespace_now()) else { return };
+async fn look_again(admin: &Admin, controller: &Weak<Controller>, subscription: Subscription) {
+    let known = controller.upgrade().map(|one| (one.namespace_now(), one.settings.is_path));
+    let Some((known, is_path)) = known else { return };
+    if is_path {
+        subscription.read_access(admin, controller).await;
+    }
     match namespace_info(admin, known.nsid).await {
         Ok(now) if now == known => {}
         Ok(_) => {
@@ -58,7 +97,7 @@ async fn look_again(admin: &Admin, controller: &Weak<Controller>) {
 }
 
 /// Keeps one Asynchronous Event Request outstanding. Returns why it ended.
-async fn watch_one(admin: Rc<Admin>, controller: Weak<Controller>) -> String {
+async fn watch_one(admin: Rc<Admin>, controller: Weak<Controller>, subscription: Subscription) -> String {
     loop {
         let done = match admin.queue.submit(Sqe::async_event_request(), Data::None).await {
             Ok(done) => done,
@@ -70,6 +109,9 @@ async fn watch_one(admin: Rc<Admin>, controller: Weak<Controller>) -> String {
             return future::pending().await;
         }
         let event = AsyncEvent::from_dw0(done.cqe.dw0());
+        if event.kind == AsyncEventType::Notice && event.info == notice::ANA_CHANGE {
+            subscription.read_access(&admin, &controller).await;
+        }
         let Some(controller) = controller.upgrade() else { return "closed".into() };
         if let Err(e) = report(&admin, &controller, event).await {
             tracing::warn!("asynchronous event: {e}");

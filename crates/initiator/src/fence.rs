@@ -61,23 +61,22 @@ pub(crate) async fn complete(
         let replaced = session.info.cntlid == cntlid;
         let ended = async {
             if replaced {
-                return FencedBy::Time;
+                return;
             }
             if let Some(pending) = pending
-                && by_target(&admin, &session, pending).await
+                && by_target(&admin, &session, pending, false).await
             {
-                return FencedBy::Target;
+                return;
             }
             by_time(&admin, &options, &session).await;
-            FencedBy::Time
         };
         let told = tell(&session).fuse();
-        let by = futures_util::select_biased! {
-            by = std::pin::pin!(ended.fuse()) => by,
+        futures_util::select_biased! {
+            () = std::pin::pin!(ended.fuse()) => {}
             never = std::pin::pin!(told) => match never {},
-        };
+        }
         let Some(controller) = weak.upgrade() else { return };
-        controller.fenced(&session, by);
+        controller.fenced(&session);
     }
     if let Some(controller) = weak.upgrade() {
         controller.open_for_changes(epoch);
@@ -100,7 +99,8 @@ async fn tell(session: &Session) -> Infallible {
 /// effect any more, or not at all if that is not wanted any more.
 ///
 /// That this target knows no such controller proves nothing here: the other path may lead to another
-/// target. Only the confirmation counts, or the time after which any target has ended it.
+/// target. Only the confirmation counts, or the time after which any target has ended it. A target
+/// that stands by confirms nothing before it has taken the namespace over.
 pub(crate) async fn for_other_path(
     admin: Rc<Admin>,
     lost: Arc<Session>,
@@ -108,18 +108,27 @@ pub(crate) async fn for_other_path(
 ) {
     let by = {
         let ended = async {
-            if let Some(sqe) = lost.reset() {
-                let pending = admin.queue.submit(sqe, Data::None);
-                if by_target(&admin, &lost, pending).await {
-                    return FencedBy::Target;
+            let by_time = async {
+                loop {
+                    match lost.gone_at() {
+                        Some(at) if at <= now() => return FencedBy::Time,
+                        Some(at) => sleep_until(at).await,
+                        None => sleep(LOOK_AGAIN).await,
+                    }
                 }
-            }
-            loop {
-                match lost.gone_at() {
-                    Some(at) if at <= now() => return FencedBy::Time,
-                    Some(at) => sleep_until(at).await,
-                    None => sleep(LOOK_AGAIN).await,
+            };
+            let by_target = async {
+                if let Some(sqe) = lost.reset() {
+                    let pending = admin.queue.submit(sqe, Data::None);
+                    if by_target(&admin, &lost, pending, true).await {
+                        return FencedBy::Target;
+                    }
                 }
+                std::future::pending().await
+            };
+            futures_util::select_biased! {
+                by = std::pin::pin!(by_target.fuse()) => by,
+                by = std::pin::pin!(by_time.fuse()) => by,
             }
         };
         futures_util::select_biased! {
@@ -130,8 +139,9 @@ pub(crate) async fn for_other_path(
     let _ = reply.send(by);
 }
 
-/// Whether the target has ended the session. If it has not, it cannot.
-async fn by_target(admin: &Admin, session: &Session, mut pending: Pending) -> bool {
+/// Whether the target has ended the session. If it has not, it cannot; `other`: the session is one of
+/// another path, and this target may be able to say more once it serves the namespace.
+async fn by_target(admin: &Admin, session: &Session, mut pending: Pending, other: bool) -> bool {
     loop {
         let Ok(done) = pending.await else {
             // The new connection is lost, too; the next one tries again.
@@ -141,7 +151,10 @@ async fn by_target(admin: &Admin, session: &Session, mut pending: Pending) -> bo
         if status.is_success() && done.cqe.dw0() & CrossControllerReset::DONE != 0 {
             return true;
         }
-        let later = [Status::RESET_IN_PROGRESS, Status::RESET_LIMIT, Status::RESET_LOG_FULL];
+        let mut later = vec![Status::RESET_IN_PROGRESS, Status::RESET_LIMIT, Status::RESET_LOG_FULL];
+        if other {
+            later.extend([Status::ANA_INACCESSIBLE, Status::ANA_TRANSITION]);
+        }
         if !status.is_success() && !later.iter().any(|&s| status.is(s)) {
             let address = &session.info.address;
             tracing::warn!("{address}: it does not end the earlier connection ({status}); writes wait");

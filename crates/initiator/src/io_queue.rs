@@ -20,6 +20,7 @@ use longhaul_engine::net::TcpInfo;
 use longhaul_engine::spawn;
 use longhaul_engine::sync::Notify;
 use longhaul_wire::command::Sqe;
+use longhaul_wire::completion::Status;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -44,7 +45,13 @@ pub(crate) trait OtherPath {
 
     /// Whether any other path may ever take calls.
     fn may_return(&self) -> bool;
+
+    /// Takes over a call that this path has refused with a path status, without an effect.
+    fn refused(&self, call: Waiting, status: Status);
 }
+
+/// Another path, once there is one.
+pub(crate) type OtherPathCell = Rc<RefCell<Option<Rc<dyn OtherPath>>>>;
 
 /// See [`IoQueue::relieve`].
 type Relief = Box<dyn Fn(Vec<Waiting>) -> Vec<Waiting>>;
@@ -70,7 +77,7 @@ pub(crate) struct IoQueueInner {
     /// gives back those that no other I/O queue can take.
     relief: RefCell<Option<Relief>>,
     /// Takes the held calls while the controller is away.
-    other_path: RefCell<Option<Rc<dyn OtherPath>>>,
+    other_path: OtherPathCell,
     submitted_bytes: Cell<u64>,
     done_bytes: Rc<Cell<u64>>,
     closing: Cell<bool>,
@@ -99,7 +106,7 @@ impl IoQueue {
             failed: RefCell::default(),
             next_seq,
             relief: RefCell::default(),
-            other_path: RefCell::default(),
+            other_path: Rc::default(),
             submitted_bytes: Cell::new(0),
             done_bytes: Rc::default(),
             closing: Cell::new(false),
@@ -165,6 +172,7 @@ impl IoQueue {
         let ahead = io_queue.submitted_bytes.get();
         io_queue.submitted_bytes.set(ahead + data.len() as u64);
         let ours = Call::new(call.sqe, CommandFate::IsKept, seq, ahead);
+        ours.refused.set(call.refused.get());
         let pending = Pending(Rc::clone(&ours));
         spawn(async move { call.finish(pending.await) }).detach();
         io_queue.held.borrow_mut().push_back(Waiting { call: ours, data });

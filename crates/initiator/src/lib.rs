@@ -48,6 +48,8 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
+mod auth;
 mod backoff;
 mod black_hole;
 mod call;
@@ -86,7 +88,7 @@ pub use io::{Abort, RemoteIo};
 pub use longhaul_wire::reservation::{PersistChange, Registrant, ReservationReport, ReservationType};
 pub use multipath::{MultipathDevice, MultipathIo, PathState, PathStatus};
 pub use options::Options;
-pub use path::{PathOptions, PathReport};
+pub use path::{PathOptions, PathReport, Traffic, WayTraffic};
 pub use reservation::Reservation;
 pub use supervise::CONNECTION_LOST;
 pub use uri::{DISCOVERY_PORT, IO_PORT, SCHEME, Uri, UriError, UriOptions, parse_authority};

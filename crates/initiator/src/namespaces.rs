@@ -50,6 +50,9 @@ use uuid::Uuid;
 /// Identify commands under way at a time while namespaces are listed: half of an admin queue.
 const LIST_DEPTH: usize = 16;
 
+/// What a clone is asked for by.
+pub(crate) const CLONE: &str = "Namespace Change (clone)";
+
 /// A namespace to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewNamespace {
@@ -212,6 +215,28 @@ impl Administrator {
         let grow = ChangeAction::Grow { blocks: size / u64::from(block_size) };
         let sqe = Sqe::namespace_change(nsid, grow);
         self.send("Namespace Change (size)", sqe, Vec::new()).await.map(drop)
+    }
+
+    /// Makes a namespace with the content that `nsid` has at one moment, attached to the hosts that
+    /// `label` names: its identifier. It is durable, and takes capacity as one of the two is written to. A
+    /// vendor specific command of Longhaul's targets.
+    ///
+    /// # Errors
+    /// [`ManagementError::NoClones`], [`ManagementError::NotFound`], [`ManagementError::Full`], or those of
+    /// any command.
+    pub async fn clone_namespace(&self, nsid: u32, label: &NamespaceLabel) -> ManagementResult<u32> {
+        let sqe = Sqe::namespace_change(nsid, ChangeAction::Clone { only_try: false });
+        Ok(self.send(CLONE, sqe, label.encode()?).await?.cqe.dw0())
+    }
+
+    /// Whether a namespace can be cloned: the target tries it on a file of its own, and makes nothing.
+    ///
+    /// # Errors
+    /// As for [`clone_namespace`](Self::clone_namespace).
+    pub async fn check_clones(&self, nsid: u32) -> ManagementResult<()> {
+        let sqe = Sqe::namespace_change(nsid, ChangeAction::Clone { only_try: true });
+        let label = NamespaceLabel::default().encode()?;
+        self.send(CLONE, sqe, label).await.map(drop)
     }
 
     /// Attaches a namespace to the hosts of these controllers, which are connected now.

@@ -2,9 +2,11 @@
 
 use crate::path::PathOptions;
 use crate::uri::UriOptions;
+use longhaul_auth::HostKey;
 use longhaul_engine::Config;
+use std::collections::BTreeMap;
 use std::fs;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -72,6 +74,9 @@ pub struct Options {
     pub max_r2t: u32,
     /// NQN that this host calls itself.
     pub hostnqn: String,
+    /// How hosts prove who they are, where a target wants that, by their NQNs. If this host has a secret of
+    /// the subsystem too, the target has to prove what it is, or is refused.
+    pub keys: Option<Arc<BTreeMap<String, HostKey>>>,
     /// Identifier of this host: one per running system.
     pub hostid: Uuid,
     /// Congestion control by the kernel's name, or its default.
@@ -100,6 +105,7 @@ impl Default for Options {
             max_r2t: MAX_R2T,
             hostnqn,
             hostid,
+            keys: None,
             congestion: None,
             path: PathOptions::default(),
             engine: Config::default(),
@@ -108,6 +114,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// How this host proves who it is.
+    pub(crate) fn key(&self) -> Option<&HostKey> {
+        self.keys.as_ref()?.get(&self.hostnqn)
+    }
+
     /// With what a URI says on top.
     #[must_use]
     pub fn with_uri(mut self, uri: &UriOptions) -> Options {

@@ -10,6 +10,7 @@
 //!   their memory any more.
 
 use crate::call::{Call, CommandFate, Data, Done, Pending, Waiting};
+use crate::io_queue::OtherPathCell;
 use longhaul_block::IoError;
 use longhaul_conn::{Driver, Ended, Shared, receive, transmit};
 use longhaul_engine::net::{Life, TcpStream};
@@ -69,6 +70,8 @@ struct QueueInner {
     /// Nothing is under way, as far as the watch knows.
     idle: Cell<bool>,
     busy: Notify,
+    /// Takes the commands that the controller refuses since it does not serve the namespace.
+    other_path: RefCell<OtherPathCell>,
     /// Dropped when the connection ends; see [`Queue::keep`].
     kept: RefCell<Option<Box<dyn Any>>>,
 }
@@ -102,6 +105,7 @@ impl Queue {
             worked: Cell::new(false),
             idle: Cell::new(true),
             busy: Notify::new(),
+            other_path: RefCell::default(),
             kept: RefCell::default(),
         });
         let (rx, tx) = (Rc::clone(&inner), Rc::clone(&inner));
@@ -214,6 +218,11 @@ impl Queue {
         if self.inner.ended.borrow().is_none() {
             *self.inner.kept.borrow_mut() = Some(Box::new(what));
         }
+    }
+
+    /// Has another path, once there is one, take the commands that the controller refuses.
+    pub(crate) fn set_other_path(&self, other: OtherPathCell) {
+        *self.inner.other_path.borrow_mut() = other;
     }
 
     /// Entries that the controller takes, before the first command.
@@ -384,6 +393,13 @@ impl QueueInner {
         }
         let len = memory.as_ref().map_or(0, |memory| memory.len() as u64);
         self.done_bytes.set(self.done_bytes.get() + len);
+        //= NVMe Base 2.1, Asymmetric Namespace Access: a command with a path status may be sent again over another path
+        if status.sct() == Status::PATH && !call.unwanted.get() {
+            let other = self.other_path.borrow().borrow().clone();
+            if let Some(other) = other {
+                return other.refused(kept(call, memory), status);
+            }
+        }
         call.finish(Ok(Done { memory, ..result }));
     }
 }

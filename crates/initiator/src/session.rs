@@ -57,8 +57,8 @@ struct SessionState {
     quiet: Option<Instant>,
     /// When the controller last answered Keep Alive.
     answered: Option<Instant>,
-    /// Why it has ended.
-    ended: Option<String>,
+    /// Why it has ended, and when.
+    ended: Option<(String, Instant)>,
 }
 
 impl Session {
@@ -94,7 +94,7 @@ impl Session {
 
     /// No queue is leased from now on.
     pub(crate) fn end(&self, reason: &str) {
-        self.lock().ended.get_or_insert_with(|| reason.to_owned());
+        self.lock().ended.get_or_insert_with(|| (reason.to_owned(), longhaul_engine::now()));
         self.prepared.keep(0);
     }
 
@@ -106,6 +106,11 @@ impl Session {
     /// Whether it has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.lock().ended.is_some()
+    }
+
+    /// When it has ended.
+    pub(crate) fn ended_at(&self) -> Option<Instant> {
+        self.lock().ended.as_ref().map(|ended| ended.1)
     }
 
     /// Silence of TCP that ends a connection.
@@ -153,7 +158,7 @@ impl Session {
 
     fn take_qid(&self) -> Result<u16> {
         let mut state = self.lock();
-        if let Some(reason) = &state.ended {
+        if let Some((reason, _)) = &state.ended {
             return Err(self.endpoint.unreachable(reason));
         }
         let (last, most) = (state.last_qid, self.info.queues);
@@ -187,7 +192,7 @@ impl Session {
             Some(prepared) => Some(self.connect_queue(prepared, qid, in_capsule, done_bytes).await),
             None => None,
         };
-        let queue = match early {
+        let (queue, more) = match early {
             // A target does not wait for Connect for ever: one that came too
             // late for the connection that was prepared begins again.
             None | Some(Err(Error::Unreachable { .. })) => {
@@ -198,8 +203,9 @@ impl Session {
             }
             Some(result) => result?,
         };
+        round_trips += more;
         queue.keep(lease);
-        if let Some(reason) = &self.lock().ended {
+        if let Some((reason, _)) = &self.lock().ended {
             return Err(self.endpoint.unreachable(reason));
         }
         Ok((queue, qid, round_trips))
@@ -211,14 +217,15 @@ impl Session {
         qid: u16,
         in_capsule: u32,
         done_bytes: &Rc<Cell<u64>>,
-    ) -> Result<Queue> {
+    ) -> Result<(Queue, u32)> {
         let queue = prepared.serve(&self.signs, done_bytes)?;
         queue.limit_entries(self.entries());
         queue.set_in_capsule(in_capsule);
         queue.set_fabrics_in_capsule(self.fabrics_in_capsule);
         let (nqn, sqsize) = (&self.info.subnqn, self.entries() - 1);
-        connect(&self.endpoint, &self.options, &queue, nqn, qid, sqsize, Some(self.info.cntlid)).await?;
-        Ok(queue)
+        let cntlid = Some(self.info.cntlid);
+        let more = connect(&self.endpoint, &self.options, &queue, nqn, qid, sqsize, cntlid).await?;
+        Ok((queue, more))
     }
 }
 

@@ -14,6 +14,7 @@
 //! together with step 4 (it takes its time to become ready, or the namespace
 //! is not the one that most have) costs a round trip of its own.
 
+use crate::auth::authenticate;
 use crate::black_hole;
 use crate::call::{Data, Done};
 use crate::error::{Error, Result, reason};
@@ -126,7 +127,7 @@ pub(crate) fn host_config(options: &Options, entries: u16, in_capsule: Option<u3
     config
 }
 
-/// Sends Connect on a fresh queue: the controller's identifier.
+/// Sends Connect of an I/O queue, and authenticates it where that is wanted: the round trips of the latter.
 pub(crate) async fn connect(
     endpoint: &Endpoint,
     options: &Options,
@@ -135,12 +136,13 @@ pub(crate) async fn connect(
     qid: u16,
     sqsize: u16,
     cntlid: Option<u16>,
-) -> Result<u16> {
+) -> Result<u32> {
     let cqe = send_connect(endpoint, options, queue, subnqn, qid, sqsize, cntlid).await?;
     if let Some(reason) = cntlid.and_then(|_| another_controller(&cqe)) {
         return Err(endpoint.unreachable(reason));
     }
-    connected(endpoint, options, subnqn, cqe)
+    let response = connected(endpoint, options, subnqn, cqe)?;
+    authenticate(endpoint, options, queue, subnqn, response).await
 }
 
 /// What a status of Connect for an I/O queue says that is no refusal of this
@@ -190,16 +192,12 @@ async fn send_connect(
     answer.await.map(|done| done.cqe)
 }
 
-/// The controller's identifier that a completed Connect gives.
-fn connected(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> Result<u16> {
+/// What a completed Connect gives.
+fn connected(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> Result<ConnectResponse> {
     if !cqe.status().is_success() {
         return Err(connect_error(endpoint, options, subnqn, cqe));
     }
-    let response = ConnectResponse::from_dw0(cqe.dw0());
-    if response.authreq != 0 {
-        return Err(endpoint.refused("Connect", "it asks for authentication, which is not set up here"));
-    }
-    Ok(response.cntlid)
+    Ok(ConnectResponse::from_dw0(cqe.dw0()))
 }
 
 /// Whether the controller still exists. Connect names a queue that no controller has, so it is
@@ -296,7 +294,8 @@ impl Admin {
             (in_capsule, round_trips) = (0, round_trips + STEPS + 1);
             (queue, cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         }
-        let cntlid = connected(&endpoint, options, subnqn, cqe)?;
+        let response = connected(&endpoint, options, subnqn, cqe)?;
+        round_trips += authenticate(&endpoint, options, &queue, subnqn, response).await?;
         let admin = Admin {
             queue,
             timeout: options.connect_timeout.min(endpoint.patience),
@@ -306,7 +305,7 @@ impl Admin {
             ready: Cell::new(false),
             too_early: Cell::new(false),
         };
-        Ok((admin, cntlid))
+        Ok((admin, response.cntlid))
     }
 
     /// Enables the controller, and asks `questions` in the same go: its

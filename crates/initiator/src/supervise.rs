@@ -1,11 +1,12 @@
 //! The task that keeps a controller connected: it serves the admin queue of a
 //! session, and when that is lost, makes another one.
 
+use crate::access::AccessLog;
 use crate::backoff::Backoff;
 use crate::call::Data;
 use crate::controller::{Controller, Request, Settings};
 use crate::error::{Error, Result};
-use crate::events::{subscribe, watch_events};
+use crate::events::{Subscription, watch_events};
 use crate::fence;
 use crate::info::{
     ControllerEvent, NamespaceInfo, SetUp, Which, active_namespaces, describe, find_namespace, namespace_info,
@@ -22,6 +23,7 @@ use longhaul_engine::{now, since, sleep, sleep_until, spawn, timeout};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::feature::{NumberOfQueues, fid};
 use longhaul_wire::identify::{IdentifyController, NvmController, cns};
+use longhaul_wire::log::AnaState;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -54,6 +56,8 @@ pub(crate) struct First {
     pub(crate) session: Arc<Session>,
     pub(crate) namespace: NamespaceInfo,
     pub(crate) set_up: SetUp,
+    /// ANA state of the namespace.
+    pub(crate) access: AnaState,
     admin: Rc<Admin>,
     id: IdentifyController,
 }
@@ -127,10 +131,15 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
     let granted = NumberOfQueues::from_dword(queues.cqe.dw0());
     let info = describe(&admin, subnqn, cntlid, (&id, nvm), cap, granted, options);
     prepared.keep(info.queues.into());
+    let access = match AccessLog::of(&id).filter(|_| settings.is_path) {
+        Some(log) => log.read_first(&admin, namespace.nsid).await?,
+        None => AnaState::Optimized,
+    };
     let (capsule, round_trips) = (admin.in_capsule, admin.round_trips.get());
     let session = Session::new(wanted.epoch, endpoint, options.clone(), &id, info, capsule, signs, prepared);
     let set_up = SetUp { controller: since(begun), total: since(begun), round_trips, ..SetUp::default() };
-    let first = First { session: Arc::new(session), namespace, set_up, admin: Rc::new(admin), id };
+    let (session, admin) = (Arc::new(session), Rc::new(admin));
+    let first = First { session, namespace, set_up, access, admin, id };
     Ok(Made { first, resets })
 }
 
@@ -209,7 +218,8 @@ async fn serve(
     let First { session, admin, id, .. } = first;
     let probe = Rc::new(Probe::default());
     let beat = spawn(keep_alive(Rc::clone(admin), Arc::clone(session), Rc::clone(&probe)));
-    let events = spawn(watch_events(Rc::clone(admin), weak.clone(), subscribe(id)));
+    let subscription = Subscription::new(id, session.epoch);
+    let events = spawn(watch_events(Rc::clone(admin), weak.clone(), subscription));
     let mut lost = future::select(beat, events).map(|e| e.factor_first().0).fuse();
     let options = weak.upgrade().map(|controller| controller.settings.options.clone());
     let _fence = options.filter(|_| !resets.is_empty()).map(|options| {
@@ -239,6 +249,14 @@ async fn serve(
             Some(Request::Abort { epoch, qid, cid, reply }) if epoch == session.epoch => {
                 let _ = aborts.unbounded_send((qid, cid, reply));
             }
+            Some(Request::Access(reply)) => {
+                let (admin, weak) = (Rc::clone(admin), weak.clone());
+                spawn(async move {
+                    subscription.read_access(&admin, &weak).await;
+                    let _ = reply.send(());
+                })
+                .detach();
+            }
             Some(request) => answer(admin, request),
         }
     }
@@ -256,7 +274,11 @@ fn answer(admin: &Rc<Admin>, request: Request) {
         }
         Request::Fence(lost, reply) => spawn(fence::for_other_path(admin, lost, reply)).detach(),
         // Of an earlier session.
-        Request::Lost(..) | Request::Probe { .. } | Request::Abort { .. } | Request::Close(_) => {}
+        Request::Lost(..)
+        | Request::Probe { .. }
+        | Request::Abort { .. }
+        | Request::Close(_)
+        | Request::Access(_) => {}
     }
 }
 
@@ -327,7 +349,11 @@ async fn reconnect(
                 Some(request @ (Request::Namespace(..) | Request::Namespaces(_))) => later.push(request),
                 // The path that asks notices that this one is lost.
                 Some(
-                    Request::Lost(..) | Request::Probe { .. } | Request::Abort { .. } | Request::Fence(..),
+                    Request::Lost(..)
+                    | Request::Probe { .. }
+                    | Request::Abort { .. }
+                    | Request::Fence(..)
+                    | Request::Access(_),
                 ) => {}
             }
         };
@@ -335,7 +361,8 @@ async fn reconnect(
         match made {
             Ok(made) => {
                 let controller = weak.upgrade()?;
-                let published = controller.up(&made.first.session, made.first.namespace.clone());
+                let First { session, namespace, access, .. } = &made.first;
+                let published = controller.up(session, namespace.clone(), *access);
                 let events = match published {
                     Ok(events) => events,
                     Err(conflict) => {
@@ -386,7 +413,7 @@ async fn attempt(
         Wanted {
             epoch,
             namespace: Which::Nsid(controller.namespace_now().nsid),
-            unfenced: controller.unfenced(),
+            unfenced: controller.to_fence(),
             io_queues: controller.io_queues(),
         }
     };

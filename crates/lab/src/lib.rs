@@ -32,6 +32,7 @@ pub mod filesystems;
 pub mod line;
 pub mod model;
 pub mod published;
+mod removal;
 pub mod self_exec;
 pub mod slowfs;
 pub mod striping;

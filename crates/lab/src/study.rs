@@ -301,6 +301,12 @@ mod tests {
     use super::*;
     use crate::published;
 
+    /// Settings of a study with the shortest runs.
+    pub(super) fn settings(quick: bool, targets: &[&str]) -> Settings {
+        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
+        Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) }
+    }
+
     /// Asserts that every published value and statement in the plan is in the list of
     /// published statements, with its source.
     pub(super) fn assert_cited<E: Experiment>(settings: &Settings) {

@@ -3,11 +3,13 @@
 use crate::exit::Failure;
 use crate::words::engines;
 use longhaul_block::units::parse_duration;
+use longhaul_device::keys::HostKeys;
 use longhaul_device::{Device, Opener};
 use longhaul_engine::address::{self, ListenAddress};
 use longhaul_initiator::{Options, PathOptions};
 use longhaul_pool::Volumes;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +42,10 @@ pub(crate) struct InitiatorArgs {
     /// NQN of this host
     #[arg(long, value_name = "NQN")]
     hostnqn: Option<String>,
+    /// Directory with this host's secret, for targets that want a proof of who
+    /// it is ('longhaul key make')
+    #[arg(long, value_name = "DIR", value_parser = parse_keys)]
+    keys: Option<Keys>,
     /// TCP congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
@@ -60,6 +66,15 @@ pub(crate) struct InitiatorArgs {
     read_ahead: Option<u64>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+/// The secrets of a directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Keys(pub(crate) Arc<HostKeys>);
+
+/// Reads the secrets of a directory.
+pub(crate) fn parse_keys(dir: &str) -> Result<Keys, String> {
+    longhaul_device::keys::read(Path::new(dir)).map(|keys| Keys(Arc::new(keys))).map_err(|e| e.to_string())
 }
 
 /// Options of the engine.
@@ -127,6 +142,7 @@ impl InitiatorArgs {
             ctrl_loss: self.ctrl_loss_timeout.map_or(defaults.ctrl_loss, |LossTimeout(limit)| limit),
             io_timeout: self.io_timeout.unwrap_or(defaults.io_timeout),
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
+            keys: self.keys.clone().map(|Keys(keys)| keys),
             congestion: self.congestion.clone(),
             path: self.path(),
             engine: self.engine.config(),

@@ -37,6 +37,8 @@ pub(crate) enum Verb {
     Discover(verbs::discover::DiscoverArgs),
     /// Show a remote namespace and the path to it
     Info(verbs::info::InfoArgs),
+    /// Make and list the secrets by which hosts and targets know each other
+    Key(verbs::key::KeyArgs),
     /// Make, attach and remove namespaces of a target's space
     Ns(Box<verbs::ns::NsArgs>),
     /// Measure a device under load, with fio's options
@@ -47,6 +49,10 @@ pub(crate) enum Verb {
     Pool(Box<verbs::pool::PoolVerbArgs>),
     /// Make and manage volumes of pools
     Volume(Box<verbs::volume::VolumeVerbArgs>),
+    /// Make and manage file systems in pools, which hosts share
+    Fs(Box<verbs::fs::FsVerbArgs>),
+    /// Watch pools, volumes, targets and paths
+    Top(Box<verbs::top::TopArgs>),
     /// Copy files and directories between machines
     Cp(verbs::cp::CpArgs),
     /// Synchronize a directory with another one
@@ -67,7 +73,7 @@ pub(crate) enum Verb {
     Nbd(Box<verbs::attach::nbd::NbdArgs>),
     /// Make a file system on a device
     Mkfs(Box<verbs::attach::mkfs::MkfsArgs>),
-    /// Mount the file system on a device
+    /// Mount a file system: on a device, in a pool, or of another machine
     Mount(Box<verbs::attach::mount::MountArgs>),
     /// Unmount a file system, and detach its device
     Umount(verbs::attach::mount::Umount),

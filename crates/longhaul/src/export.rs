@@ -132,6 +132,21 @@ impl Export {
         }
     }
 
+    /// The host that has opened the volume of the export last, in words, if it is one and that is known.
+    pub(crate) fn user(&self, opener: &Opener) -> Option<String> {
+        let Source::Named(device) = &self.source else { return None };
+        let volume = device.strip_prefix(longhaul_pool::SCHEME)?;
+        Volumes.user_of(volume, opener).ok().flatten().map(|user| user.to_string())
+    }
+
+    /// The device of the export, as it was named.
+    pub(crate) fn device(&self) -> Option<&str> {
+        match &self.source {
+            Source::Named(device) => Some(device),
+            _ => None,
+        }
+    }
+
     /// Whether another host may serve the device too, at another time.
     pub(crate) fn may_move(&self) -> bool {
         matches!(&self.source, Source::Named(device) if !device.starts_with(SCHEME))

@@ -60,6 +60,11 @@ impl Output {
         self.write_stdout(text);
     }
 
+    /// Whether nothing that is written to stdout arrives any more.
+    pub(crate) fn is_closed(self) -> bool {
+        STDOUT_ERROR.get().is_some()
+    }
+
     /// Writes a note to stderr.
     pub(crate) fn note(self, text: impl std::fmt::Display) {
         say(text);

@@ -55,6 +55,11 @@ pub(crate) fn volume_layouts() -> OneOf<VolumeLayout> {
     OneOf::new(VolumeLayout::names())
 }
 
+/// Values of `fs create --layout`.
+pub(crate) fn file_layouts() -> OneOf<Layout> {
+    OneOf::new([Layout::Parity, Layout::DoubleParity, Layout::Mirror, Layout::Stripe].map(Layout::name))
+}
+
 /// Layouts that need no superblock on the devices.
 pub(crate) fn joins() -> OneOf<Layout> {
     OneOf::new([Layout::Stripe.name()])

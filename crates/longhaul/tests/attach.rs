@@ -19,11 +19,7 @@ struct Home(TempDir);
 impl Home {
     /// `None`, with the reason on standard error, where FUSE is missing.
     fn new() -> Option<Home> {
-        if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-            longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
-            return None;
-        }
-        Some(Home(tempfile::tempdir().expect("directory")))
+        longhaul_skip::can_open(&["/dev/fuse"]).then(|| Home(tempfile::tempdir().expect("directory")))
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -7,7 +7,7 @@ use common::testbed::{FILE_SYSTEMS, Testbed};
 use common::{Ran, Target, finish, text, until};
 use longhaul_engine::procfs::Process;
 use longhaul_wan::Change;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -20,11 +20,7 @@ struct Home(TempDir);
 
 impl Home {
     fn new() -> Option<Home> {
-        if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-            longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
-            return None;
-        }
-        Some(Home(tempfile::tempdir().expect("directory")))
+        longhaul_skip::can_open(&["/dev/fuse"]).then(|| Home(tempfile::tempdir().expect("directory")))
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Ran, finish, mounts_below, text};
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
@@ -13,11 +13,7 @@ struct Home(TempDir);
 
 impl Home {
     fn new() -> Option<Home> {
-        if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-            longhaul_skip::skip!("needs FUSE: /dev/fuse: {e}");
-            return None;
-        }
-        Some(Home(tempfile::tempdir().expect("directory")))
+        longhaul_skip::can_open(&["/dev/fuse"]).then(|| Home(tempfile::tempdir().expect("directory")))
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -7,6 +7,7 @@ use common::etcd::Etcd;
 use common::history::{History, connect};
 use common::{PATIENCE, Target, command, finish, text, until};
 use longhaul_block::Blocking;
+use longhaul_initiator::{MultipathDevice, Options, PathState, PathStatus};
 use longhaul_wan::relay::{Link, Relay};
 use serde_json::Value;
 use std::fs::File;
@@ -17,6 +18,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const ADMIN: &str = "nqn.2014-08.org.example:admin";
+/// Any port of loopback.
+const ANY: &str = "127.0.0.1:0";
 const RTT: Duration = Duration::from_millis(15);
 /// Targets, each with one member.
 const MEMBERS: usize = 4;
@@ -123,24 +126,33 @@ impl Site {
 
     /// Starts the head of a host: it serves the volume once the array is its own.
     fn head(&self, host: &str) -> Head {
-        self.head_with(host, "")
+        self.head_at(ANY, host, "")
     }
 
     /// Starts the head of a host that may stand by, as the other one does.
     fn standby(&self, host: &str) -> Head {
-        self.head_with(host, ",standby")
+        self.head_at(ANY, host, ",standby")
     }
 
-    fn head_with(&self, host: &str, option: &str) -> Head {
+    /// Starts both: the first one serves the volume.
+    fn both(&self) -> (Head, Head) {
+        let first = self.standby("one");
+        first.access("optimized");
+        let second = self.standby("two");
+        assert_eq!(second.identity(), first.identity(), "hosts take it for another disk");
+        (first, second)
+    }
+
+    fn head_at(&self, address: &str, host: &str, option: &str) -> Head {
         let (mut command, said) = (self.command(host, &["target", "--json"]), self.path(host).join("said"));
-        command.args(["--discovery", "none", "--threads", "1", "--listen", "127.0.0.1:0"]);
+        command.args(["--discovery", "none", "--threads", "1", "--listen", address]);
         let device = match self.guard {
             Guard::Reservations => "x=volume:p/v",
             Guard::Heartbeats => "x=array:v,nqn=nqn.2014-08.org.example:v",
         };
         command.args(["--export", &format!("{device}{option}"), "--hostnqn", &nqn(host)]);
         let target = Target::spawn_saying(command, File::create(&said).expect("a file"));
-        Head { target, said }
+        Head { host: host.to_owned(), target, said }
     }
 }
 
@@ -150,6 +162,7 @@ fn nqn(host: &str) -> String {
 
 /// A host that serves the volume.
 struct Head {
+    host: String,
     target: Target,
     said: PathBuf,
 }
@@ -166,6 +179,14 @@ impl Head {
 
     fn signal(&self, name: &str) {
         common::signal(&self.target.child, name);
+    }
+
+    /// Kills it; when that was.
+    fn kill(&mut self) -> Instant {
+        self.signal("KILL");
+        let killed = Instant::now();
+        self.target.child.end(PATIENCE).expect("killed");
+        killed
     }
 
     /// Waits until the access to the volume has changed: the reason, if it is not served here.
@@ -199,11 +220,8 @@ fn killed_heads_lose_nothing(guard: Guard) {
     let mut device = head.connect();
     let mut took = Vec::new();
     for (_, next) in (0..handovers()).zip(["two", "one"].into_iter().cycle()) {
-        let load = history.load(&device);
-        history.go_on(100);
-        head.signal("KILL");
-        let killed = Instant::now();
-        head.target.child.end(PATIENCE).expect("killed");
+        let load = loaded(&history, &device);
+        let killed = head.kill();
         head = site.head(next);
         device = head.connect();
         history.write_one(&device);
@@ -240,8 +258,7 @@ fn paused_heads_write_nothing(guard: Guard) {
     let (site, history) = (Site::new(guard), History::new());
     let first = site.head("one");
     let device = first.connect();
-    let load = history.load(&device);
-    history.go_on(100);
+    let load = loaded(&history, &device);
     first.signal("STOP");
     let second = site.head("two");
     assert_eq!(second.identity(), first.identity());
@@ -251,12 +268,18 @@ fn paused_heads_write_nothing(guard: Guard) {
     history.verify(&device);
     history.write_all(&device);
     first.signal("CONT");
-    until("the first head to say that it was overtaken", || first.said().contains("has taken it over"));
+    // It says who has it, and what to do.
+    let why = first.access("inaccessible").to_string();
+    assert!(why.contains("has taken it over") && why.contains("stop this target"), "{why}");
+    assert!(why.contains(",standby"), "{why}");
+    if guard == Guard::Reservations {
+        assert!(why.contains(&format!("({}) opened it on 20", nqn("two"))), "{why}");
+    }
+    assert!(first.said().contains("is not served here any more"), "{}", first.said());
     history.verify(&device);
     eprintln!("{guard:?}: the first head refuses a write: {}", first.refusal());
     history.verify(&device);
-    let load = history.load(&device);
-    history.go_on(100);
+    let load = loaded(&history, &device);
     second.target.stop();
     end(load);
 }
@@ -271,6 +294,13 @@ fn a_paused_head_that_was_overtaken_writes_nothing_without_reservations() {
     paused_heads_write_nothing(Guard::Heartbeats);
 }
 
+/// A load, once it has written something.
+fn loaded(history: &Arc<History>, device: &Arc<Blocking>) -> Vec<std::thread::JoinHandle<String>> {
+    let load = history.load(device);
+    history.go_on(100);
+    load
+}
+
 /// Ends a load whose head is gone.
 fn end(load: Vec<std::thread::JoinHandle<String>>) {
     load.into_iter().for_each(|writer| drop(writer.join().expect("no panic")));
@@ -279,18 +309,12 @@ fn end(load: Vec<std::thread::JoinHandle<String>>) {
 /// Two heads at a time: one serves the volume, and the other one takes it over by itself.
 fn heads_stand_by(guard: Guard) {
     let (site, history) = (Site::new(guard), History::new());
-    let mut first = site.standby("one");
-    first.access("optimized");
-    let second = site.standby("two");
-    assert_eq!(second.identity(), first.identity(), "hosts take it for another disk");
+    let (mut first, second) = site.both();
     assert_eq!(second.target.ready["exports"][0]["access"], "inaccessible");
     assert!(second.refusal().contains("stands by"), "{}", second.refusal());
 
-    let load = history.load(&first.connect());
-    history.go_on(100);
-    first.signal("KILL");
-    let killed = Instant::now();
-    first.target.child.end(PATIENCE).expect("killed");
+    let load = loaded(&history, &first.connect());
+    let killed = first.kill();
     second.access("optimized");
     let device = second.connect();
     history.write_one(&device);
@@ -304,8 +328,7 @@ fn heads_stand_by(guard: Guard) {
 
     // The one that is paused and overtaken stands by, as soon as it goes on.
     let first = site.standby("one");
-    let load = history.load(&device);
-    history.go_on(100);
+    let load = loaded(&history, &device);
     second.signal("STOP");
     first.access("optimized");
     end(load);
@@ -335,6 +358,75 @@ fn a_head_that_stands_by_takes_over_without_reservations() {
     heads_stand_by(Guard::Heartbeats);
 }
 
+/// A host with a path to each head: one is killed, and the requests that it has not answered, and all
+/// later ones, go to the other one.
+fn hosts_with_both_heads_go_on(guard: Guard) {
+    let (site, history) = (Site::new(guard), History::new());
+    let (mut serving, mut other) = site.both();
+    let uri = serving.target.uri(0);
+    let both = format!("{},{}", serving.target.addr(), other.target.addr());
+    let uri = uri.replace(&serving.target.addr(), &both).parse().expect("a URI");
+    let paths = MultipathDevice::connect_blocking(&uri, Options::default()).expect("connected");
+    let state = |address: &str| {
+        let of = |path: PathStatus| (path.address == address).then_some(path.state);
+        paths.paths().into_iter().find_map(of).expect("a path")
+    };
+    let device = Arc::new(Blocking::open(Arc::<MultipathDevice>::clone(&paths)).expect("opened"));
+    let load = loaded(&history, &device);
+    let mut took = Vec::new();
+    for _ in 0..handovers() {
+        let killed = serving.kill();
+        history.write_one(&device);
+        took.push(killed.elapsed());
+        other.access("optimized");
+        history.go_on(100);
+        // The host that was killed is there again, and stands by.
+        let address = serving.target.addr();
+        let again = site.head_at(&address, &serving.host, ",standby");
+        (serving, other) = (other, again);
+        until("the path to the other head", || state(&address) == PathState::Inaccessible);
+        history.go_on(100);
+    }
+    // One that is paused is overtaken, and given up by the host before its keep-alive timeout.
+    serving.signal("STOP");
+    other.access("optimized");
+    history.go_on(100);
+    serving.signal("CONT");
+    serving.access("inaccessible");
+    until("the path to return", || state(&serving.target.addr()) == PathState::Inaccessible);
+    history.go_on(100);
+    // One that ends in order gives it up at once.
+    other.target.stop();
+    serving.access("optimized");
+    history.go_on(100);
+    assert!(load.iter().all(|writer| !writer.is_finished()), "a request has failed");
+    took.sort();
+    eprintln!(
+        "{guard:?}: {} heads killed, {} writes acknowledged, no request failed; slowest request {:.1} s \
+         (median; at most {:.1} s)",
+        took.len(),
+        history.acked.load(std::sync::atomic::Ordering::SeqCst),
+        took[took.len() / 2].as_secs_f64(),
+        took[took.len() - 1].as_secs_f64(),
+    );
+    longhaul_engine::Engine::new(&longhaul_engine::Config::default())
+        .expect("an engine")
+        .block_on(async { paths.close().await });
+    end(load);
+    history.verify(&serving.connect());
+    serving.target.stop();
+}
+
+#[test]
+fn a_host_with_both_heads_goes_on() {
+    hosts_with_both_heads_go_on(Guard::Reservations);
+}
+
+#[test]
+fn a_host_with_both_heads_goes_on_without_reservations() {
+    hosts_with_both_heads_go_on(Guard::Heartbeats);
+}
+
 /// Without its catalog a volume is served, and taken over by a host that stands by; no other host
 /// begins.
 #[test]
@@ -342,9 +434,7 @@ fn a_volume_outlives_its_catalog() {
     let (directory, history) = (directory(), History::new());
     let Some(mut etcd) = Etcd::start(directory.path()) else { return };
     let site = Site::with(Guard::Reservations, directory, etcd.catalog());
-    let first = site.standby("one");
-    first.access("optimized");
-    let second = site.standby("two");
+    let (first, second) = site.both();
     let open = |code: i32| {
         let load = ["bench", "volume:p/v", "--rw", "read", "--bs", "64k", "--size", "1m", "--hostnqn"];
         let ran =
@@ -358,8 +448,7 @@ fn a_volume_outlives_its_catalog() {
     assert!(why.contains("opened it on 20"), "{why}");
 
     etcd.kill();
-    let load = history.load(&first.connect());
-    history.go_on(100);
+    let load = loaded(&history, &first.connect());
     let why = open(5);
     assert!(why.contains("etcd"), "{why}");
     first.signal("KILL");

@@ -481,7 +481,7 @@ fn a_study_of_drives_says_what_is_not_here() {
     let [drive, path] = ["drive", "study.json"].map(|name| dir.path().join(name));
     let target = format!("file:{},size=64MiB", text(&drive));
     let study = |more: &[&str]| {
-        let args = ["study", "fabrics", "--quick", "--runs", "1", "--runtime", "200ms", "--target", &target];
+        let args = ["study", "fabrics", "--quick", "--runs", "1", "--runtime", "500ms", "--target", &target];
         longhaul(&[&args[..], &["--output", text(&path)], more].concat())
     };
     let ran = study(&[]);

@@ -5,7 +5,7 @@ use crate::keys;
 use crate::label::Label;
 use crate::name::check_name;
 use crate::pool::{Pool, TRIES, each};
-use crate::record::{TargetRecord, VolumeRecord, encode};
+use crate::record::{Member, TargetRecord, VolumeRecord, encode_volume};
 use crate::spaces::{NamespaceId, shown};
 use longhaul_catalog::{Expect, Txn};
 
@@ -21,7 +21,7 @@ impl Pool {
         let renamed = VolumeRecord { name: to.to_owned(), renames: volume.renames + 1, ..volume.clone() };
         let (old, new) = (keys::volume(self.uuid(), name), keys::volume(self.uuid(), to));
         let txn = Txn::new().expect(&new, Expect::Absent).expect(&old, Expect::Modified(at));
-        let txn = txn.delete(&old).put(&new, &encode(&renamed));
+        let txn = txn.delete(&old).put(&new, &encode_volume(&renamed));
         let is_made = || Ok(self.look_up(to)?.is_some_and(|(found, _)| found.uuid == volume.uuid));
         if !self.host.commit(&txn, is_made)? {
             return Err(match self.look_up(to)? {
@@ -47,7 +47,7 @@ impl Pool {
             self.check_ready(&volume)?;
             let changed = VolumeRecord { hosts: hosts.to_vec(), ..volume };
             let key = keys::volume(self.uuid(), name);
-            let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode(&changed));
+            let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode_volume(&changed));
             let is_made = || Ok(self.look_up(name)?.is_some_and(|(found, _)| found == changed));
             if self.host.commit(&txn, is_made)? {
                 let waiting = self.relabel(&changed)?;
@@ -60,17 +60,19 @@ impl Pool {
     /// Writes the labels of a volume's namespaces anew, and returns why that failed at targets.
     fn relabel(&self, volume: &VolumeRecord) -> Result<Vec<String>> {
         let targets = self.targets()?;
-        let members: Vec<(usize, NamespaceId, &TargetRecord)> = volume
-            .members
-            .iter()
-            .enumerate()
-            .filter_map(|(i, member)| Some((i, member.namespace?, &targets.get(&member.target)?.0)))
-            .collect();
-        let relabelled = each(&members, |(index, namespace, target)| {
+        let place = |index: usize, member: &Member, joining: bool| {
+            Some((index, member.namespace?, &targets.get(&member.target)?.0, joining))
+        };
+        let moving = volume.moving.iter().filter_map(|moving| place(moving.index, &moving.to, true));
+        let members = volume.members.iter().enumerate();
+        let members = members.filter_map(|(index, member)| place(index, member, false));
+        let members: Vec<(usize, NamespaceId, &TargetRecord, bool)> = members.chain(moving).collect();
+        let relabelled = each(&members, |(index, namespace, target, joining)| {
             let label = Label::of(volume, (self.uuid(), &self.record.name), &target.domain, *index);
+            let label = Label { joining: *joining, ..label };
             self.host.spaces.relabel(&target.address, *namespace, &label)
         });
-        let failed = members.iter().zip(relabelled).filter_map(|((_, _, target), result)| {
+        let failed = members.iter().zip(relabelled).filter_map(|((_, _, target, _), result)| {
             Some(format!("target {}: {}", shown(&target.address), result.err()?))
         });
         Ok(failed.collect())

@@ -18,12 +18,12 @@ use crate::place::{Candidate, Need, place};
 use crate::pool::{Pool, TRIES, each};
 use crate::record::{
     Intent, IntentKind, Member, TargetRecord, Usage, VolumeRecord, VolumeState, decode_intent, encode,
-    encode_intent,
+    encode_intent, encode_volume,
 };
 use crate::remove::Removed;
 use crate::shape::{Shape, VolumeLayout};
 use crate::spaces::{Space, SpaceError, shown};
-use crate::time::wall_time;
+use crate::time::{format_time, wall_time};
 use longhaul_catalog::{Expect, Revision, Txn};
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ pub struct VolumeRequest {
 }
 
 /// A target as it is known, with its revision, and its space or why it cannot be used.
-type Asked = (TargetRecord, Revision, std::result::Result<Space, SpaceError>);
+pub(crate) type Asked = (TargetRecord, Revision, std::result::Result<Space, SpaceError>);
 
 impl Pool {
     /// Makes a volume: namespaces on targets in different failure domains, and an array over them.
@@ -69,7 +69,10 @@ impl Pool {
             check_name("job", job)?;
         }
         if let Some(expires) = request.expires.filter(|expires| *expires <= wall_time()) {
-            return Err(Error::Shape(format!("its lifetime has ended already, at {expires} s since 1970")));
+            let when = format_time(expires);
+            return Err(Error::Shape(format!(
+                "its lifetime has ended already, on {when}: give a longer one"
+            )));
         }
         let VolumeRequest { layout, width, spares, unit, size, .. } = *request;
         let shape = Shape::fit(layout, width, spares, unit, size)?;
@@ -82,25 +85,33 @@ impl Pool {
                 return Err(e);
             }
         };
-        match self.carry_out(&intent, &targets) {
-            Ok(volume) => {
-                claim.release();
-                Ok(volume)
-            }
-            Err(e) => {
-                // What cannot be undone now is undone by a recovery.
-                let undone = match self.undo(&intent, &claim) {
-                    Ok(None) => self.remove_late(&intent, &targets),
-                    Ok(Some(removed)) => Ok(removed),
-                    Err(e) => Err(e),
-                };
-                match undone {
-                    Ok(_) => claim.release(),
-                    Err(undo) => tracing::warn!("volume {} is not undone yet: {undo}", request.name),
-                }
-                Err(e)
-            }
+        let made = self.carry_out(&intent, &targets);
+        self.end_create(&intent, &targets, claim, made)
+    }
+
+    /// Ends an intent to make a volume: what was not made is undone.
+    pub(crate) fn end_create(
+        &self,
+        intent: &Intent,
+        targets: &BTreeMap<String, TargetRecord>,
+        claim: Claim,
+        made: Result<VolumeRecord>,
+    ) -> Result<VolumeRecord> {
+        if made.is_ok() {
+            claim.release();
+            return made;
         }
+        // What cannot be undone now is undone by a recovery.
+        let undone = match self.undo(intent, &claim) {
+            Ok(None) => self.remove_late(intent, targets),
+            Ok(Some(removed)) => Ok(removed),
+            Err(e) => Err(e),
+        };
+        match undone {
+            Ok(_) => claim.release(),
+            Err(undo) => tracing::warn!("volume {} is not undone yet: {undo}", intent.volume.name),
+        }
+        made
     }
 
     /// Removes the namespaces that this host has made after another one had undone the intent. Of a
@@ -116,7 +127,7 @@ impl Pool {
     }
 
     /// Asks all targets of the pool for their space.
-    fn ask(&self) -> Result<Vec<Asked>> {
+    pub(crate) fn ask(&self) -> Result<Vec<Asked>> {
         let known: Vec<(TargetRecord, Revision)> = self.targets()?.into_values().collect();
         Ok(each(&known, |(target, at)| (target.clone(), *at, self.space(target))))
     }
@@ -146,6 +157,8 @@ impl Pool {
                 made_by: self.host.name.clone(),
                 made_at: wall_time(),
                 state: VolumeState::Creating,
+                moving: None,
+                snapshot_of: None,
             },
             host: self.host.name.clone(),
             since: wall_time(),
@@ -165,7 +178,7 @@ impl Pool {
                 self.intent_txn(&intent, claim).expect(&keys::usage(self.uuid()), Expect::Modified(usage_at));
             let txn = txn.put(&keys::usage(self.uuid()), &encode(&usage));
             let name = keys::volume(self.uuid(), &request.name);
-            let txn = txn.expect(&name, Expect::Absent).put(&name, &encode(&intent.volume));
+            let txn = txn.expect(&name, Expect::Absent).put(&name, &encode_volume(&intent.volume));
             // The targets are those that were asked.
             let chosen = asked.iter().filter(|(target, ..)| placed.contains(&target.id));
             let txn = chosen.clone().fold(txn, |txn, (target, at, _)| {
@@ -185,9 +198,14 @@ impl Pool {
 
     /// A transaction that puts a new intent and its owner.
     pub(crate) fn intent_txn(&self, intent: &Intent, claim: &Claim) -> Txn {
+        self.with_intent(Txn::new(), intent, claim)
+    }
+
+    /// A transaction that does so too.
+    pub(crate) fn with_intent(&self, txn: Txn, intent: &Intent, claim: &Claim) -> Txn {
         let key = keys::intent(self.uuid(), &intent.uuid.to_string());
         let owner = keys::owner(self.uuid(), intent.uuid);
-        Txn::new().expect(&key, Expect::Absent).put(&key, &encode_intent(intent)).put_leased(
+        txn.expect(&key, Expect::Absent).put(&key, &encode_intent(intent)).put_leased(
             &owner,
             self.host.name.as_bytes(),
             claim.lease(),
@@ -234,6 +252,21 @@ impl Pool {
         request: &VolumeRequest,
         shape: Shape,
     ) -> Result<Vec<String>> {
+        let (candidates, unreachable) = self.candidates(asked, usage);
+        let need =
+            Need { members: shape.members(), size: shape.member_size, per_domain: request.per_domain.max(1) };
+        place(&candidates, need).map_err(|mut shortage| {
+            shortage.unreachable = unreachable;
+            Error::Shortage(shortage)
+        })
+    }
+
+    /// The targets that can have members, and those that could not be asked, with the reasons.
+    pub(crate) fn candidates(
+        &self,
+        asked: &[Asked],
+        usage: &Usage,
+    ) -> (Vec<Candidate>, Vec<(String, String)>) {
         let mut unreachable = Vec::new();
         let mut candidates = Vec::new();
         for (target, _, space) in asked {
@@ -242,17 +275,13 @@ impl Pool {
                     let promised = usage.targets.get(&target.id).copied().unwrap_or(0);
                     let free = space.free.min(space.capacity.saturating_sub(promised));
                     let (id, domain) = (target.id.clone(), target.domain.clone());
-                    candidates.push(Candidate { id, domain, free });
+                    let round_trip = self.host.spaces.round_trip(&target.address);
+                    candidates.push(Candidate { id, domain, free, round_trip });
                 }
                 Err(e) => unreachable.push((shown(&target.address), e.to_string())),
             }
         }
-        let need =
-            Need { members: shape.members(), size: shape.member_size, per_domain: request.per_domain.max(1) };
-        place(&candidates, need).map_err(|mut shortage| {
-            shortage.unreachable = unreachable;
-            Error::Shortage(shortage)
-        })
+        (candidates, unreachable)
     }
 
     /// The steps after the intent.
@@ -279,7 +308,7 @@ impl Pool {
         for (member, (_, id)) in volume.members.iter_mut().zip(&made) {
             member.namespace = Some(*id);
         }
-        if volume.shape.layout != VolumeLayout::Single {
+        if volume.shape.layout.has_array() {
             let addresses: Vec<String> = made.iter().map(|(address, _)| shown(address)).collect();
             let failed =
                 |source| Error::Space { attempted: "make an array", address: addresses.join(", "), source };
@@ -291,13 +320,13 @@ impl Pool {
     }
 
     /// The intent becomes the volume, unless another host has changed it: that one undoes it.
-    fn publish(&self, intent: &Intent, volume: &VolumeRecord) -> Result<()> {
+    pub(crate) fn publish(&self, intent: &Intent, volume: &VolumeRecord) -> Result<()> {
         let key = keys::intent(self.uuid(), &intent.uuid.to_string());
         let owner = keys::owner(self.uuid(), intent.uuid);
         let name = keys::volume(self.uuid(), &volume.name);
         let Some(at) = self.current(intent)? else { return Err(Error::Overtaken(volume.name.clone())) };
         let txn = Txn::new().expect(&key, Expect::Modified(at));
-        let txn = txn.put(&name, &encode(volume)).delete(&key).delete(&owner);
+        let txn = txn.put(&name, &encode_volume(volume)).delete(&key).delete(&owner);
         // Another host may have changed it since, even its name.
         let is_made = || self.is_published(volume.uuid);
         if self.host.commit(&txn, is_made)? { Ok(()) } else { Err(Error::Overtaken(volume.name.clone())) }

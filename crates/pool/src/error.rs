@@ -29,6 +29,15 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// The catalog has the pool that is to be imported.
+    #[error(
+        "pool {0} is in this catalog already: to import it again, with further targets for instance, take it out first \
+         ('longhaul pool export {0}')"
+    )]
+    Imported(String),
+    /// No label of a pool was found.
+    #[error("no namespace at these targets is of a pool: there is nothing to import")]
+    NothingToImport,
     /// There is no such thing.
     #[error("there is no {what} called {name} in {place}")]
     NotFound {
@@ -55,6 +64,25 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// No snapshot was made: the volume is as it was, and nothing is left.
+    #[error("no snapshot of volume {volume} is made: {why}")]
+    NoSnapshot {
+        /// `POOL/NAME`.
+        volume: String,
+        /// Why not.
+        why: String,
+    },
+    /// A member stays where it is, or is not whole where it has moved to.
+    #[error("volume {volume} is not moved: {why}")]
+    NotMoved {
+        /// `POOL/NAME`.
+        volume: String,
+        /// Why not.
+        why: String,
+    },
+    /// The array of a volume did not do as asked.
+    #[error(transparent)]
+    Array(#[from] longhaul_device::Error),
     /// No volume can have this shape.
     #[error("no volume can be made so: {0}")]
     Shape(String),
@@ -125,10 +153,15 @@ pub enum Error {
 impl From<Error> for longhaul_device::Error {
     fn from(e: Error) -> longhaul_device::Error {
         let kind = match &e {
+            Error::Array(e) => e.kind(),
             Error::Name { .. } | Error::Shape(_) | Error::Unknown(_) | Error::Ambiguous(_) => {
                 ErrorKind::Invalid
             }
-            Error::InUse { .. } | Error::Foreign { .. } | Error::NotResized { .. } => ErrorKind::Refused,
+            Error::InUse { .. }
+            | Error::Foreign { .. }
+            | Error::NotResized { .. }
+            | Error::NoSnapshot { .. }
+            | Error::NotMoved { .. } => ErrorKind::Refused,
             Error::Space { source: SpaceError::Unreachable(_), .. }
             | Error::Catalog(longhaul_catalog::Error::Unreachable { .. }) => ErrorKind::Unreachable,
             Error::Space { source: SpaceError::Refused(_), .. } => ErrorKind::Refused,

@@ -6,11 +6,12 @@ use crate::label::Label;
 use crate::name::check_name;
 use crate::pool::{Host, Pool, each};
 use crate::record::{
-    Intent, IntentKind, Member, PoolRecord, Quota, TargetRecord, Usage, VolumeRecord, VolumeState, encode,
-    encode_intent,
+    Intent, IntentKind, Member, Moving, PoolRecord, Quota, TargetRecord, Usage, VolumeRecord, VolumeState,
+    encode, encode_intent, encode_volume,
 };
-use crate::shape::{Shape, VolumeLayout};
+use crate::shape::Shape;
 use crate::spaces::{Namespace, machine, shown};
+use crate::targets::copied;
 use crate::time::wall_time;
 use longhaul_catalog::{Expect, Txn};
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +105,15 @@ fn look(host: &Host, addresses: &[String]) -> Result<Vec<(TargetRecord, Vec<Name
             return Err(Error::Foreign { address: target.address.clone(), why });
         }
     }
+    // A copy of a disk at a target with an identity of its own.
+    let mut seen: BTreeMap<Uuid, &str> = BTreeMap::new();
+    for (target, namespaces) in &looked {
+        for namespace in namespaces {
+            if let Some(other) = seen.insert(namespace.id.uuid, &target.address) {
+                return Err(copied(&target.address, other));
+            }
+        }
+    }
     Ok(looked)
 }
 
@@ -127,10 +137,7 @@ fn choose(found: &[Found], wanted: Option<&str>, name: Option<&str>) -> Result<P
             let all: Vec<String> = all.map(|(uuid, name)| format!("{name} ({uuid})")).collect();
             return Err(Error::Ambiguous(format!("there are several pools: name one of {}", all.join(", "))));
         }
-        None => {
-            let name = "of any name".to_owned();
-            return Err(Error::NotFound { what: "pool", name, place: place() });
-        }
+        None => return Err(Error::NothingToImport),
     };
     let name = name.unwrap_or(found_name).to_owned();
     check_name("pool", &name)?;
@@ -162,7 +169,11 @@ fn gather(
             renames: label.renames,
             shape: Shape { member_size: largest.max(label.shape.member_size), ..label.shape },
             members: vec![Member { target: String::new(), namespace: None }; label.shape.members()],
-            array: array_of(host, targets, &parts)?,
+            // The superblock of a clone that was not adopted is that of another volume's array.
+            array: match parts.iter().any(|(_, _, label)| label.copied) {
+                true => None,
+                false => array_of(host, targets, &parts)?,
+            },
             hosts: label.hosts.clone(),
             job: label.job.clone(),
             expires: label.expires,
@@ -170,14 +181,23 @@ fn gather(
             made_by: label.made_by.clone(),
             made_at: label.made_at,
             state: VolumeState::Ready,
+            moving: None,
+            snapshot_of: label.snapshot_of.clone(),
         };
-        for (at, namespace, label) in &parts {
-            if let Some(member) = volume.members.get_mut(label.index) {
-                *member = Member { target: targets[*at].id.clone(), namespace: Some(namespace.id) };
+        // One that a member moves to is the member itself if it is not found where it was.
+        let (moved, settled): (Vec<_>, Vec<_>) = parts.iter().partition(|(_, _, label)| label.joining);
+        for (at, namespace, label) in settled.into_iter().chain(moved) {
+            let found = Member { target: targets[*at].id.clone(), namespace: Some(namespace.id) };
+            match volume.members.get_mut(label.index) {
+                Some(member) if member.namespace.is_some() && label.joining => {
+                    volume.moving.get_or_insert(Moving { index: label.index, to: found });
+                }
+                Some(member) => *member = found,
+                None => {}
             }
         }
         // An array is made before the volume is published, over all of its members.
-        if volume.array.is_none() && volume.shape.layout != VolumeLayout::Single {
+        if volume.array.is_none() && volume.shape.layout.has_array() {
             import.left_over += 1;
             let (host, since) = ("an import".to_owned(), wall_time());
             intents.push(Intent {
@@ -203,6 +223,13 @@ fn gather(
             let is_usable = lost.len() <= volume.shape.redundancy();
             import.missing.push(Missing { volume: volume.name.clone(), members: lost, is_usable });
         }
+        // A recovery asks its array where the member is.
+        if let Some(moving) = &volume.moving {
+            let (host, since) = ("an import".to_owned(), wall_time());
+            let place = VolumeRecord { members: vec![moving.to.clone()], moving: None, ..volume.clone() };
+            let (uuid, kind) = (Uuid::new_v4(), IntentKind::Move);
+            intents.push(Intent { uuid, kind, volume: place, host, since, former: None });
+        }
         volumes.push(volume);
     }
     import.whole.sort_unstable();
@@ -213,7 +240,7 @@ fn gather(
 /// The array that the namespaces of a volume have a superblock of.
 fn array_of(host: &Host, targets: &[TargetRecord], parts: &[Found]) -> Result<Option<Uuid>> {
     for (at, namespace, label) in parts {
-        if label.shape.layout == VolumeLayout::Single {
+        if !label.shape.layout.has_array() {
             return Ok(None);
         }
         let address = &targets[*at].address;
@@ -232,14 +259,14 @@ fn write(pool: &Pool, targets: &[TargetRecord], volumes: &[VolumeRecord], intent
     let (uuid, name) = (pool.uuid(), keys::pool(&pool.record.name));
     let catalog = &pool.host.catalog;
     let exists = || Error::Exists { what: "pool", name: pool.record.name.clone() };
-    if catalog.get(&name)?.is_some() {
-        return Err(exists());
-    }
     for known in pool.host.pools()? {
         let known = Pool::open(&pool.host, &known)?.record;
         if known.uuid == uuid {
-            return Err(Error::Exists { what: "pool", name: known.name });
+            return Err(Error::Imported(known.name));
         }
+    }
+    if catalog.get(&name)?.is_some() {
+        return Err(exists());
     }
     let mut usage = Usage::default();
     let mut records = Vec::new();
@@ -248,7 +275,7 @@ fn write(pool: &Pool, targets: &[TargetRecord], volumes: &[VolumeRecord], intent
     }
     for volume in volumes {
         usage.add(volume);
-        records.push((keys::volume(uuid, &volume.name), encode(volume)));
+        records.push((keys::volume(uuid, &volume.name), encode_volume(volume)));
     }
     for intent in intents {
         usage.add(&intent.volume);

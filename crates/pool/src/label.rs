@@ -1,10 +1,20 @@
 //! The label of a namespace: what it is a part of, written at the target.
 
 use crate::error::Result;
-use crate::record::{VolumeRecord, decode, encode};
+use crate::record::{SnapshotOf, VolumeRecord, decode_to, encode_as};
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+/// Version of labels, and of those of namespaces that are to become a member, which programs of version 1
+/// would take for one.
+const FORMAT: u64 = 1;
+const FORMAT_JOINING: u64 = 2;
+/// Version of those of the data of a file system, which such programs do not know either.
+const FORMAT_FILES: u64 = 3;
+/// Version of those of clones whose superblock is that of another array, which such programs would take for
+/// members.
+const FORMAT_COPIED: u64 = 4;
 
 /// What a namespace is a part of: all that a lost catalog is made again from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +47,16 @@ pub struct Label {
     pub made_by: String,
     /// See [`made_by`](Self::made_by).
     pub made_at: u64,
+    /// The member moves here, and may still be in the place where it was.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub joining: bool,
+    /// What its volume is a snapshot of, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_of: Option<SnapshotOf>,
+    /// It is a clone that has the superblock of the array that it was cloned from: its volume is not made
+    /// yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copied: bool,
 }
 
 impl Label {
@@ -57,12 +77,21 @@ impl Label {
             thin: volume.thin,
             made_by: volume.made_by.clone(),
             made_at: volume.made_at,
+            joining: false,
+            snapshot_of: volume.snapshot_of.clone(),
+            copied: false,
         }
     }
 
     /// The label as text, with its version.
     pub fn to_text(&self) -> String {
-        String::from_utf8_lossy(&encode(self)).into_owned()
+        let format = match (self.copied, self.joining) {
+            (true, _) => FORMAT_COPIED,
+            _ if self.shape.layout.is_files() => FORMAT_FILES,
+            (false, true) => FORMAT_JOINING,
+            (false, false) => FORMAT,
+        };
+        String::from_utf8_lossy(&encode_as(format, self)).into_owned()
     }
 
     /// Reads a label.
@@ -70,7 +99,7 @@ impl Label {
     /// # Errors
     /// [`Error::Format`](crate::Error::Format) for one of a later version, or one that is damaged.
     pub fn parse(text: &str) -> Result<Label> {
-        decode("the label of a namespace", text.as_bytes())
+        decode_to(FORMAT_COPIED, "the label of a namespace", text.as_bytes())
     }
 }
 
@@ -85,7 +114,19 @@ mod tests {
         let label = Label::parse(text).expect("read");
         assert_eq!((label.index, label.shape.width, label.expires), (4, 6, Some(1_790_000_000)));
         assert_eq!(label.to_text(), text);
-        let later = text.replace("\"format\":1", "\"format\":2");
+        let joining = text.replace("\"format\":1", "\"format\":2");
+        let joining = joining.replace("1780000000}", "1780000000,\"joining\":true}");
+        let snapshot_of = Some(SnapshotOf { volume: Uuid::from_u128(9), name: "s".to_owned() });
+        let copied = Label { snapshot_of, copied: true, ..label.clone() };
+        let end = r#"1780000000,"snapshot_of":{"volume":"00000000-0000-0000-0000-000000000009","name":"s"},"copied":true}"#;
+        let form = text.replace("\"format\":1", "\"format\":4").replace("1780000000}", end);
+        assert_eq!((copied.to_text(), Label::parse(&form)), (form, Ok(copied)));
+        assert_eq!(Label::parse(&joining), Ok(Label { joining: true, ..label }));
+        assert_eq!(Label::parse(&joining).expect("read").to_text(), joining);
+        let files =
+            text.replace("\"format\":1", "\"format\":3").replace("\"double-parity", "\"files+double-parity");
+        assert_eq!(Label::parse(&files).expect("read").to_text(), files);
+        let later = text.replace("\"format\":1", "\"format\":5");
         assert!(matches!(Label::parse(&later), Err(Error::Format { .. })));
         assert!(matches!(Label::parse(&text[..80]), Err(Error::Format { .. })));
     }

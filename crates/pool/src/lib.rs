@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod balance;
 mod change;
 mod claim;
 mod create;
@@ -24,6 +25,8 @@ mod job;
 mod keys;
 mod known;
 mod label;
+pub mod live;
+mod moving;
 mod name;
 mod nodes;
 mod open;
@@ -34,32 +37,42 @@ mod recover;
 mod remote;
 mod remove;
 mod resize;
+mod run_array;
 mod shape;
+mod snapshot;
 mod spaces;
 mod targets;
+pub mod testing;
 mod time;
 mod user;
 mod wire;
 
+pub use balance::{PlannedMove, Removal};
 pub use create::VolumeRequest;
 pub use error::{Error, Result};
 pub use import::{Import, Missing, import};
 pub use job::{JobStatus, volume_of_job};
 pub use known::{KnownPool, default_catalog};
 pub use label::Label;
+pub use moving::{
+    ArrayChange, ArrayView, Arrays, MemberAt, MoveBegun, MoveProgress, MoveRun, MoveStep, Role, RunArray,
+};
 pub use name::{MAX_NAME, check_name};
 pub use nodes::{MAX_NODES, expand_nodes};
 pub use open::{SCHEME, VolumeName, Volumes};
 pub use place::{Candidate, Need, Shortage, place};
 pub use pool::{Host, Pool, Status, TargetStatus, in_sequence};
 pub use record::{
-    BriefShape, Intent, IntentKind, Member, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief,
-    VolumeRecord, VolumeState,
+    BriefShape, Intent, IntentKind, Member, Moving, PoolRecord, Quota, SnapshotOf, TargetRecord, Usage,
+    VolumeBrief, VolumeRecord, VolumeState,
 };
 pub use recover::Recovered;
 pub use remote::Targets;
 pub use remove::Removed;
-pub use shape::{Shape, VolumeLayout};
-pub use spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces, machine, shown};
+pub use resize::Resizing;
+pub use run_array::HostArrays;
+pub use shape::{Shape, VolumeLayout, file_segment};
+pub use snapshot::SnapshotRequest;
+pub use spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces, Taken, machine, shown};
 pub use time::{end_of, format_time, wall_time};
 pub use user::VolumeUser;

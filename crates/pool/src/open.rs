@@ -13,7 +13,7 @@ use longhaul_block::BlockDevice;
 use longhaul_device::arrays::{
     ArrayClient, ArrayRecord, ArrayRequest, ArraySettings, ArrayWatch, Registry, RunningArray, grow,
 };
-use longhaul_device::{Device, ErrorKind, Opener, Scheme};
+use longhaul_device::{Device, ErrorKind, Opener, Scheme, SingleVolume};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -97,6 +97,21 @@ impl Volumes {
         let pool = KnownPool::find(&name.pool)?.open(opener.options())?;
         Ok(pool.record_user(&name.name, &opener.options().hostnqn)?)
     }
+
+    /// The host that opened the volume `POOL/NAME` last; `None` if none has.
+    ///
+    /// # Errors
+    /// The pool is not known here, its catalog cannot be read, or it has no such volume.
+    pub fn user_of(
+        self,
+        name: &str,
+        opener: &Opener,
+    ) -> longhaul_device::Result<Option<crate::user::VolumeUser>> {
+        let invalid = |why| longhaul_device::Error::new(ErrorKind::Invalid, why);
+        let name: VolumeName = name.parse().map_err(invalid)?;
+        let pool = KnownPool::find(&name.pool)?.open(opener.options())?;
+        Ok(pool.user_of(pool.volume(&name.name)?.uuid)?)
+    }
 }
 
 impl Scheme for Volumes {
@@ -124,6 +139,12 @@ impl Pool {
     /// elsewhere, or has too few members.
     pub fn open_volume(&self, name: &str, opener: &Opener) -> longhaul_device::Result<Device> {
         let volume = self.usable_volume(name, opener)?;
+        if volume.shape.layout.is_files() {
+            let pool = &self.record.name;
+            let why =
+                format!("{pool}/{name} is a file system and no device: longhaul mount fs:{pool}/{name} DIR");
+            return Err(longhaul_device::Error::new(ErrorKind::Invalid, why));
+        }
         match (volume.shape.layout, self.array_record(&volume)?) {
             (VolumeLayout::Array(_), Some(array)) => {
                 // Only the array's own thread uses its members.
@@ -147,7 +168,11 @@ impl Pool {
     }
 
     /// A refusal, with the host that opened the volume last.
-    fn with_user(&self, volume: &VolumeRecord, e: longhaul_device::Error) -> longhaul_device::Error {
+    pub(crate) fn with_user(
+        &self,
+        volume: &VolumeRecord,
+        e: longhaul_device::Error,
+    ) -> longhaul_device::Error {
         match self.user_of(volume.uuid) {
             Ok(Some(user)) if e.kind() == ErrorKind::Refused => {
                 longhaul_device::Error::new(e.kind(), format_args!("{e}; {user}"))
@@ -157,7 +182,10 @@ impl Pool {
     }
 
     /// A volume that was made, and is for this host.
-    fn usable_volume(&self, name: &str, opener: &Opener) -> longhaul_device::Result<VolumeRecord> {
+    ///
+    /// # Errors
+    /// It does not exist, is being made, or is not for this host.
+    pub fn usable_volume(&self, name: &str, opener: &Opener) -> longhaul_device::Result<VolumeRecord> {
         let volume = self.volume(name)?;
         if volume.state == VolumeState::Creating {
             let what = format!("volume {name} of pool {} is being made: open it later", self.record.name);
@@ -187,7 +215,8 @@ impl Pool {
             let why = format!("{uri} is not the namespace of volume {} any more", volume.name);
             return Err(longhaul_device::Error::new(ErrorKind::Failed, why));
         }
-        Ok(Device::Remote(device))
+        let name = format!("{}/{}", self.record.name, volume.name);
+        Ok(Device::Single(Box::new(SingleVolume::new(device, &name, volume.uuid))))
     }
 
     /// The URIs of the members of a volume, by which its hosts reach them; none of one that is missing.
@@ -195,6 +224,24 @@ impl Pool {
     /// # Errors
     /// The catalog cannot be read, or has something else than an address.
     pub fn member_uris(&self, volume: &VolumeRecord) -> crate::Result<Vec<Option<String>>> {
+        self.uris_of(volume.members.iter())
+    }
+
+    /// The URI of a namespace of a volume, of one that a member moves to as well; `None` if the volume is gone, or has
+    /// no such namespace.
+    ///
+    /// # Errors
+    /// As for [`member_uris`](Self::member_uris).
+    pub fn namespace_uri(&self, volume: Uuid, namespace: Uuid) -> crate::Result<Option<String>> {
+        let Some(volume) = self.volume_of(volume)? else { return Ok(None) };
+        let is_it = |member: &&crate::record::Member| member.namespace.is_some_and(|id| id.uuid == namespace);
+        Ok(self.uris_of(volume.all_members().filter(is_it))?.into_iter().next().flatten())
+    }
+
+    pub(crate) fn uris_of<'a>(
+        &self,
+        members: impl Iterator<Item = &'a crate::record::Member>,
+    ) -> crate::Result<Vec<Option<String>>> {
         let targets = self.targets()?;
         let uri = |member: &crate::record::Member| {
             let Some(((target, _), id)) = targets.get(&member.target).zip(member.namespace) else {
@@ -207,16 +254,16 @@ impl Pool {
             };
             Ok(Some(uri_of(&target.address, Some(id.nsid)).map_err(failed)?.to_string()))
         };
-        volume.members.iter().map(uri).collect()
+        members.map(uri).collect()
     }
 
     /// What the process that runs a volume's array on this host is asked by; `None` for one without.
-    fn array_record(&self, volume: &VolumeRecord) -> crate::Result<Option<ArrayRecord>> {
+    pub(crate) fn array_record(&self, volume: &VolumeRecord) -> crate::Result<Option<ArrayRecord>> {
         let Some(uuid) = volume.array else { return Ok(None) };
         Ok(Some(ArrayRecord {
             uuid,
             name: format!("{}/{}", self.record.name, volume.name),
-            devices: self.member_uris(volume)?.into_iter().flatten().collect(),
+            devices: self.uris_of(volume.all_members())?.into_iter().flatten().collect(),
             members: BTreeMap::new(),
             settings: ArraySettings::default(),
             registry: Registry::of_volumes(),

@@ -4,6 +4,7 @@ use longhaul_block::units::format_size;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 /// A target that may get members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,21 @@ pub struct Candidate {
     pub domain: String,
     /// Free bytes.
     pub free: u64,
+    /// Round trip of the path to it, if it was measured.
+    pub round_trip: Option<Duration>,
+}
+
+/// Round trips below this are alike, and so are those within a factor of two of each other: what a target
+/// takes to answer varies by more than that.
+const NEAR: Duration = Duration::from_millis(1);
+
+impl Candidate {
+    /// How far it is: the number of times that [`NEAR`] doubles to its round trip. One that was not measured
+    /// counts as near.
+    fn distance(&self) -> u32 {
+        let times = self.round_trip.map_or(0, |time| time.as_nanos() / NEAR.as_nanos());
+        u128::BITS - times.leading_zeros()
+    }
 }
 
 /// What is to be placed.
@@ -41,21 +57,41 @@ pub struct Shortage {
 }
 
 /// The targets for the members, in the order of the members. Members go to different failure domains
-/// as far as there are any, then to different targets, then to the target with the most free bytes;
-/// of equal ones, to the first by identifier. The result depends on the arguments only, not on
-/// the order of the candidates.
+/// as far as there are any, then to different targets, then to the target with the most free bytes; of
+/// equal ones to the nearest, and to the first by identifier. The result depends on the arguments only,
+/// not on the order of the candidates.
 ///
 /// # Errors
 /// What is missing.
 pub fn place(candidates: &[Candidate], need: Need) -> Result<Vec<String>, Shortage> {
+    place_beside(candidates, need, &[])
+}
+
+/// As [`place`], beside members that are there already: the target of each, and its failure domain.
+///
+/// # Errors
+/// What is missing.
+pub(crate) fn place_beside(
+    candidates: &[Candidate],
+    need: Need,
+    others: &[(String, String)],
+) -> Result<Vec<String>, Shortage> {
     let mut free: Vec<u64> = candidates.iter().map(|candidate| candidate.free).collect();
     let mut on_target = vec![0; candidates.len()];
     let mut in_domain: BTreeMap<&str, usize> = BTreeMap::new();
+    for (target, domain) in others {
+        *in_domain.entry(domain).or_default() += 1;
+        if let Some(at) = candidates.iter().position(|candidate| candidate.id == *target) {
+            on_target[at] += 1;
+        }
+    }
     let mut placed = Vec::new();
     while placed.len() < need.members {
         let domain = |i: usize| in_domain.get(candidates[i].domain.as_str()).copied().unwrap_or(0);
         let fits = |i: &usize| free[*i] >= need.size && domain(*i) < need.per_domain;
-        let order = |i: &usize| (domain(*i), on_target[*i], Reverse(free[*i]), &candidates[*i].id);
+        let order = |i: &usize| {
+            (domain(*i), on_target[*i], Reverse(free[*i]), candidates[*i].distance(), &candidates[*i].id)
+        };
         let Some(best) = (0..candidates.len()).filter(fits).min_by_key(order) else {
             return Err(shortage(candidates, need, placed.len()));
         };
@@ -114,7 +150,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn candidate(id: &str, domain: &str, free: u64) -> Candidate {
-        Candidate { id: id.to_owned(), domain: domain.to_owned(), free }
+        Candidate { id: id.to_owned(), domain: domain.to_owned(), free, round_trip: None }
     }
 
     fn need(members: usize, size: u64, per_domain: usize) -> Need {
@@ -135,6 +171,28 @@ mod tests {
         // Where more than one is allowed, the domains are filled evenly, and targets before doubles.
         let shared = place(&all, need(6, 10, usize::MAX)).expect("placed");
         assert_eq!(shared, ["b", "c", "d", "a", "c", "d"]);
+    }
+
+    #[test]
+    fn of_equally_free_targets_the_nearest_comes_first() {
+        let at = |id: &str, free, micros| Candidate {
+            round_trip: Some(Duration::from_micros(micros)),
+            ..candidate(id, &format!("r{id}"), free)
+        };
+        let all =
+            [at("a", 20, 30_000), at("b", 20, 700), at("c", 20, 90), at("d", 30, 60_000), at("e", 20, 5_000)];
+        // Free bytes come before the path, and what is near is alike.
+        assert_eq!(place(&all, need(5, 10, 1)).expect("placed"), ["d", "b", "c", "e", "a"]);
+    }
+
+    #[test]
+    fn members_that_are_there_are_kept_apart_from() {
+        let all = [candidate("a", "r1", 30), candidate("b", "r2", 20), candidate("c", "r3", 10)];
+        let there = [("a".to_owned(), "r1".to_owned()), ("x".to_owned(), "r2".to_owned())];
+        assert_eq!(place_beside(&all, need(1, 5, 1), &there).expect("placed"), ["c"]);
+        assert_eq!(place_beside(&all, need(2, 5, 2), &there).expect("placed"), ["c", "b"]);
+        let none = place_beside(&all[..2], need(1, 5, 1), &there).expect_err("taken");
+        assert_eq!(none.possible, 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::keys;
 use crate::name::check_name;
 use crate::record::{
     Intent, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief, VolumeRecord, VolumeState, decode,
-    decode_intent, encode,
+    decode_intent, decode_volume, encode,
 };
 use crate::spaces::{Space, SpaceError, Spaces};
 use crate::targets::same;
@@ -92,6 +92,7 @@ pub(crate) fn each<T: Sync, R: Send>(items: &[T], call: impl Fn(&T) -> R + Sync)
 }
 
 /// A pool of a catalog.
+#[derive(Clone)]
 pub struct Pool {
     pub(crate) host: Host,
     pub(crate) record: PoolRecord,
@@ -168,6 +169,11 @@ impl Pool {
         Ok(Pool { host: host.clone(), record })
     }
 
+    /// The host that works on it.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
     /// Its record.
     pub fn record(&self) -> &PoolRecord {
         &self.record
@@ -191,20 +197,64 @@ impl Pool {
         Ok((decode("the usage of a pool", &entry.value)?, entry.modified))
     }
 
-    pub(crate) fn intents(&self) -> Result<Vec<(Intent, Revision)>> {
+    /// Volumes that are being made, removed or changed, each with its revision.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn intents(&self) -> Result<Vec<(Intent, Revision)>> {
         let found = self.host.catalog.range(&keys::intent(self.uuid(), ""), None)?.entries;
         found.iter().map(|entry| Ok((decode_intent(&entry.value)?, entry.modified))).collect()
     }
 
-    /// Calls `show` with what a list shows of each volume, in the order of their names.
+    /// Calls `show` with what a list shows of each volume, in the order of their names. What one is a
+    /// snapshot of has the name that it has now, if it is still there.
     ///
     /// # Errors
     /// The catalog cannot be read.
     pub fn list_volumes(&self, mut show: impl FnMut(VolumeBrief<'_>)) -> Result<()> {
-        for entry in self.host.catalog.range(&keys::volume(self.uuid(), ""), None)?.entries {
-            show(decode("the record of a volume", &entry.value)?);
+        let mut names: Option<BTreeMap<Uuid, String>> = None;
+        let mut see = |value: &[u8]| -> Result<()> {
+            let mut brief: VolumeBrief<'_> = decode_volume("the record of a volume", value)?;
+            if let Some(of) = &mut brief.snapshot_of {
+                let names = match &mut names {
+                    Some(names) => names,
+                    None => names.insert(self.volume_names()?),
+                };
+                if let Some(name) = names.get(&of.volume) {
+                    of.name.clone_from(name);
+                }
+            }
+            show(brief);
+            Ok(())
+        };
+        self.visit_volumes(&mut see)
+    }
+
+    /// Calls `see` with the record of each volume, in the order of their names, until it fails.
+    fn visit_volumes(&self, see: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut seen = Ok(());
+        self.host.catalog.visit(&keys::volume(self.uuid(), ""), &mut |_, value| {
+            if seen.is_ok() {
+                seen = see(value);
+            }
+        })?;
+        seen
+    }
+
+    /// The names of all volumes, as they are now.
+    fn volume_names(&self) -> Result<BTreeMap<Uuid, String>> {
+        #[derive(serde::Deserialize)]
+        struct Named {
+            uuid: Uuid,
+            name: String,
         }
-        Ok(())
+        let mut names = BTreeMap::new();
+        self.visit_volumes(&mut |value| {
+            let Named { uuid, name } = decode_volume("the record of a volume", value)?;
+            names.insert(uuid, name);
+            Ok(())
+        })?;
+        Ok(names)
     }
 
     /// All volumes, by name.
@@ -213,7 +263,7 @@ impl Pool {
     /// The catalog cannot be read.
     pub fn volumes(&self) -> Result<Vec<VolumeRecord>> {
         let found = self.host.catalog.range(&keys::volume(self.uuid(), ""), None)?.entries;
-        found.iter().map(|entry| decode("the record of a volume", &entry.value)).collect()
+        found.iter().map(|entry| decode_volume("the record of a volume", &entry.value)).collect()
     }
 
     /// One volume.
@@ -224,6 +274,14 @@ impl Pool {
         Ok(self.find(name)?.0)
     }
 
+    /// The volume with this UUID, under whatever name; `None` if the pool has no such volume.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn volume_of(&self, uuid: Uuid) -> Result<Option<VolumeRecord>> {
+        Ok(self.volumes()?.into_iter().find(|volume| volume.uuid == uuid))
+    }
+
     pub(crate) fn find(&self, name: &str) -> Result<(VolumeRecord, Revision)> {
         self.look_up(name)?.ok_or_else(|| self.not_found("volume", name))
     }
@@ -231,7 +289,7 @@ impl Pool {
     /// The volume of that name, and the revision of its record; `None` if there is none.
     pub(crate) fn look_up(&self, name: &str) -> Result<Option<(VolumeRecord, Revision)>> {
         let Some(entry) = self.host.catalog.get(&keys::volume(self.uuid(), name))? else { return Ok(None) };
-        Ok(Some((decode(&format!("the record of volume {name}"), &entry.value)?, entry.modified)))
+        Ok(Some((decode_volume(&format!("the record of volume {name}"), &entry.value)?, entry.modified)))
     }
 
     /// Whether this volume was published and is there, by whatever name.

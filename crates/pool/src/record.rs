@@ -10,8 +10,15 @@ use uuid::Uuid;
 
 /// Version of all records and labels.
 const FORMAT: u64 = 1;
-/// Version of the intent to resize a volume, which programs of version 1 do not know.
+/// Version of the intent to resize a volume, and of a volume with a member that moves, which programs
+/// of version 1 do not know.
 const FORMAT_RESIZE: u64 = 2;
+const FORMAT_MOVING: u64 = 2;
+/// Version of the intent to move a member.
+const FORMAT_MOVE: u64 = 3;
+/// Versions of a volume that is the data of a file system, and of intents to make and remove one.
+const FORMAT_FILES: u64 = 3;
+const FORMAT_FILES_INTENT: u64 = 4;
 
 /// A record with its version, which stands first.
 #[derive(Serialize)]
@@ -33,10 +40,26 @@ pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
 
 /// An intent as JSON.
 pub(crate) fn encode_intent(intent: &Intent) -> Vec<u8> {
-    encode_as(if intent.kind == IntentKind::Resize { FORMAT_RESIZE } else { FORMAT }, intent)
+    let format = match intent.kind {
+        _ if intent.volume.shape.layout.is_files() => FORMAT_FILES_INTENT,
+        IntentKind::Create | IntentKind::Remove => FORMAT,
+        IntentKind::Resize => FORMAT_RESIZE,
+        IntentKind::Move => FORMAT_MOVE,
+    };
+    encode_as(format, intent)
 }
 
-fn encode_as<T: Serialize>(format: u64, record: &T) -> Vec<u8> {
+/// A volume as JSON.
+pub(crate) fn encode_volume(volume: &VolumeRecord) -> Vec<u8> {
+    let format = match &volume.moving {
+        _ if volume.shape.layout.is_files() => FORMAT_FILES,
+        Some(_) => FORMAT_MOVING,
+        None => FORMAT,
+    };
+    encode_as(format, volume)
+}
+
+pub(crate) fn encode_as<T: Serialize>(format: u64, record: &T) -> Vec<u8> {
     // unwrap: the records have text for keys, and writing to memory does not fail.
     serde_json::to_vec(&Versioned { format, record }).unwrap_or_default()
 }
@@ -51,11 +74,16 @@ pub(crate) fn decode<'de, T: Deserialize<'de>>(what: &str, bytes: &'de [u8]) -> 
 
 /// Reads an intent.
 pub(crate) fn decode_intent(bytes: &[u8]) -> Result<Intent> {
-    decode_to(FORMAT_RESIZE, "an intent", bytes)
+    decode_to(FORMAT_FILES_INTENT, "an intent", bytes)
+}
+
+/// Reads a volume, or a part of its record.
+pub(crate) fn decode_volume<'de, T: Deserialize<'de>>(what: &str, bytes: &'de [u8]) -> Result<T> {
+    decode_to(FORMAT_FILES, what, bytes)
 }
 
 /// Reads a record of a version up to `newest`.
-fn decode_to<'de, T: Deserialize<'de>>(newest: u64, what: &str, bytes: &'de [u8]) -> Result<T> {
+pub(crate) fn decode_to<'de, T: Deserialize<'de>>(newest: u64, what: &str, bytes: &'de [u8]) -> Result<T> {
     // In one pass, as thousands of records are read at a time.
     if bytes.starts_with(BEGIN)
         && let Ok(record) = serde_json::from_slice(bytes)
@@ -114,6 +142,15 @@ pub struct Member {
     pub namespace: Option<NamespaceId>,
 }
 
+/// A member that moves to another target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moving {
+    /// Which one, of the volume's members and spares.
+    pub index: usize,
+    /// Where it moves to.
+    pub to: Member,
+}
+
 /// Whether a volume can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -153,6 +190,28 @@ pub struct VolumeRecord {
     pub made_at: u64,
     /// Whether it can be used.
     pub state: VolumeState,
+    /// The member that moves, if one does: the array may have it in the one place or the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<Moving>,
+    /// What it is a snapshot of, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_of: Option<SnapshotOf>,
+}
+
+/// The volume that another one is a snapshot of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotOf {
+    /// Identifies it; it may have been removed since.
+    pub volume: Uuid,
+    /// Its name at that time.
+    pub name: String,
+}
+
+impl VolumeRecord {
+    /// The namespaces that its array may have: those of its members, and the one that a member moves to.
+    pub(crate) fn all_members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().chain(self.moving.iter().map(|moving| &moving.to))
+    }
 }
 
 /// What a list of volumes shows of one.
@@ -170,6 +229,9 @@ pub struct VolumeBrief<'a> {
     pub expires: Option<u64>,
     /// Whether it can be used.
     pub state: VolumeState,
+    /// What it is a snapshot of, if it is one.
+    #[serde(default)]
+    pub snapshot_of: Option<SnapshotOf>,
 }
 
 /// A part of a [`Shape`].
@@ -195,16 +257,19 @@ pub enum IntentKind {
     Remove,
     /// Its namespaces grow; continued by any host.
     Resize,
+    /// A member moves to another target; continued, undone or published, as its array says.
+    Move,
 }
 
-/// A volume that is being made, removed or resized.
+/// A volume that is being made, removed or changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intent {
     /// Identifies the intent.
     pub uuid: Uuid,
     /// What is done.
     pub kind: IntentKind,
-    /// The volume; of one that is being removed, the members that are left.
+    /// The volume; of one that is being removed, the members that are left, and of one with a member that
+    /// moves, the place that it moves to alone.
     pub volume: VolumeRecord,
     /// The host that began it.
     pub host: String,

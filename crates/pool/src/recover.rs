@@ -3,12 +3,13 @@
 use crate::claim::Claim;
 use crate::error::Result;
 use crate::keys;
+use crate::label::Label;
 use crate::pool::{Pool, each};
-use crate::record::{Intent, IntentKind, TargetRecord, encode_intent};
+use crate::record::{Intent, IntentKind, TargetRecord, VolumeRecord, VolumeState, encode_intent};
 use crate::remove::Removed;
 use crate::spaces::shown;
 use longhaul_catalog::{Expect, Revision, Txn};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 /// What a recovery has done.
@@ -26,7 +27,7 @@ pub struct Recovered {
 
 impl Pool {
     /// Finishes what lost hosts have begun: volumes that were not published are undone, removals and
-    /// resizes are continued, and namespaces that no record names are removed. Any host may do this at any time.
+    /// resizes are continued, moves end as their arrays say, and namespaces that no record names are removed. Any host may do this at any time.
     ///
     /// # Errors
     /// The catalog cannot be read or changed. A target that cannot be reached is no error.
@@ -78,10 +79,11 @@ impl Pool {
             return Ok(None);
         }
         let claim = Claim::new(&self.host.catalog, self.host.ttl)?;
-        if intent.kind == IntentKind::Resize {
-            let done = match self.own(intent, at, &claim)? {
-                true => Some(self.finish_resize(intent)?),
-                false => None,
+        if matches!(intent.kind, IntentKind::Resize | IntentKind::Move) {
+            let done = match (self.own(intent, at, &claim)?, intent.kind) {
+                (Some(owned), IntentKind::Move) => Some(self.finish_move(&owned)?),
+                (Some(owned), _) => Some(self.finish_resize(&owned)?),
+                (None, _) => None,
             };
             claim.release();
             return Ok(done);
@@ -111,17 +113,40 @@ impl Pool {
         self.sweep(&targets, recovered)
     }
 
-    /// Removes namespaces of this pool at these targets whose volume has no record: a host that was taken
-    /// for lost, or a command that was under way, has made them late.
+    /// Removes namespaces of this pool at these targets that no record names: a host that was taken for
+    /// lost, or a command that was under way, has made them late, or a target that was given up has come
+    /// back.
     ///
     /// A record is written before the first namespace and deleted after the last one, and the
     /// namespaces are listed before the records are read: so one without a record is of a volume that
-    /// is gone for good.
+    /// is gone for good, and one that the record of its volume does not name is not needed.
     pub(crate) fn sweep(&self, targets: &[TargetRecord], recovered: &mut Recovered) -> Result<()> {
         let listed =
             each(targets, |target| self.space(target).and_then(|_| self.host.spaces.list(&target.address)));
-        let intents = self.intents()?.into_iter().map(|(intent, _)| intent.volume.uuid);
-        let known: BTreeSet<Uuid> = intents.chain(self.volumes()?.iter().map(|volume| volume.uuid)).collect();
+        let (intents, volumes) = (self.intents()?, self.volumes()?);
+        let of_intents = intents.iter().map(|(intent, _)| &intent.volume);
+        let known: BTreeSet<Uuid> = of_intents.clone().chain(&volumes).map(|volume| volume.uuid).collect();
+        let named: BTreeSet<Uuid> = of_intents
+            .chain(&volumes)
+            .flat_map(VolumeRecord::all_members)
+            .filter_map(|member| Some(member.namespace?.uuid))
+            .collect();
+        let published: BTreeMap<Uuid, &VolumeRecord> = volumes
+            .iter()
+            .filter(|volume| volume.state == VolumeState::Ready)
+            .map(|volume| (volume.uuid, volume))
+            .collect();
+        // The one that is being made for a member that moves is recorded after that.
+        let may_be_recorded = |volume: &VolumeRecord| {
+            volume.moving.as_ref().is_some_and(|moving| moving.to.namespace.is_none())
+        };
+        let is_left = |label: &Label, id: Uuid| match published.get(&label.volume) {
+            Some(volume) => {
+                let may_belong = named.contains(&id) || label.joining && may_be_recorded(volume);
+                !may_belong
+            }
+            None => !known.contains(&label.volume),
+        };
         for (target, listed) in targets.iter().zip(listed) {
             let (address, name) = (&target.address, shown(&target.address));
             let namespaces = match listed {
@@ -133,7 +158,7 @@ impl Pool {
             };
             for namespace in namespaces {
                 let Some(Ok(label)) = namespace.label else { continue };
-                if label.pool == self.uuid() && !known.contains(&label.volume) {
+                if label.pool == self.uuid() && is_left(&label, namespace.id.uuid) {
                     match self.host.spaces.remove(address, namespace.id) {
                         Ok(()) => recovered.swept += 1,
                         Err(e) => recovered.waiting.push(format!("target {name}: {e}")),

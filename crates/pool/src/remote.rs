@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::label::Label;
 use crate::record::VolumeRecord;
 use crate::shape::VolumeLayout;
-use crate::spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces};
+use crate::spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces, Taken};
 use crate::wire::{authority, from_wire, to_wire, uri_of};
 use futures_util::future::try_join_all;
 use longhaul_block::BlockDevice;
@@ -38,6 +38,8 @@ pub struct Targets {
     options: Options,
     /// Connections by address.
     connected: Mutex<BTreeMap<String, Arc<Administrator>>>,
+    /// Round trips by address, the shortest of each.
+    round_trips: Mutex<BTreeMap<String, Duration>>,
 }
 
 impl Targets {
@@ -48,7 +50,7 @@ impl Targets {
     pub fn new(options: Options) -> Result<Targets> {
         let thread = Thread::start("longhaul-pool", options.engine.clone());
         let thread = thread.map_err(|e| Error::Local(format!("cannot start a thread: {e}")))?;
-        Ok(Targets { thread, options, connected: Mutex::default() })
+        Ok(Targets { thread, options, connected: Mutex::default(), round_trips: Mutex::default() })
     }
 
     /// The address of the space that `name` means: `HOST[:PORT]` where that target has one space, or
@@ -149,7 +151,10 @@ impl Targets {
     }
 
     /// Attaches a namespace to this host, if it is not; whether it was not.
-    fn attach(&self, address: &str, namespace: NamespaceId) -> std::result::Result<bool, SpaceError> {
+    ///
+    /// # Errors
+    /// The target cannot be reached, or refuses.
+    pub fn attach(&self, address: &str, namespace: NamespaceId) -> std::result::Result<bool, SpaceError> {
         let own = self.options.hostnqn.clone();
         self.change_hosts(address, namespace, move |hosts| {
             if !hosts.contains(&own) {
@@ -158,7 +163,11 @@ impl Targets {
         })
     }
 
-    fn detach(&self, address: &str, namespace: NamespaceId) -> std::result::Result<(), SpaceError> {
+    pub(crate) fn detach(
+        &self,
+        address: &str,
+        namespace: NamespaceId,
+    ) -> std::result::Result<(), SpaceError> {
         let own = self.options.hostnqn.clone();
         self.change_hosts(address, namespace, move |hosts| hosts.retain(|host| *host != own)).map(drop)
     }
@@ -194,6 +203,21 @@ impl Targets {
     fn device_options(&self) -> Options {
         Options { ctrl_loss: Some(PATIENCE), queues: 1, ..self.options.clone() }
     }
+}
+
+/// Whether an array has a member on a namespace, by the superblocks that can be read; `None` without any.
+fn verdict(
+    labels: impl Iterator<Item = (NamespaceId, longhaul_array::Label)>,
+    wanted: NamespaceId,
+) -> Option<Taken> {
+    let labels: Vec<(NamespaceId, longhaul_array::Label)> = labels.collect();
+    let (_, newest) =
+        labels.iter().filter(|(_, label)| label.current).max_by_key(|(_, label)| label.generation)?;
+    if !newest.clean {
+        return Some(Taken::InUse);
+    }
+    let has = labels.iter().any(|(id, label)| *id == wanted && label.current && label.array == newest.array);
+    Some(if has { Taken::Yes } else { Taken::No })
 }
 
 /// Runs a future on an engine, for threads without one.
@@ -241,11 +265,57 @@ async fn connect(
 impl Spaces for Targets {
     fn space(&self, address: &str) -> std::result::Result<Space, SpaceError> {
         let id = uri_of(address, None)?.subnqn;
-        self.with(address, |space| async move {
+        let (space, took) = self.with(address, |space| async move {
+            let began = longhaul_engine::now();
             let capacity = space.capacity().await?;
+            let took = longhaul_engine::now() - began;
             let bytes = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
-            Ok(Space { id, capacity: bytes(capacity.total), free: bytes(capacity.unallocated) })
-        })
+            Ok((Space { id, capacity: bytes(capacity.total), free: bytes(capacity.unallocated) }, took))
+        })?;
+        let mut all = self.round_trips.lock().unwrap_or_else(PoisonError::into_inner);
+        let shortest = all.entry(address.to_owned()).or_insert(took);
+        *shortest = took.min(*shortest);
+        Ok(space)
+    }
+
+    fn round_trip(&self, address: &str) -> Option<Duration> {
+        self.round_trips.lock().unwrap_or_else(PoisonError::into_inner).get(address).copied()
+    }
+
+    fn taken(
+        &self,
+        members: &[(String, NamespaceId)],
+        place: &(String, NamespaceId),
+    ) -> std::result::Result<Taken, SpaceError> {
+        let was_detached =
+            crate::pool::each(members, |(address, namespace)| self.attach(address, *namespace));
+        let opened: Vec<(Uri, NamespaceId)> = members
+            .iter()
+            .map(|(address, namespace)| Ok((uri_of(address, Some(namespace.nsid))?, *namespace)))
+            .collect::<std::result::Result<_, SpaceError>>()?;
+        let (options, wanted) = (self.device_options(), place.1);
+        let found = run(&self.thread.handle(), move || async move {
+            let connecting = opened
+                .into_iter()
+                .map(async |(uri, namespace)| (namespace, connect(uri, namespace, options.clone()).await));
+            let connected = futures_util::future::join_all(connecting).await;
+            let reached: Vec<_> = connected
+                .into_iter()
+                .filter_map(|(namespace, device)| Some((namespace, device.ok()?)))
+                .collect();
+            let devices: Vec<Arc<dyn BlockDevice>> =
+                reached.iter().map(|(_, device)| Arc::clone(device)).collect();
+            let labels = longhaul_array::survey(&devices).await;
+            let labels = reached.iter().map(|(namespace, _)| *namespace).zip(labels);
+            Ok(verdict(labels.filter_map(|(id, label)| Some((id, label.ok()??))), wanted))
+        });
+        for ((address, namespace), attached) in members.iter().zip(was_detached) {
+            if attached == Ok(true) {
+                self.detach(address, *namespace)?;
+            }
+        }
+        found?
+            .ok_or_else(|| SpaceError::Unreachable("none of the members of its array can be read".to_owned()))
     }
 
     fn list(&self, address: &str) -> std::result::Result<Vec<Namespace>, SpaceError> {
@@ -262,7 +332,7 @@ impl Spaces for Targets {
     fn make(&self, address: &str, size: u64, label: &Label) -> std::result::Result<NamespaceId, SpaceError> {
         let mut hosts = label.hosts.clone();
         // An array is made on it by this host.
-        if label.shape.layout != VolumeLayout::Single && !hosts.contains(&self.options.hostnqn) {
+        if label.shape.layout.has_array() && !hosts.contains(&self.options.hostnqn) {
             hosts.push(self.options.hostnqn.clone());
         }
         let new = NewNamespace { size, block_size: BLOCK_SIZE, label: to_wire(label, &hosts) };
@@ -333,6 +403,52 @@ impl Spaces for Targets {
                 crate::pool::each(members, |(address, namespace)| self.detach(address, *namespace));
             detached.into_iter().collect::<std::result::Result<Vec<()>, SpaceError>>()?;
         }
+        Ok(array)
+    }
+
+    fn check_clones(&self, address: &str, namespace: NamespaceId) -> std::result::Result<(), SpaceError> {
+        self.with(address, move |space| async move {
+            current(&space, namespace).await?;
+            Ok(space.check_clones(namespace.nsid).await?)
+        })
+    }
+
+    fn clone_of(
+        &self,
+        address: &str,
+        source: NamespaceId,
+        label: &Label,
+    ) -> std::result::Result<NamespaceId, SpaceError> {
+        // Its superblock is that of another array: no host of the volume is to see it yet.
+        let own = vec![self.options.hostnqn.clone()];
+        let label = to_wire(label, if label.copied { &own } else { &label.hosts });
+        self.with(address, move |space| async move {
+            current(&space, source).await?;
+            let nsid = space.clone_namespace(source.nsid, &label).await?;
+            Ok(NamespaceId { nsid, uuid: space.namespace(nsid).await?.uuid })
+        })
+    }
+
+    fn adopt(
+        &self,
+        volume: &VolumeRecord,
+        of: Uuid,
+        members: &[(String, NamespaceId, Label)],
+    ) -> std::result::Result<Uuid, SpaceError> {
+        let uri = |(address, namespace, _): &(String, NamespaceId, Label)| {
+            Ok((uri_of(address, Some(namespace.nsid))?, *namespace))
+        };
+        let uris = members.iter().map(uri).collect::<std::result::Result<Vec<_>, SpaceError>>()?;
+        let (options, name) = (self.device_options(), volume.name.clone());
+        let array = run(&self.thread.handle(), move || async move {
+            let connecting = uris.into_iter().map(|(uri, of)| connect(uri, of, options.clone()));
+            let devices = try_join_all(connecting).await?;
+            Ok(longhaul_array::adopt_copies(&devices, of, &name).await?)
+        })?;
+        let relabelled = crate::pool::each(members, |(address, namespace, label)| {
+            self.relabel(address, *namespace, label)
+        });
+        relabelled.into_iter().collect::<std::result::Result<Vec<()>, SpaceError>>()?;
         Ok(array)
     }
 

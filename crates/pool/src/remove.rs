@@ -42,8 +42,9 @@ impl Pool {
     /// No volume has that name, or it is still being made.
     pub fn remove_volume(&self, name: &str) -> Result<Removed> {
         for _ in 0..TRIES {
-            let (volume, at) = self.find(name)?;
+            let (mut volume, at) = self.find(name)?;
             self.check_ready(&volume)?;
+            let ended = self.without_move(&mut volume, Txn::new())?;
             let claim = Claim::new(&self.host.catalog, self.host.ttl)?;
             let intent = Intent {
                 uuid: self.host.spaces.new_uuid(),
@@ -54,7 +55,8 @@ impl Pool {
                 former: None,
             };
             let key = keys::volume(self.uuid(), name);
-            let txn = self.intent_txn(&intent, &claim).expect(&key, Expect::Modified(at)).delete(&key);
+            let txn =
+                self.with_intent(ended, &intent, &claim).expect(&key, Expect::Modified(at)).delete(&key);
             let txn = self.without_resize(intent.volume.uuid, txn)?;
             let txn = txn.delete(&keys::user(self.uuid(), intent.volume.uuid));
             if self.host.commit(&txn, || self.has(&intent))? {
@@ -171,7 +173,12 @@ impl Pool {
 
     /// Records that an intent has become `left`, or is done, and that the bytes at the targets that are
     /// `gone` are free.
-    fn record_removal(&self, intent: &Intent, left: &Intent, gone: impl Fn(&str) -> bool) -> Result<()> {
+    pub(crate) fn record_removal(
+        &self,
+        intent: &Intent,
+        left: &Intent,
+        gone: impl Fn(&str) -> bool,
+    ) -> Result<()> {
         let (key, owner) = self.keys(intent);
         for _ in 0..TRIES {
             // Another host may have recorded it, or a part of it.

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::label::Label;
 use crate::pool::{Pool, TRIES, each};
-use crate::record::{Intent, IntentKind, TargetRecord, VolumeRecord, encode};
+use crate::record::{Intent, IntentKind, TargetRecord, VolumeRecord, encode, encode_intent, encode_volume};
 use crate::remove::Removed;
 use crate::shape::Shape;
 use crate::spaces::{NamespaceId, SpaceError};
@@ -29,7 +29,31 @@ use uuid::Uuid;
 /// A namespace of a volume: its index, number, and target.
 type MemberPlace = (usize, NamespaceId, TargetRecord);
 
+/// A resize that has begun and not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resizing {
+    /// Size that the volume is to have, in bytes.
+    pub size: u64,
+    /// The host that began it.
+    pub host: String,
+    /// When, in seconds since 1970.
+    pub since: u64,
+    /// A host is at it. If not, another resize of the volume or a recovery of the pool finishes it.
+    pub under_way: bool,
+}
+
 impl Pool {
+    /// The resize of a volume that has begun and not ended.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn resizing(&self, volume: &VolumeRecord) -> Result<Option<Resizing>> {
+        let Some((intent, _)) = self.resize_of(volume.uuid)? else { return Ok(None) };
+        let owner = self.host.catalog.get(&keys::owner(self.uuid(), intent.uuid))?;
+        let (size, host, since) = (intent.volume.shape.size, intent.host, intent.since);
+        Ok(Some(Resizing { size, host, since, under_way: owner.is_some() }))
+    }
+
     /// Makes a volume `size` bytes large, at least: its namespaces grow at their targets. The array over
     /// them grows where it runs, or when it is opened next. One that has this size is left as it is.
     ///
@@ -60,12 +84,12 @@ impl Pool {
         claim: &Claim,
     ) -> Result<Option<VolumeRecord>> {
         if let Some((left, left_at)) = self.resize_of(volume.uuid)? {
-            if !self.own(&left, left_at, claim)? {
+            let Some(owned) = self.own(&left, left_at, claim)? else {
                 let why =
                     format!("{} has begun to resize it, and is doing so or was lost a moment ago", left.host);
                 return Err(self.not_resized(volume, why));
-            }
-            self.carry_on(&left)?;
+            };
+            self.carry_on(&owned)?;
             return Ok(None);
         }
         if size == volume.shape.size {
@@ -80,22 +104,27 @@ impl Pool {
     }
 
     /// The resize of a volume that was begun.
-    fn resize_of(&self, volume: Uuid) -> Result<Option<(Intent, Revision)>> {
+    pub(crate) fn resize_of(&self, volume: Uuid) -> Result<Option<(Intent, Revision)>> {
         let is_it = |(intent, _): &(Intent, Revision)| {
             intent.kind == IntentKind::Resize && intent.volume.uuid == volume
         };
         Ok(self.intents()?.into_iter().find(is_it))
     }
 
-    /// Makes this host the owner of an intent that has none; false if it has one.
-    pub(crate) fn own(&self, intent: &Intent, at: Revision, claim: &Claim) -> Result<bool> {
+    /// Makes this host the owner of an intent that has none; `None` if it has one. The intent is another one from
+    /// here on, which is returned: a former owner that is only slow changes nothing any more.
+    pub(crate) fn own(&self, intent: &Intent, at: Revision, claim: &Claim) -> Result<Option<Intent>> {
         let owner = keys::owner(self.uuid(), intent.uuid);
         let key = keys::intent(self.uuid(), &intent.uuid.to_string());
         let txn = Txn::new().expect(&key, Expect::Modified(at)).expect(&owner, Expect::Absent);
+        // Later than before also where it was another process of this host, or the clock was set back.
+        let since = wall_time().max(intent.since + 1);
+        let owned = Intent { host: self.host.name.clone(), since, ..intent.clone() };
+        let txn = txn.put(&key, &encode_intent(&owned));
         let txn = txn.put_leased(&owner, self.host.name.as_bytes(), claim.lease());
         let lease = Some(claim.lease());
-        self.host
-            .commit(&txn, || Ok(self.host.catalog.get(&owner)?.is_some_and(|entry| entry.lease == lease)))
+        let is_made = || Ok(self.host.catalog.get(&owner)?.is_some_and(|entry| entry.lease == lease));
+        Ok(self.host.commit(&txn, is_made)?.then_some(owned))
     }
 
     /// Writes the intent, and promises what is needed. `None` if another host was ahead.
@@ -110,6 +139,10 @@ impl Pool {
             Err(Error::Shape(why)) => return Err(self.not_resized(volume, why)),
             shape => shape?,
         };
+        if volume.moving.is_some() {
+            let why = "a member of it moves to another target: wait for that ('longhaul pool status')";
+            return Err(self.not_resized(volume, why.to_owned()));
+        }
         let places = self.places(volume)?;
         if places.len() < volume.members.len() {
             let why = "a member is missing, or its target is not known any more".to_owned();
@@ -135,7 +168,7 @@ impl Pool {
         let (key, usage_key) = (keys::volume(self.uuid(), &volume.name), keys::usage(self.uuid()));
         let txn = self.intent_txn(&intent, claim).expect(&key, Expect::Modified(at));
         let txn = txn.expect(&usage_key, Expect::Modified(usage_at));
-        let txn = txn.put(&key, &encode(&growing)).put(&usage_key, &encode(&usage));
+        let txn = txn.put(&key, &encode_volume(&growing)).put(&usage_key, &encode(&usage));
         Ok(self.host.commit(&txn, || self.has(&intent))?.then_some(intent))
     }
 
@@ -155,18 +188,26 @@ impl Pool {
             needs.entry(&target.id).or_insert((target, 0)).1 += more;
         }
         let needs: Vec<(&TargetRecord, u64)> = needs.into_values().collect();
-        let asked = each(&needs, |(target, needed)| {
-            let space = self.space(target)?;
-            let promised = promised.get(&target.id).copied().unwrap_or(0);
-            let free = space.free.min(space.capacity.saturating_sub(promised));
-            if free < *needed {
-                let (free, needed) = (format_size(free), format_size(*needed));
-                return Err(SpaceError::Full(format!("{needed} more are needed there, and {free} are free")));
-            }
-            Ok(())
-        });
+        let asked = each(&needs, |(target, needed)| self.check_free(target, promised, *needed));
         for ((target, _), asked) in needs.iter().zip(asked) {
             asked.map_err(|source| failed("grow a namespace", target, source))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses if a target has not as many bytes that are neither taken nor promised.
+    pub(crate) fn check_free(
+        &self,
+        target: &TargetRecord,
+        promised: &BTreeMap<String, u64>,
+        needed: u64,
+    ) -> std::result::Result<(), SpaceError> {
+        let space = self.space(target)?;
+        let promised = promised.get(&target.id).copied().unwrap_or(0);
+        let free = space.free.min(space.capacity.saturating_sub(promised));
+        if free < needed {
+            let (free, needed) = (format_size(free), format_size(needed));
+            return Err(SpaceError::Full(format!("{needed} more are needed there, and {free} are free")));
         }
         Ok(())
     }
@@ -240,7 +281,7 @@ impl Pool {
                     txn = txn.expect(&usage_key, Expect::Modified(usage_at)).put(&usage_key, &encode(&usage));
                 }
                 let resized = VolumeRecord { shape, ..volume };
-                txn = txn.expect(&name, Expect::Modified(volume_at)).put(&name, &encode(&resized));
+                txn = txn.expect(&name, Expect::Modified(volume_at)).put(&name, &encode_volume(&resized));
             }
             if self.host.commit(&txn, || Ok(self.host.catalog.get(&key)?.is_none()))? {
                 return Ok(());
@@ -250,10 +291,8 @@ impl Pool {
     }
 
     /// A volume, whatever its name is by now.
-    fn by_uuid(&self, uuid: Uuid) -> Result<Option<(VolumeRecord, Revision)>> {
-        let Some(volume) = self.volumes()?.into_iter().find(|volume| volume.uuid == uuid) else {
-            return Ok(None);
-        };
+    pub(crate) fn by_uuid(&self, uuid: Uuid) -> Result<Option<(VolumeRecord, Revision)>> {
+        let Some(volume) = self.volume_of(uuid)? else { return Ok(None) };
         Ok(self.look_up(&volume.name)?.filter(|(found, _)| found.uuid == uuid))
     }
 
@@ -283,6 +322,6 @@ impl Pool {
     }
 }
 
-fn failed(attempted: &'static str, target: &TargetRecord, source: SpaceError) -> Error {
+pub(crate) fn failed(attempted: &'static str, target: &TargetRecord, source: SpaceError) -> Error {
     Error::Space { attempted, address: target.address.clone(), source }
 }

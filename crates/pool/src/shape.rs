@@ -16,6 +16,13 @@ const MAX_SIZE: u64 = 1 << 56;
 const SUITED_WIDTH: usize = 8;
 /// The name of the layout of one namespace.
 const SINGLE: &str = "single";
+/// What names of layouts of file systems begin with.
+const FILES: &str = "files+";
+/// Fewest and most bytes of a segment of a file system on one member: what a host takes at a time.
+const SEGMENT_LEAST: u64 = 1 << 20;
+const SEGMENT_MOST: u64 = 64 << 20;
+/// Segments that a member has at least, so that several hosts have some.
+const SEGMENTS: u64 = 32;
 
 /// Distribution of a volume over its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +31,8 @@ pub enum VolumeLayout {
     Single,
     /// An array.
     Array(Layout),
+    /// The data of a file system, whose stripes its hosts place: namespaces without an array.
+    Files(Layout),
 }
 
 impl VolumeLayout {
@@ -32,10 +41,40 @@ impl VolumeLayout {
         match self {
             VolumeLayout::Single => SINGLE,
             VolumeLayout::Array(layout) => layout.name(),
+            VolumeLayout::Files(Layout::Stripe) => "files+stripe",
+            VolumeLayout::Files(Layout::Mirror) => "files+mirror",
+            VolumeLayout::Files(Layout::StripeMirror) => "files+stripe+mirror",
+            VolumeLayout::Files(Layout::Parity) => "files+parity",
+            VolumeLayout::Files(Layout::DoubleParity) => "files+double-parity",
         }
     }
 
-    /// Names of all of them.
+    /// Whether an array is made over the members.
+    pub fn has_array(self) -> bool {
+        matches!(self, VolumeLayout::Array(_))
+    }
+
+    /// Whether it is the data of a file system.
+    pub fn is_files(self) -> bool {
+        matches!(self, VolumeLayout::Files(_))
+    }
+
+    /// Most data units and the units of parity that a stripe of a file system has on `width` members; `None`
+    /// for what is no layout of file systems, or with too few members.
+    pub fn file_stripe(self, width: usize) -> Option<(usize, usize)> {
+        let VolumeLayout::Files(layout) = self else { return None };
+        let (data, parity) = match layout {
+            Layout::Stripe => (width, 0),
+            // Two copies, on any two of the members.
+            Layout::Mirror => (width.checked_sub(1)?.min(1), 1),
+            Layout::Parity => (width.checked_sub(1)?, 1),
+            Layout::DoubleParity => (width.checked_sub(2)?, 2),
+            Layout::StripeMirror => return None,
+        };
+        (data > 0 && width <= MAX_FILE_WIDTH).then_some((data, parity))
+    }
+
+    /// Names of all that `volume create` makes.
     pub fn names() -> impl Iterator<Item = &'static str> {
         Layout::ALL.into_iter().map(Layout::name).chain([SINGLE])
     }
@@ -48,7 +87,8 @@ impl VolumeLayout {
             VolumeLayout::Single => 1,
             VolumeLayout::Array(Layout::Mirror) => 2,
             VolumeLayout::Array(Layout::StripeMirror) => most / 2 * 2,
-            VolumeLayout::Array(_) => most,
+            // Copies are on any two members, which share the load.
+            VolumeLayout::Array(_) | VolumeLayout::Files(_) => most,
         }
     }
 }
@@ -65,6 +105,7 @@ impl FromStr for VolumeLayout {
     fn from_str(text: &str) -> std::result::Result<VolumeLayout, String> {
         match text {
             SINGLE => Ok(VolumeLayout::Single),
+            text if text.starts_with(FILES) => text[FILES.len()..].parse().map(VolumeLayout::Files),
             text => text.parse().map(VolumeLayout::Array).map_err(|e: String| format!("{e}, {SINGLE}")),
         }
     }
@@ -124,6 +165,26 @@ impl Shape {
                 }
                 Ok(shape(unit, array_member(layout, width, unit, size)?))
             }
+            VolumeLayout::Files(files) => {
+                let Some((data, parity)) = layout.file_stripe(width) else {
+                    let why = format!("a file system of layout {files} cannot have {width} members");
+                    return Err(Error::Shape(why));
+                };
+                if spares > 0 {
+                    return Err(Error::Shape("a file system has no spares".to_owned()));
+                }
+                if !(unit.is_power_of_two() && (FILE_UNIT_LEAST..=SEGMENT_LEAST).contains(&unit)) {
+                    let most = format_size(SEGMENT_LEAST);
+                    let why = format!("a stripe unit of a file system is a power of two up to {most}");
+                    return Err(Error::Shape(why));
+                }
+                let raw = u128::from(size) * (data + parity) as u128 / data as u128;
+                let member = u64::try_from(raw.div_ceil(width as u128)).unwrap_or(MAX_SIZE);
+                // A host has one segment that is not full, and stripes do not fill the last bytes of one.
+                let segment = file_segment(member);
+                let member = (member + member / 64 + 2 * segment).next_multiple_of(segment);
+                Ok(shape(unit, member))
+            }
         }
     }
 
@@ -141,6 +202,8 @@ impl Shape {
         }
         let fitted = Shape::fit(self.layout, self.width, self.spares, self.unit, size)?.member_size;
         let member = match self.layout {
+            // Its segments stay as large as they are.
+            VolumeLayout::Files(_) => fitted.next_multiple_of(file_segment(self.member_size)),
             VolumeLayout::Single => fitted,
             VolumeLayout::Array(_) => fitted + fitted / 200 + 16 * self.unit,
         };
@@ -160,6 +223,7 @@ impl Shape {
             VolumeLayout::Array(layout) => {
                 Geometry::fit(layout, self.width, self.unit, self.member_size).map_or(0, |g| g.redundancy())
             }
+            VolumeLayout::Files(_) => self.layout.file_stripe(self.width).map_or(0, |(_, parity)| parity),
         }
     }
 
@@ -167,6 +231,18 @@ impl Shape {
     pub fn bytes(&self) -> u64 {
         self.member_size * self.members() as u64
     }
+}
+
+/// Most members of a file system: as many as a stripe can have units.
+const MAX_FILE_WIDTH: usize = 64;
+/// Smallest stripe unit of a file system.
+const FILE_UNIT_LEAST: u64 = 64 << 10;
+
+/// Bytes of a segment on members of this size, of a file system: a power of two.
+pub fn file_segment(member_size: u64) -> u64 {
+    let suited = member_size / SEGMENTS;
+    let power = if suited == 0 { 1 } else { 1 << suited.ilog2() };
+    power.clamp(SEGMENT_LEAST, SEGMENT_MOST)
 }
 
 /// Bytes of the smallest member whose array has `size` bytes, but for the rounding.
@@ -223,6 +299,12 @@ mod tests {
             let text = serde_json::to_string(&layout).expect("written");
             assert_eq!(serde_json::from_str::<VolumeLayout>(&text).expect("read"), layout);
         }
+        let files: VolumeLayout = "files+parity".parse().expect("a layout");
+        assert_eq!(
+            (files.to_string().as_str(), files.is_files(), files.has_array()),
+            ("files+parity", true, false)
+        );
+        assert!(!VolumeLayout::names().any(|name| name.starts_with("files")));
         let error = "raid5".parse::<VolumeLayout>().expect_err("unknown");
         assert!(error.ends_with("double-parity, single"), "{error}");
     }
@@ -232,6 +314,46 @@ mod tests {
         let width = |name: &str, domains| name.parse::<VolumeLayout>().expect(name).suited_width(domains);
         assert_eq!((width("parity", 6), width("double-parity", 20), width("stripe", 3)), (6, 8, 3));
         assert_eq!((width("mirror", 6), width("stripe+mirror", 5), width("single", 6)), (2, 4, 1));
+    }
+
+    #[test]
+    fn the_members_of_a_file_system_have_room_for_its_content() {
+        const MIB: u64 = 1 << 20;
+        for (layout, width, stripe) in [
+            (Layout::Stripe, 3, (3, 0)),
+            (Layout::Mirror, 2, (1, 1)),
+            (Layout::Mirror, 5, (1, 1)),
+            (Layout::Parity, 6, (5, 1)),
+            (Layout::DoubleParity, 6, (4, 2)),
+        ] {
+            let layout = VolumeLayout::Files(layout);
+            assert_eq!(layout.file_stripe(width), Some(stripe));
+            for size in [1, 100 * MIB, 1 << 40] {
+                let shape = Shape::fit(layout, width, 0, 256 << 10, size).expect("fits");
+                let segment = file_segment(shape.member_size);
+                let room = |shape: &Shape| {
+                    let whole = shape.member_size / segment * segment * width as u64;
+                    whole * stripe.0 as u64 / (stripe.0 + stripe.1) as u64
+                };
+                assert!(room(&shape) >= size, "{layout} {size}");
+                assert_eq!(shape.redundancy(), stripe.1);
+                // Its segments stay as large as they are.
+                let grown = shape.grown(size * 2).expect("grows");
+                assert!(room(&grown) >= size * 2, "{layout} {size}");
+            }
+        }
+        for (layout, width, spares, unit) in [
+            (Layout::Mirror, 1, 0, 256 << 10),
+            (Layout::Parity, 1, 0, 256 << 10),
+            (Layout::DoubleParity, 2, 0, 256 << 10),
+            (Layout::StripeMirror, 4, 0, 256 << 10),
+            (Layout::Parity, 3, 1, 256 << 10),
+            (Layout::Parity, 3, 0, 3 << 16),
+            (Layout::Parity, 65, 0, 256 << 10),
+        ] {
+            let shape = Shape::fit(VolumeLayout::Files(layout), width, spares, unit, MIB);
+            assert!(matches!(shape, Err(Error::Shape(_))), "{shape:?}");
+        }
     }
 
     #[test]

@@ -69,6 +69,17 @@ pub enum SpaceError {
     Failed(String),
 }
 
+/// Whether the array of a volume has a member at the place that it moves to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It has, and keeps it.
+    Yes,
+    /// It has not, and no host uses it.
+    No,
+    /// A host uses it, or did so when it crashed: it may change at any time.
+    InUse,
+}
+
 /// Makes and removes namespaces at targets, and arrays over them. Each change is durable when the call
 /// returns.
 pub trait Spaces: Send + Sync {
@@ -120,11 +131,66 @@ pub trait Spaces: Send + Sync {
     /// A member cannot be reached, or written.
     fn format(&self, volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError>;
 
+    /// Whether namespaces of a target can be cloned: it tries that, and makes nothing.
+    ///
+    /// # Errors
+    /// [`SpaceError::Refused`] if they cannot, as is so unless a space says otherwise; or as for
+    /// [`Self::space`].
+    fn check_clones(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
+        let _ = address;
+        Err(SpaceError::Refused(format!("namespace {} is not cloned", namespace.uuid)))
+    }
+
+    /// Makes a namespace with the content that another one has at one moment, for the hosts of its label,
+    /// which is written with it in one step. It takes capacity as one of the two is written to.
+    ///
+    /// # Errors
+    /// As for [`Self::check_clones`]; or the other one does not exist any more.
+    fn clone_of(&self, address: &str, source: NamespaceId, label: &Label) -> Result<NamespaceId, SpaceError> {
+        let _ = label;
+        self.check_clones(address, source)?;
+        Err(SpaceError::Refused(format!("namespace {} is not cloned", source.uuid)))
+    }
+
+    /// Makes the array of a volume of `members`, which are clones of the members of array `of`, and returns
+    /// its UUID. The namespaces have the labels of the volume then.
+    ///
+    /// # Errors
+    /// A member cannot be reached, or written, or is no such clone.
+    fn adopt(
+        &self,
+        volume: &VolumeRecord,
+        of: Uuid,
+        members: &[(String, NamespaceId, Label)],
+    ) -> Result<Uuid, SpaceError> {
+        let _ = (of, members);
+        Err(SpaceError::Refused(format!("clones for volume {} are not adopted", volume.name)))
+    }
+
     /// The array whose superblock is on a namespace.
     ///
     /// # Errors
     /// The namespace cannot be read.
     fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError>;
+
+    /// Whether the array on the namespaces `members` has a member on `place`, which is one of them.
+    ///
+    /// # Errors
+    /// None of them can be read, or arrays cannot be asked, as is so unless a space says otherwise.
+    fn taken(
+        &self,
+        members: &[(String, NamespaceId)],
+        place: &(String, NamespaceId),
+    ) -> Result<Taken, SpaceError> {
+        let (_, (address, _)) = (members, place);
+        Err(SpaceError::Refused(format!("the array at {} is not asked from here", shown(address))))
+    }
+
+    /// Round trip of the path to a target that was asked for its [space](Self::space), if it was measured.
+    fn round_trip(&self, address: &str) -> Option<std::time::Duration> {
+        let _ = address;
+        None
+    }
 
     /// The identity of a new pool, volume or intent. Random; a simulation has its own.
     fn new_uuid(&self) -> Uuid {

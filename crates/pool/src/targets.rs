@@ -4,20 +4,25 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::label::Label;
 use crate::pool::{Pool, TRIES};
-use crate::record::{TargetRecord, VolumeRecord, decode, encode};
+use crate::record::{Member, TargetRecord, VolumeRecord, decode, encode};
 use crate::recover::Recovered;
 use crate::shape::VolumeLayout;
-use crate::spaces::{Space, SpaceError, shown};
+use crate::spaces::{Namespace, Space, SpaceError, shown};
 use crate::time::format_time;
 use longhaul_catalog::{Expect, Revision, Txn};
 use std::collections::{BTreeMap, BTreeSet};
+use uuid::Uuid;
 
 impl Pool {
     /// Asks a target whether it can be of this pool.
     pub(crate) fn examine(&self, address: &str, domain: &str) -> Result<TargetRecord> {
         let failed = |source| Error::Space { attempted: "look", address: address.to_owned(), source };
         let space = self.host.spaces.space(address).map_err(failed)?;
-        for namespace in self.host.spaces.list(address).map_err(failed)? {
+        let namespaces = self.host.spaces.list(address).map_err(failed)?;
+        if let Some(other) = self.original(&space.id, &namespaces)? {
+            return Err(copied(address, &other));
+        }
+        for namespace in namespaces {
             if let Some(Ok(label)) = namespace.label
                 && label.pool != self.uuid()
             {
@@ -32,6 +37,22 @@ impl Pool {
         }
         let (address, domain) = (address.to_owned(), domain.to_owned());
         Ok(TargetRecord { id: space.id, address, domain, capacity: space.capacity })
+    }
+
+    /// The address of another target, whose namespaces these are according to the records of volumes.
+    fn original(&self, id: &str, namespaces: &[Namespace]) -> Result<Option<String>> {
+        let here: BTreeSet<Uuid> = namespaces.iter().map(|namespace| namespace.id.uuid).collect();
+        if here.is_empty() {
+            return Ok(None);
+        }
+        let is_of_another = |member: &&Member| {
+            member.target != id && member.namespace.is_some_and(|namespace| here.contains(&namespace.uuid))
+        };
+        let volumes = self.volumes()?;
+        let found = volumes.iter().flat_map(VolumeRecord::all_members).find(is_of_another);
+        let Some(found) = found else { return Ok(None) };
+        let known = self.targets()?.remove(&found.target);
+        Ok(Some(known.map_or_else(|| found.target.clone(), |(target, _)| target.address)))
     }
 
     /// Adds the space at an address. One of this pool that is not found at its address any more
@@ -77,12 +98,20 @@ impl Pool {
             let (found, at) = self.find_target(target)?;
             if usage.targets.contains_key(&found.id) {
                 let uses = |volume: &VolumeRecord| volume.members.iter().any(|m| m.target == found.id);
+                let waits = !self.volumes()?.iter().any(uses);
                 let waiting = self.intents()?.into_iter().map(|(intent, _)| intent.volume);
                 let mut names: Vec<String> =
                     self.volumes()?.into_iter().chain(waiting).filter(uses).map(|v| v.name).collect();
                 names.sort_unstable();
                 names.dedup();
-                let why = format!("it has members of {}", names.join(", "));
+                let why = match waits {
+                    true => format!(
+                        "namespaces of {} there wait for their removal, and it cannot be reached: if it is gone for \
+                         good, --force forgets them",
+                        names.join(", ")
+                    ),
+                    false => format!("it has members of {}", names.join(", ")),
+                };
                 return Err(Error::InUse { what: format!("target {}", shown(&found.address)), why });
             }
             // No recovery looks there any more. A target that is gone is removed all the same.
@@ -99,7 +128,7 @@ impl Pool {
 
     /// A target by its identity, its address, or the beginning of that: host and port where there is
     /// one space.
-    fn find_target(&self, name: &str) -> Result<(TargetRecord, Revision)> {
+    pub(crate) fn find_target(&self, name: &str) -> Result<(TargetRecord, Revision)> {
         let is_it = |target: &TargetRecord| {
             let (address, short) = (target.address.as_str(), shown(&target.address));
             let machine = address.split('/').next().unwrap_or_default();
@@ -164,6 +193,17 @@ impl Pool {
         }
         Ok(space)
     }
+}
+
+/// A target with namespaces that another one has, too.
+pub(crate) fn copied(address: &str, other: &str) -> Error {
+    let other = shown(other);
+    let why = format!(
+        "namespaces of it are those of target {other}, by their identity: its space is a copy of the one there, or that \
+         one on another machine; of a copy, use one of the two; a space that has moved is found by 'longhaul pool \
+         import' once the pool was exported"
+    );
+    Error::Foreign { address: address.to_owned(), why }
 }
 
 /// Two targets that cannot both be of a pool.

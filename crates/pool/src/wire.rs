@@ -12,7 +12,9 @@ impl From<ManagementError> for SpaceError {
     fn from(e: ManagementError) -> SpaceError {
         match e {
             ManagementError::Full { .. } | ManagementError::TooMany { .. } => SpaceError::Full(e.to_string()),
-            ManagementError::NotPermitted { .. } => SpaceError::Refused(e.to_string()),
+            ManagementError::NotPermitted { .. } | ManagementError::NoClones { .. } => {
+                SpaceError::Refused(e.to_string())
+            }
             ManagementError::Connection(e) => e.into(),
             e => SpaceError::Failed(e.to_string()),
         }

@@ -15,16 +15,17 @@ use uuid::Uuid;
 const JOBS: u64 = 1000;
 
 fn random_request(rng: &mut fastrand::Rng, job: u64) -> VolumeRequest {
-    let layout = match rng.usize(0..=Layout::ALL.len()) {
+    let layout = match rng.usize(0..=Layout::ALL.len() + 1) {
         0 => VolumeLayout::Single,
+        i if i > Layout::ALL.len() => VolumeLayout::Files(Layout::Parity),
         i => VolumeLayout::Array(Layout::ALL[i - 1]),
     };
     let width = match layout {
         VolumeLayout::Single => 1,
         VolumeLayout::Array(Layout::StripeMirror) => rng.usize(1..3) * 2,
-        VolumeLayout::Array(_) => rng.usize(3..6),
+        VolumeLayout::Array(_) | VolumeLayout::Files(_) => rng.usize(3..6),
     };
-    let spares = if layout == VolumeLayout::Single { 0 } else { rng.usize(0..2) };
+    let spares = if layout.has_array() { rng.usize(0..2) } else { 0 };
     let size = rng.u64(1..600) * MIB;
     // Some names are taken.
     let name = format!("v{}", job - rng.u64(0..10).saturating_sub(8).min(job));
@@ -34,7 +35,7 @@ fn random_request(rng: &mut fastrand::Rng, job: u64) -> VolumeRequest {
 /// Recovers with a host without faults until nothing waits.
 fn settle(rig: &Rig) -> Recovered {
     let pool = Pool::open(&rig.host("settler"), "p").expect("opened");
-    rig.targets.lock().values_mut().for_each(|target| target.is_down = false);
+    rig.targets.lock().values_mut().for_each(|target| target.down = 0);
     rig.lose_hosts();
     rig.targets.arrive();
     let recovered = pool.recover().expect("recovered");

@@ -113,7 +113,11 @@ fn what_cannot_be_reached_is_removed_later() {
     check(&pool, &rig.targets);
     // The target cannot leave, the pool cannot end, and the name can be used again.
     let error = said(pool.remove_target("t2"));
-    assert_eq!(error, "target t2 is not removed: it has members of a, b");
+    assert_eq!(
+        error,
+        "target t2 is not removed: namespaces of a, b there wait for their removal, and it cannot be reached: if it \
+         is gone for good, --force forgets them"
+    );
     assert_eq!(
         said(Pool::open(&rig.host("x"), "p").expect("opened").destroy()),
         "pool p is not removed: 2 volumes are being made or removed"
@@ -165,6 +169,16 @@ fn targets_come_and_go() {
     assert_eq!(pool.remove_target("nqn.2").map(|target: TargetRecord| target.address), Ok("t2".to_owned()));
     assert_eq!(said(pool.remove_target("t2")), "there is no target called t2 in pool p");
     assert_eq!(said(pool.add_target("t9", "r")), "cannot look at target t9: nothing listens there");
+    // A copy of the directory of a space, at a target with an identity of its own.
+    let copy = rig.targets.lock()["t0"].namespaces.clone();
+    rig.targets.lock().get_mut("t2").expect("known").namespaces = copy;
+    let error = said(pool.add_target("t2", "r"));
+    assert!(error.starts_with("target t2 is not used: namespaces of it are those of target t0"), "{error}");
+    let anew = Host { catalog: empty(&rig.clock), ..rig.host("importer") };
+    let all = ["t0", "t1", "t2"].map(str::to_owned);
+    let error = said(import(&anew, &all, None, None).map(|_| ()));
+    assert!(error.starts_with("target t2 is not used: namespaces of it are those of target t0"), "{error}");
+    rig.targets.lock().get_mut("t2").expect("known").namespaces.clear();
     // A copy of a disk, and a target that has moved.
     rig.targets.lock().get_mut("t3").expect("known").id = "nqn.1".to_owned();
     let error = said(pool.add_target("t3", "r"));
@@ -243,10 +257,10 @@ fn a_lost_catalog_is_made_again_from_the_labels() {
         |status: &longhaul_pool::Status| status.targets.iter().map(|t| t.record.clone()).collect::<Vec<_>>();
     assert_eq!(records(&after), records(&before));
     assert_eq!((found.whole.len(), found.missing.len(), found.left_over), (6, 0, 1));
-    let error = said(import(&anew.host("importer"), &addresses, None, None).map(|_| ()));
-    assert_eq!(error, "there is a pool called p already: choose another name");
-    let error = said(import(&anew.host("importer"), &addresses, None, Some("other")).map(|_| ()));
-    assert_eq!(error, "there is a pool called p already: choose another name");
+    for name in [None, Some("other")] {
+        let error = said(import(&anew.host("importer"), &addresses, None, name).map(|_| ()));
+        assert!(error.starts_with("pool p is in this catalog already: to import it again"), "{error}");
+    }
     pool.recover().expect("recovered");
     check(&pool, &anew.targets);
     for volume in pool.volumes().expect("listed") {
@@ -283,7 +297,7 @@ fn an_import_says_what_is_missing_and_what_does_not_belong() {
     let empty_one = addresses(3..5).into_iter().find(|address| *address != at).expect("another");
     assert_eq!(
         refused(&anew(), &[empty_one], None),
-        "there is no pool called of any name in the labels of these targets"
+        "no namespace at these targets is of a pool: there is nothing to import"
     );
     assert_eq!(refused(&anew(), &["t9".to_owned()], None), "cannot look at target t9: nothing listens there");
     let twice = ["t0".to_owned(), "t0".to_owned()];
@@ -294,6 +308,11 @@ fn an_import_says_what_is_missing_and_what_does_not_belong() {
     assert_eq!((found.whole, found.missing), (vec!["parity".to_owned(), "stripe".to_owned()], vec![]));
     let host = anew();
     let (pool, mut found) = import(&host, &addresses(0..2), None, None).expect("imported");
+    let error = refused(&host, &addresses(0..3), Some("p"));
+    assert!(
+        error.starts_with("pool p is in this catalog already") && error.contains("pool export p"),
+        "{error}"
+    );
     found.missing.sort_by(|a, b| a.volume.cmp(&b.volume));
     let lost = |name: &str| {
         let members = pool.volume(name).expect("there").members;

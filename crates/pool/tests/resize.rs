@@ -55,7 +55,7 @@ fn a_volume_grows_and_does_not_shrink() {
 
 #[test]
 fn a_crash_at_each_step_is_finished_or_undone() {
-    let mut sizes_seen = [0, 0];
+    let (mut sizes_seen, mut unfinished) = ([0, 0], 0);
     for crash_at in 1.. {
         for seed in 0..3 {
             let rig = Rig::new(4, GIB);
@@ -66,11 +66,21 @@ fn a_crash_at_each_step_is_finished_or_undone() {
                 Pool::open(&doomed.host("doomed"), "p").and_then(|p| p.resize_volume("v", 200 * MIB));
             if resized.is_ok() && !doomed.is_dead() {
                 assert!(crash_at > 15, "{crash_at} steps were tried");
+                assert!(unfinished > 0, "no resize was seen that is unfinished");
                 assert!(sizes_seen.iter().all(|count| *count > 0), "{sizes_seen:?}");
                 return;
             }
             check(&pool, &rig.targets);
+            let resizing = || pool.resizing(&pool.volume("v").expect("there")).expect("asked");
+            if let Some(seen) = resizing() {
+                assert_eq!((seen.size, &*seen.host, seen.under_way), (200 * MIB, "doomed", true));
+                rig.lose_hosts();
+                let left = resizing().expect("it is unfinished");
+                assert!(!left.under_way, "its host is lost");
+                unfinished += 1;
+            }
             settle(&rig);
+            assert_eq!(resizing(), None);
             check(&pool, &rig.targets);
             let size = pool.volume("v").expect("there").shape.size;
             assert!([100 * MIB, 200 * MIB].contains(&size), "{size}");

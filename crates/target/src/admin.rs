@@ -9,6 +9,7 @@ use crate::pace::Pace;
 use crate::space::SpaceChange;
 use crate::subsystem::{Link, Message, Namespace, Subsystem, lock};
 use futures_channel::oneshot;
+use longhaul_auth::ControllerOptions;
 use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep, sleep_until, spawn};
 use longhaul_proto::controller::{
     Action, Change, ConnectRequest, Controller, Env, ErrorRecord, HealthCounters, Instance, Reply,
@@ -24,7 +25,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use uuid::Uuid;
 
 /// How often the keep-alive timer is looked at when it has no deadline yet,
 /// and at most: a deadline only moves away.
@@ -49,9 +49,17 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
         return connection.refuse(slot, request.busy());
     }
     let discovery = request.subnqn == DISCOVERY_NQN;
+    // What there is for a host may be asked without a proof.
+    let auth = match &target.config.keys {
+        Some(keys) if !discovery => match keys.of(&request.hostnqn, &request.subnqn) {
+            Some(options) => Some(options),
+            None => return connection.refuse(slot, request.refused_host()),
+        },
+        _ => None,
+    };
     let view = if discovery { target.discovery_view(connection.local) } else { subsystem.view() };
     if request.qid == 0 {
-        return connect_admin(connection, slot, request, subsystem, &view);
+        return connect_admin(connection, slot, request, subsystem, &view, auth);
     }
     let link = lock(&subsystem.controllers).get(&request.cntlid).cloned();
     let Some(link) = link else {
@@ -80,7 +88,8 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     };
     tracing::debug!("{}: I/O queue {} of controller {}", connection.peer(), params.qid, link.cntlid);
     let io = IoQueue::new(params.qid, link, presence, subsystem, &view);
-    connection.become_role(slot, Role::Io(Rc::new(io)), limits, params.reply());
+    let reply = connection.become_authenticated(auth, params.reply());
+    connection.become_role(slot, Role::Io(Rc::new(io)), limits, reply);
 }
 
 fn connect_admin(
@@ -89,6 +98,7 @@ fn connect_admin(
     request: ConnectRequest,
     subsystem: Arc<Subsystem>,
     view: &longhaul_proto::controller::SubsystemView,
+    auth: Option<ControllerOptions>,
 ) {
     let target = &connection.target;
     let Some(cntlid) = subsystem.free_cntlid() else {
@@ -116,17 +126,15 @@ fn connect_admin(
     let pace = target.admin.of(connection.origin(), now());
     let (held, waiting) = (RefCell::default(), RefCell::default());
     let admin = AdminQueue { link, subsystem, held, pace, waiting, _timer: timer };
-    connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, params.reply());
+    let reply = connection.become_authenticated(auth, params.reply());
+    connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, reply);
 }
 
-/// 64 unpredictable bits from the system.
+/// 64 unpredictable bits.
 pub(crate) fn random() -> u64 {
-    if let Some(bits) = longhaul_engine::simulated::random() {
-        return bits;
-    }
-    // Without the fixed bits of a UUID's version and variant.
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    high ^ low.rotate_left(32)
+    let mut bits = [0; size_of::<u64>()];
+    longhaul_engine::random(&mut bits);
+    u64::from_le_bytes(bits)
 }
 
 /// Ends a controller whose host does not show any sign of life.

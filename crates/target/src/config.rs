@@ -1,5 +1,6 @@
 //! The configuration of a target.
 
+use crate::auth::Keys;
 use crate::memory::Memory;
 use longhaul_engine::Config as EngineConfig;
 use longhaul_proto::controller::HostAccess;
@@ -91,6 +92,9 @@ pub struct Config {
     /// Which hosts may connect to these subsystems, by NQN, in place of
     /// [`hosts`](Self::hosts).
     pub hosts_of: BTreeMap<String, HostAccess>,
+    /// How hosts prove who they are: those that are in it may connect, and no others. Without it a host is
+    /// who it says.
+    pub keys: Option<Keys>,
     /// I/O queues of one controller.
     pub max_queues: u16,
     /// Entries of a queue.
@@ -117,6 +121,7 @@ impl Default for Config {
             data_digest: true,
             hosts: HostAccess::Any,
             hosts_of: BTreeMap::new(),
+            keys: None,
             max_queues: MAX_QUEUES,
             max_queue_size: MAX_QUEUE_SIZE,
             max_connections: MAX_CONNECTIONS,

@@ -7,6 +7,7 @@
 //! - the first command is Connect, and decides what the connection is.
 
 use crate::admin::{self, AdminQueue, WithSpaceData};
+use crate::auth::QueueAuth;
 use crate::connections::ConnectionPlace;
 use crate::io::{self, IoQueue};
 use crate::ledger::{Charge, Origin, Peer};
@@ -17,6 +18,7 @@ use crate::subsystem::{Message, Presence};
 use crate::target::Shared as Target;
 use futures_channel::mpsc;
 use futures_util::{FutureExt, StreamExt};
+use longhaul_auth::ControllerOptions;
 use longhaul_conn::{Driver, Shared, linger, receive, transmit};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
@@ -27,7 +29,8 @@ use longhaul_proto::transport::Endpoint;
 use longhaul_wire::command::{Direction, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;
-use longhaul_wire::fabrics::ConnectData;
+use longhaul_wire::fabrics::auth::authreq;
+use longhaul_wire::fabrics::{ConnectData, ConnectResponse};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::{Shutdown, SocketAddr};
 use std::panic::AssertUnwindSafe;
@@ -60,6 +63,8 @@ pub(crate) enum Work {
     Connect(Sqe),
     Io(io::WithData),
     Manage(Box<WithSpaceData>),
+    /// A message of the host, for [`QueueAuth`].
+    Authenticate,
 }
 
 pub(crate) struct Slot {
@@ -94,6 +99,8 @@ pub(crate) struct Connection {
     pub(crate) target: Arc<Target>,
     pub(crate) slots: RefCell<Vec<Slot>>,
     pub(crate) role: RefCell<Role>,
+    /// From Connect on, if hosts have to prove who they are.
+    auth: OnceCell<Rc<QueueAuth>>,
     /// Of the target's memory, from Connect on.
     shares: OnceCell<Shares>,
     /// Data that the peer owes.
@@ -134,6 +141,7 @@ pub(crate) async fn serve(
         target: Arc::clone(&target),
         slots: RefCell::default(),
         role: RefCell::new(Role::New),
+        auth: OnceCell::new(),
         shares: OnceCell::new(),
         fetches: Fetches::default(),
         refusals: Refusals::default(),
@@ -421,6 +429,11 @@ impl Connection {
     }
 
     fn command(self: &Rc<Self>, slot: u16, sqe: &Sqe, data: CommandData) {
+        if let Some(auth) = self.auth.get()
+            && auth.takes(sqe)
+        {
+            return auth.command(self, slot, sqe, data);
+        }
         let role = self.role.borrow().clone();
         match role {
             Role::New => self.connect(slot, sqe, data),
@@ -455,6 +468,9 @@ impl Connection {
             (std::mem::replace(&mut s.work, Work::None), s.destination.take(), s.charge.take())
         };
         if let Err(status) = result {
+            if let (Work::Authenticate, Some(auth)) = (&work, self.auth.get()) {
+                auth.received(self, slot, None);
+            }
             return self.complete(slot, Reply::error(status));
         }
         match work {
@@ -466,6 +482,12 @@ impl Connection {
             Work::Connect(sqe) => {
                 let bytes = memory.as_ref().and_then(Memory::bytes).unwrap_or_default();
                 admin::connect(self, slot, &sqe, bytes);
+            }
+            Work::Authenticate => {
+                if let Some(auth) = self.auth.get() {
+                    let message = memory.as_ref().and_then(Memory::bytes).unwrap_or_default();
+                    auth.received(self, slot, Some(message.to_vec()));
+                }
             }
             Work::Manage(work) => {
                 let role = self.role.borrow().clone();
@@ -488,6 +510,20 @@ impl Connection {
         self.shared.queue.borrow_mut().set_limits(limits);
         *self.role.borrow_mut() = role;
         self.complete(slot, reply);
+    }
+
+    /// Becomes what Connect has asked for, once the host has proved who it is: says that it has to.
+    pub(crate) fn become_authenticated(
+        self: &Rc<Self>,
+        options: Option<ControllerOptions>,
+        mut reply: Reply,
+    ) -> Reply {
+        if let Some(options) = options {
+            let authreq = authreq::TRANSACTION;
+            reply.result |= u64::from(ConnectResponse { cntlid: 0, authreq }.to_dw0());
+            self.auth.get_or_init(|| QueueAuth::new(self, options));
+        }
+        reply
     }
 
     /// Refuses Connect: the answer is the last thing sent.

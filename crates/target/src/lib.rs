@@ -10,6 +10,7 @@
 
 mod accept;
 mod admin;
+mod auth;
 mod config;
 mod connection;
 mod connections;
@@ -33,7 +34,9 @@ mod store;
 mod subsystem;
 mod target;
 
+pub use auth::Keys;
 pub use config::{Config, Patience};
+pub use longhaul_auth::{DhGroup, HashFunction, HostKey, Secret, SecretError};
 pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Registration, ReservationRecord};
 pub use space::{

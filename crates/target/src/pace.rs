@@ -27,6 +27,10 @@ pub(crate) const ADMIN: Rate = Rate { burst: 2000, interval: Duration::from_micr
 /// queue or more of them when a namespace is taken away.
 pub(crate) const REFUSED: Rate = Rate { burst: 2000, interval: Duration::from_micros(500) };
 
+/// Messages of an authentication, each of which costs some milliseconds of a processor. A host has two for
+/// each of its queues.
+pub(crate) const AUTHENTICATIONS: Rate = Rate { burst: 512, interval: Duration::from_millis(20) };
+
 /// Connections of an address: all that it may have by default at once.
 pub(crate) const CONNECTIONS: Rate = Rate { burst: 2048, interval: Duration::from_millis(2) };
 

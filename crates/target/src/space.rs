@@ -59,6 +59,9 @@ pub enum SpaceError {
     /// What was asked for cannot be.
     #[error("{0}")]
     Invalid(String),
+    /// Namespaces of this space share no blocks.
+    #[error("{0}")]
+    NoClones(String),
     /// The medium failed. The text names it.
     #[error("{0}")]
     Medium(String),
@@ -99,4 +102,17 @@ pub trait Space: Send + Sync {
     /// # Errors
     /// [`SpaceError::Full`], a smaller size, there is no such namespace, or the medium failed.
     fn grow(&self, nsid: u32, size: u64) -> Result<(), SpaceError>;
+
+    /// Makes a namespace, `nsid`, with the content that `source` has at one moment: what was written to
+    /// that before the call, and not what is written after it. It is thin. `nsid` is not in use.
+    ///
+    /// # Errors
+    /// [`SpaceError::NoClones`], there is no such namespace, or the medium failed.
+    fn clone_of(&self, source: u32, nsid: u32, label: &NamespaceLabel) -> Result<SpaceNamespace, SpaceError>;
+
+    /// Tries to clone something, and leaves nothing.
+    ///
+    /// # Errors
+    /// [`SpaceError::NoClones`] with the reason, or the medium failed.
+    fn check_clones(&self) -> Result<(), SpaceError>;
 }

@@ -9,6 +9,8 @@
 //! Invariants:
 //! - a namespace has a device that does I/O exactly while its state is optimized;
 //! - hosts are told of each change of the state, after commands are executed by it;
+//! - that controllers of another target have ended is confirmed only while all namespaces are served
+//!   here: what that target had begun can have no effect any more then;
 //! - reservations of hosts end with each change: the targets do not know each other's.
 
 use crate::subsystem::{Namespace, Subsystem};
@@ -69,7 +71,7 @@ impl Target {
     /// controllers get other identifiers than theirs.
     pub fn share(&self, nqn: &str) {
         if let Some(subsystem) = self.shared.subsystem(nqn) {
-            subsystem.begin_at_any_cntlid();
+            subsystem.share();
         }
     }
 
@@ -119,7 +121,10 @@ impl Subsystem {
 mod tests {
     use super::*;
     use crate::config::Config;
+    use futures_util::FutureExt;
     use longhaul_block::MemDevice;
+    use longhaul_proto::controller::OtherReset;
+    use longhaul_wire::command::CrossControllerReset;
 
     //= test: NVMe Base 2.1, Asymmetric Namespace Access
     #[test]
@@ -136,11 +141,21 @@ mod tests {
             let namespace = nvm.namespace(nsid).expect("a namespace").clone();
             (namespace.ana_state, namespace.ana_group, namespace.uuid, nvm.ana)
         };
+        // A controller of another target: it may have an effect until this one serves the namespace.
+        let other = CrossControllerReset { icid: 1, ciu: 1, cirn: 1 };
+        let reset = || {
+            let subsystem = target.shared.subsystem(nqn).expect("a subsystem");
+            let host = (String::new(), Uuid::nil());
+            subsystem.reset_other(other, host).now_or_never().expect("nothing to wait for")
+        };
         assert_eq!(state(), (AnaState::Inaccessible, nsid, Some(uuid), Some(0)));
+        assert_eq!(reset(), OtherReset::Unknown);
         assert!(target.serve(nqn, nsid, disk));
         assert_eq!(state(), (AnaState::Optimized, nsid, Some(uuid), Some(1)));
+        assert_eq!(reset(), OtherReset::Done);
         assert!(target.stand_by(nqn, nsid, away));
         assert_eq!(state(), (AnaState::Inaccessible, nsid, Some(uuid), Some(2)));
+        assert_eq!(reset(), OtherReset::Unknown);
         assert!(target.stop(), "an inaccessible namespace has nothing to flush");
     }
 }

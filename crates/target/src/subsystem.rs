@@ -162,6 +162,8 @@ pub(crate) struct Subsystem {
     pub(crate) controllers: Mutex<BTreeMap<u16, Arc<Link>>>,
     departing: Mutex<BTreeMap<u16, Arc<Link>>>,
     last_cntlid: Mutex<u16>,
+    /// Other targets serve it too, at this time or at another one.
+    is_shared: AtomicBool,
     since: Instant,
 }
 
@@ -192,6 +194,7 @@ impl Subsystem {
             controllers: Mutex::default(),
             departing: Mutex::default(),
             last_cntlid: Mutex::default(),
+            is_shared: AtomicBool::new(false),
             since: now(),
         }
     }
@@ -259,9 +262,10 @@ impl Subsystem {
         self.access_changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Has the next controller identifier be any: other targets that serve this subsystem give out
-    /// others then.
-    pub(crate) fn begin_at_any_cntlid(&self) {
+    /// Other targets serve this subsystem too: the next controller identifier is any, so that they
+    /// give out others.
+    pub(crate) fn share(&self) {
+        self.is_shared.store(true, Ordering::SeqCst);
         *lock(&self.last_cntlid) = (crate::admin::random() % u64::from(CNTLID_MAX)) as u16;
     }
 
@@ -331,11 +335,11 @@ impl Subsystem {
             let departing = self.departing();
             controllers.get(&fields.icid).or_else(|| departing.get(&fields.icid)).cloned()
         };
-        let Some(link) = found else { return OtherReset::Done };
+        let Some(link) = found else { return self.unknown_instance() };
         {
             let mut controller = lock(&link.controller);
             if controller.instance() != Some(Instance { ciu: fields.ciu, cirn: fields.cirn }) {
-                return OtherReset::Done;
+                return self.unknown_instance();
             }
             if (controller.hostnqn(), controller.hostid()) != (hostnqn.as_str(), hostid) {
                 return OtherReset::NotYours;
@@ -351,6 +355,14 @@ impl Subsystem {
             Ok(()) => OtherReset::Done,
             Err(_) => OtherReset::InProgress,
         }
+    }
+
+    /// What is known of an instance of a controller that is not here (any more).
+    fn unknown_instance(&self) -> OtherReset {
+        // It may be one of another target, and have an effect until this one serves what that one did.
+        let elsewhere = self.is_shared.load(Ordering::SeqCst)
+            && self.namespaces().values().any(|namespace| !namespace.is_accessible());
+        if elsewhere { OtherReset::Unknown } else { OtherReset::Done }
     }
 
     /// Notifies hosts of changes to a reservation.

@@ -100,6 +100,8 @@ pub(crate) struct Shared {
     /// New connections, and admin commands, of each address.
     pub(crate) arrivals: Paces,
     pub(crate) admin: Paces,
+    /// Messages of authentications, of each address.
+    pub(crate) authentications: Paces,
     /// Turns of commands that are refused.
     pub(crate) refused: Paces,
     pub(crate) quiet: Kinds,
@@ -207,6 +209,7 @@ impl Target {
             connections: Connections::new(config.max_connections.min(crate::accept::raise_descriptors())),
             arrivals: Paces::new(pace::CONNECTIONS),
             admin: Paces::new(pace::ADMIN),
+            authentications: Paces::new(pace::AUTHENTICATIONS),
             refused: Paces::new(pace::REFUSED),
             quiet: Kinds::default(),
             config,

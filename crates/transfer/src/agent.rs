@@ -13,6 +13,7 @@ pub(crate) mod third_party;
 
 use crate::copy::Settings;
 use crate::copy::task::CopyTask;
+use crate::far::{self, Exported};
 use crate::link::noise::Key;
 use crate::link::peer_timeout::{CROWDED, PeerTimeout};
 use crate::link::{FirstFrame, Link, LinkError};
@@ -383,7 +384,7 @@ impl AgentState {
             (None, _) => Err(Refusal::new(RefusalKind::Busy, "the agent serves as many copies as it can")),
             (_, Err(refusal)) => Err(refusal),
             (Some(_), Ok(version)) => self.prepare(&hello).await.and_then(|prepared| {
-                if matches!(prepared, PreparedSession::Send(_)) {
+                if matches!(prepared, PreparedSession::Send(_) | PreparedSession::Mount(_)) {
                     use_congestion(&link, &hello.request.congestion)?;
                 }
                 Ok((version, prepared))
@@ -406,6 +407,11 @@ impl AgentState {
         drop(expected);
         let monitor = Arc::new(Monitor::new());
         match prepared {
+            PreparedSession::Mount(exported) => {
+                let link = links.into_iter().next().ok_or(SessionError::Lost)?;
+                far::serve(link, exported, self.pool.clone()).await?;
+                Ok(Counts::default())
+            }
             PreparedSession::Onward(spec, onward) => {
                 let settings = Settings {
                     streams: match hello.request.tune_streams {
@@ -470,6 +476,9 @@ impl AgentState {
                 Destination::open(&root, &request, false, grant).map(PreparedSession::Receive)
             }
             CopyDirection::Pull => SendSpec::new(&root, &request, readers).map(PreparedSession::Send),
+            CopyDirection::Mount => {
+                Exported::open(&root, &request.destination, read_only).map(PreparedSession::Mount)
+            }
             CopyDirection::Onward if !may_onward => Err(Refusal::new(
                 RefusalKind::NotAllowed,
                 "the agent sends to no others (it was started without --onward)",
@@ -493,6 +502,7 @@ impl AgentState {
 }
 
 enum PreparedSession {
+    Mount(Exported),
     Receive(Arc<Destination>),
     Send(SendSpec),
     Onward(SendSpec, Onward),

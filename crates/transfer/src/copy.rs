@@ -220,19 +220,13 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
         // The requester needs a control connection only.
         settings.streams = Concurrency::Fixed(1);
     }
-    let mut _remote = None;
-    let mut channel = None;
-    let server = match from.or(to) {
-        Some(Server::Ssh(host)) => {
-            let mut remote = Remote::start(&host, &settings, monitor)?;
-            settings.key = Some(remote.key.clone());
-            if settings.ssh.via != Via::Direct {
-                channel = Some(remote.channel().map_err(SessionError::from)?);
-            }
-            Some(_remote.insert(remote).server.clone())
-        }
-        Some(Server::Agent(host, port)) => Some((host, port)),
+    let reached = match from.or(to) {
+        Some(server) => Some(reach(server, &mut settings, monitor)?),
         None => None,
+    };
+    let (server, channel, _remote) = match reached {
+        Some(Reached { server, channel, remote }) => (Some(server), channel, remote),
+        None => (None, None, None),
     };
     let began = monitor.begin();
     let thread = Thread::start("transfer", settings.engine.clone()).map_err(SessionError::from)?;
@@ -250,6 +244,36 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let lost = |_| CopyError::Session(SessionError::Lost);
     let summary = remote.wait().map_err(lost)??;
     Ok(Summary { elapsed: began.elapsed(), ..summary })
+}
+
+/// An agent that can be connected to.
+pub(crate) struct Reached {
+    /// Its host and port.
+    pub(crate) server: (String, u16),
+    /// The channel through ssh, where data may go that way.
+    pub(crate) channel: Option<std::net::TcpStream>,
+    /// The agent that was started, which ends when this is dropped.
+    pub(crate) remote: Option<Remote>,
+}
+
+/// Finds the agent of a server, and starts it where it is reached over ssh. The settings get its key.
+pub(crate) fn reach(
+    server: Server,
+    settings: &mut Settings,
+    monitor: &Arc<Monitor>,
+) -> Result<Reached, CopyError> {
+    match server {
+        Server::Agent(host, port) => Ok(Reached { server: (host, port), channel: None, remote: None }),
+        Server::Ssh(host) => {
+            let mut remote = Remote::start(&host, settings, monitor)?;
+            settings.key = Some(remote.key.clone());
+            let channel = match settings.ssh.via {
+                Via::Direct => None,
+                Via::Any | Via::Ssh => Some(remote.channel().map_err(SessionError::from)?),
+            };
+            Ok(Reached { server: remote.server.clone(), channel, remote: Some(remote) })
+        }
+    }
 }
 
 fn request(spec: &CopySpec) -> Result<Request, CopyError> {

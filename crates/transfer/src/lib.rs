@@ -27,6 +27,7 @@
 //! | `tune` | numbers of threads and connections, tuned by measurement; the concurrency gate |
 //! | `agent` | [`Agent`], the server; third-party copies |
 //! | `copy` | [`copy()`], the client; an agent for one copy, started over ssh |
+//! | `far` | a directory of another machine as a file system: [`FarDirectory`], and its service |
 //! | [`dataset`] | data sets for tests and experiments |
 //!
 //! Beside the rooms, used by several: `queue` (between the stages), `guard` (panics of
@@ -37,6 +38,7 @@
 mod agent;
 mod copy;
 pub mod dataset;
+mod far;
 mod guard;
 pub mod host;
 mod link;
@@ -53,6 +55,7 @@ pub use agent::{Agent, AgentConfig, Bound};
 pub use copy::endpoint::Endpoint;
 pub use copy::ssh::{Offer, Ssh, Via, carry};
 pub use copy::{CopyError, CopySpec, Settings, Summary, copy};
+pub use far::FarDirectory;
 pub use link::LinkError;
 pub use link::noise::Key;
 pub use link::peer_timeout::PATIENCE;

@@ -338,6 +338,13 @@ impl Rx {
         }
     }
 
+    /// Receives further bodies into memory of their own: for a side that bounds what it asks for.
+    pub(crate) fn use_heap(&mut self) {
+        if let Rx::Tcp(rx) = self {
+            rx.unpooled = usize::MAX;
+        }
+    }
+
     /// The next frame; `None` if the other side closed the connection between two frames.
     pub(crate) async fn frame(&mut self) -> Result<Option<Frame>, LinkError> {
         match self {

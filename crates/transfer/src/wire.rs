@@ -14,6 +14,7 @@
 //! The first frame on a connection is [`Frame::Hello`] or [`Frame::Join`], whose layout
 //! is the same in every version; the answer names the version to use, or refuses.
 
+mod call;
 mod codec;
 mod codes;
 mod entry;

@@ -217,6 +217,7 @@ statuses! {
     CONTROLLER_PATHING_ERROR = 3, 0x60, "Controller Pathing Error";
     HOST_PATHING_ERROR = 3, 0x70, "Host Pathing Error";
     ABORTED_BY_HOST = 3, 0x71, "Command Aborted By Host";
+    CLONES_NOT_SUPPORTED = 7, 0xC0, "Space Without Clones (vendor specific)";
 }
 
 impl Status {
@@ -262,7 +263,7 @@ mod tests {
     fn display_names_the_code() {
         assert_eq!(Status::INVALID_FIELD.to_string(), "Invalid Field in Command (0/02h)");
         assert_eq!(Status::LBA_OUT_OF_RANGE.dnr().to_string(), "LBA Out of Range (0/80h, do not retry)");
-        assert_eq!(Status::new(7, 0xC0).to_string(), "vendor specific status (7/C0h)");
+        assert_eq!(Status::new(7, 0xC1).to_string(), "vendor specific status (7/C1h)");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What becomes of the host that has the array, and of those that want it.
 
 use super::line::Line;
-use super::{Hosts, Owner, all_fail, intrude};
+use super::{Hosts, Owner, all_fail, intrude, peek};
 use crate::disk::Disk;
 use crate::model::Model;
 use crate::plan::Plan;
@@ -48,6 +48,7 @@ impl Hosts<'_> {
         self.use_it(&next).await?;
         self.world.tell(format_args!("the host is connected again"));
         owner.connect(true);
+        all_fail(peek(Rc::clone(&owner.io), owner.array.info().size)).await?;
         all_fail(late).await?;
         self.use_it(&next).await?;
         Ok(next)
@@ -144,8 +145,11 @@ impl Hosts<'_> {
         let next = next.map_err(|e| format!("{view:?} are refused, though they have the witness: {e}"))?;
         self.hand_over();
         self.use_it(&next).await?;
+        // These wait until the host knows.
+        let reads = spawn(peek(Rc::clone(&owner.io), owner.array.info().size));
         all_fail(late).await?;
         owner.connect(true);
+        all_fail(reads).await?;
         self.use_it(&next).await?;
         self.stop(&next).await?;
         self.contend().await
@@ -211,7 +215,9 @@ impl Hosts<'_> {
         self.disks.iter().for_each(Disk::settle);
         self.engine.suspend(time);
         self.world.tell(format_args!("the host is resumed after {} s", time.as_secs()));
-        all_fail(intrude(Rc::clone(&owner.io), owner.array.info().size, self.random.fork(), 1)).await?;
+        let writes = spawn(intrude(Rc::clone(&owner.io), owner.array.info().size, self.random.fork(), 1));
+        all_fail(peek(Rc::clone(&owner.io), owner.array.info().size)).await?;
+        all_fail(writes).await?;
         self.contend().await
     }
 }

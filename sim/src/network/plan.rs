@@ -67,6 +67,18 @@ pub struct NetworkPlan {
     /// longer than those after them: what an earlier connection has left behind
     /// meets what the next one does.
     pub close: bool,
+    /// Whether hosts have two paths.
+    pub two: Option<TwoPaths>,
+}
+
+/// A second path to the namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TwoPaths {
+    /// What packets meet there.
+    pub second: Conditions,
+    /// Whether it leads to another target, and the two serve the disk in turn; else it leads to a
+    /// second address of the target.
+    pub heads: bool,
 }
 
 /// Plans in a hundred in which everything is close to each other.
@@ -105,8 +117,26 @@ impl NetworkPlan {
             lives: random.pick(&[1, 1, 2, 3]),
             troubles: random.below(7) as u32,
             close: false,
+            two: None,
         };
         if random.chance(CLOSE) { plan.closer(&mut random) } else { plan }
+    }
+
+    /// The plan of a seed in which hosts have two paths.
+    #[must_use]
+    pub fn with_two_paths(seed: u64) -> NetworkPlan {
+        let mut random = Random::new(seed ^ 0x7061_7468_7300);
+        let plan = NetworkPlan::new(seed);
+        let delay = Duration::from_micros(random.pick(&[25, 500, 5_000, 50_000]));
+        let second = Conditions {
+            delay,
+            jitter: random.pick(&[Duration::ZERO, delay / 4, delay * 4]),
+            loss: random.pick(&[0, 0, 100, 5_000]),
+            bytes_per_ms: random.pick(&[1_000, 20_000, 1_000_000]),
+            ..plan.conditions
+        };
+        let two = Some(TwoPaths { second, heads: random.chance(50) });
+        NetworkPlan { troubles: random.between(1, 9) as u32, two, ..plan }
     }
 
     /// The same with everything close to each other.
@@ -131,7 +161,8 @@ impl NetworkPlan {
 
 impl Replay for NetworkPlan {
     fn again(&self) -> String {
-        format!("cargo run --release -p longhaul-sim -- --world network --seed {}", self.seed)
+        let world = if self.two.is_some() { "paths" } else { "network" };
+        format!("cargo run --release -p longhaul-sim -- --world {world} --seed {}", self.seed)
     }
 }
 
@@ -166,6 +197,14 @@ impl fmt::Display for NetworkPlan {
             self.operations,
             self.troubles,
             if self.close { ", close to each other" } else { "" }
+        )?;
+        let Some(TwoPaths { second: c, heads }) = self.two else { return Ok(()) };
+        let to = if heads { "another head" } else { "another address" };
+        let Conditions { delay, jitter, loss, bytes_per_ms, .. } = c;
+        write!(
+            f,
+            "; second path to {to}: {delay:?} one way (+ up to {jitter:?}), {loss} of a million lost, \
+             {bytes_per_ms} bytes/ms"
         )
     }
 }

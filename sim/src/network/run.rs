@@ -1,8 +1,9 @@
 //! One simulation of hosts, a network and a target.
 
 use super::Net;
+use super::heads::Head;
 use super::plan::NetworkPlan;
-use super::trouble::{Counts, Share, Site, TARGET, trouble};
+use super::trouble::{Counts, SECOND, Share, Site, TARGET, trouble};
 use crate::disk::{Disk, Make};
 use crate::load::Load;
 use crate::model::Model;
@@ -16,7 +17,7 @@ use futures_util::future::{Either, join_all, select};
 use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_engine::simulated::Host;
 use longhaul_engine::{Engine, sleep, spawn};
-use longhaul_initiator::{Options, RemoteDevice};
+use longhaul_initiator::{MultipathDevice, Options, RemoteDevice};
 use longhaul_target::{Config, Target};
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -27,7 +28,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 /// What the target serves.
-const NQN: &str = "nqn.2014-08.org.nvmexpress:simulated";
+pub(super) const NQN: &str = "nqn.2014-08.org.nvmexpress:simulated";
+pub(super) const UUID: Uuid = Uuid::from_u128(7);
 const PORT: u16 = 4420;
 /// The largest transfer of the simulated disk, in bytes.
 const MAX_TRANSFER: u32 = 128 << 10;
@@ -98,7 +100,9 @@ fn simulate(plan: &NetworkPlan, planted: Planted, loud: bool) -> Result<NetworkD
         let site = site(plan, planted, &world, &mut random, Rc::clone(&failure));
         let all = pin!(everything(Rc::clone(&site), random));
         select(pin!(world.stopped()), all).await;
-        site.counts.get()
+        // The first one is none.
+        let takeovers = site.heads.lock().takeovers.saturating_sub(1);
+        Counts { takeovers, ..site.counts.get() }
     });
     drop(engine);
     if let Some(why) = failure.borrow_mut().take() {
@@ -128,6 +132,13 @@ fn site(
     if plan.close {
         disk.straggle_some(STRAGGLERS);
     }
+    if let Some(two) = plan.two {
+        net.set_conditions(SECOND, two.second);
+        match two.heads {
+            true => disk.offer_reservations(),
+            false => net.add_address(TARGET, SECOND),
+        }
+    }
     let share = |_| {
         Rc::new(Share {
             model: Rc::new(RefCell::new(Model::new(size, plan.block, true))),
@@ -142,7 +153,10 @@ fn site(
 
 /// All hosts with their lives, and the faults meanwhile.
 async fn everything(site: Rc<Site>, mut random: Random) {
-    site.start_target();
+    site.start_target(0);
+    if site.has_heads() {
+        site.start_target(1);
+    }
     let addr = |number: u32| IpAddr::V4(Ipv4Addr::new(10, 0, 1, number as u8 + 1));
     let hosts: Vec<_> = (0..site.plan.hosts).map(addr).collect();
     let lives =
@@ -201,7 +215,7 @@ async fn work(site: Rc<Site>, number: u32, share: Rc<Share>, mut random: Random,
         Ok(device) => device,
         Err(why) => return fail(&site, format!("host {number} cannot connect: {why}")),
     };
-    let io = match device.open().await {
+    let io = match device.device().open().await {
         Ok(io) => io,
         Err(e) => return fail(&site, format!("host {number} cannot open the namespace: {e}")),
     };
@@ -209,7 +223,7 @@ async fn work(site: Rc<Site>, number: u32, share: Rc<Share>, mut random: Random,
     let size = plan.blocks * u64::from(plan.block);
     let part = Part::new(io, u64::from(number) * size, Rc::clone(&share), Rc::clone(&site));
     let stripe = u64::from(plan.block) * if plan.close { 1 } else { 8 };
-    let (info, model) = (DeviceInfo { size, ..device.info() }, Rc::clone(&share.model));
+    let (info, model) = (DeviceInfo { size, ..device.device().info() }, Rc::clone(&share.model));
     let load = Rc::new(Load::new(&site.world, Rc::new(part), info, model, &site.failure, stripe));
     if random.chance(50) {
         load.read_all(random.fork()).await;
@@ -223,6 +237,28 @@ async fn work(site: Rc<Site>, number: u32, share: Rc<Share>, mut random: Random,
     }
 }
 
+/// The namespace as a host has it, over one path or over two.
+enum Remote {
+    One(Arc<RemoteDevice>),
+    Two(Arc<MultipathDevice>),
+}
+
+impl Remote {
+    fn device(&self) -> &dyn BlockDevice {
+        match self {
+            Remote::One(device) => &**device,
+            Remote::Two(device) => &**device,
+        }
+    }
+
+    async fn close(&self) {
+        match self {
+            Remote::One(device) => device.close().await,
+            Remote::Two(device) => device.close().await,
+        }
+    }
+}
+
 fn fail(site: &Site, why: String) {
     site.failure.borrow_mut().get_or_insert(why);
     site.world.stop();
@@ -230,7 +266,7 @@ fn fail(site: &Site, why: String) {
 
 /// Connects for the first time, as a program does that is started again until
 /// its target is there.
-async fn connect(site: &Site, number: u32) -> Result<Arc<RemoteDevice>, String> {
+async fn connect(site: &Site, number: u32) -> Result<Remote, String> {
     let plan = &site.plan;
     let mut options = Options {
         hdr_digest: plan.digests.0,
@@ -245,11 +281,19 @@ async fn connect(site: &Site, number: u32) -> Result<Arc<RemoteDevice>, String> 
         ..Options::default()
     };
     options.path.connections = plan.connections;
-    let uri = format!("nvme+tcp://{TARGET}:{PORT}/{NQN}?nsid=1");
+    let address = match plan.two {
+        Some(_) => format!("{TARGET}:{PORT},{SECOND}:{PORT}"),
+        None => format!("{TARGET}:{PORT}"),
+    };
+    let uri = format!("nvme+tcp://{address}/{NQN}?nsid=1");
     let uri = uri.parse().map_err(|e| format!("{uri}: {e:?}"))?;
     let mut tries = 0;
     loop {
-        match RemoteDevice::connect(&uri, options.clone()).await {
+        let connected = match plan.two {
+            Some(_) => MultipathDevice::connect(&uri, options.clone()).await.map(Remote::Two),
+            None => RemoteDevice::connect(&uri, options.clone()).await.map(Remote::One),
+        };
+        match connected {
             Ok(device) => return Ok(device),
             Err(e) if tries == TRIES => return Err(e.to_string()),
             Err(e) => site.world.tell(format_args!("host {number}: {e}")),
@@ -263,11 +307,15 @@ async fn connect(site: &Site, number: u32) -> Result<Arc<RemoteDevice>, String> 
 pub(super) struct Export;
 
 impl Export {
-    /// Starts the target on its disk.
-    pub(super) fn start(site: &Site) -> Host {
-        let host = Host::new(TARGET);
+    /// Starts a target on the disk.
+    pub(super) fn start(site: &Site, number: usize) -> Host {
+        let host = Host::new(Site::address(number));
+        let listen = match site.plan.two {
+            Some(two) if !two.heads => vec![TARGET, SECOND],
+            _ => vec![Site::address(number)],
+        };
         let config = Config {
-            listen: vec![SocketAddr::new(TARGET, PORT)],
+            listen: listen.into_iter().map(|address| SocketAddr::new(address, PORT)).collect(),
             in_capsule: site.plan.in_capsule,
             threads: site.plan.threads,
             ..Config::default()
@@ -275,10 +323,28 @@ impl Export {
         let device: Arc<dyn BlockDevice> =
             Arc::new(Wrong { below: site.disk.clone(), planted: site.planted });
         let (failure, world) = (Rc::clone(&site.failure), site.world.clone());
-        site.world.tell(format_args!("the target is started"));
+        site.world.tell(format_args!("target {number} is started"));
+        if site.has_heads() {
+            let (disk, heads) = (site.disk.clone(), site.heads.clone());
+            host.spawn(async move {
+                let head = match Target::start(config).map_err(|e| e.to_string()) {
+                    Ok(target) => Head::new(&disk, heads, world.clone(), target, number).await,
+                    Err(e) => Err(e),
+                };
+                match head {
+                    Ok(head) => head.run().await,
+                    Err(e) => {
+                        failure.borrow_mut().get_or_insert(format!("head {number} does not start: {e}"));
+                        world.stop();
+                    }
+                }
+            })
+            .detach();
+            return host;
+        }
         host.spawn(async move {
             let started = Target::start(config)
-                .and_then(|target| target.export(NQN, "disk", device, Uuid::from_u128(7)).map(|_| target));
+                .and_then(|target| target.export(NQN, "disk", device, UUID).map(|_| target));
             match started {
                 Ok(_serving) => std::future::pending().await,
                 Err(e) => {

@@ -3,8 +3,9 @@
 //! Invariants:
 //! - every fault is healed when [`Site::heal`] is done: operations that hosts wait for must
 //!   complete then;
-//! - the target is off, paused or being started by one fault at a time.
+//! - a target is off, paused or being started by one fault at a time.
 
+use super::heads::SharedHeads;
 use super::plan::NetworkPlan;
 use super::{Net, Planted};
 use crate::disk::Disk;
@@ -21,6 +22,8 @@ use std::time::Duration;
 
 /// The target's address.
 pub(super) const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+/// Its second one, or that of the other head.
+pub(super) const SECOND: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
 /// The kinds of trouble of [`Site::one`] in plans where everything is close to
 /// each other: resets above all.
@@ -43,14 +46,16 @@ pub struct Counts {
     pub slow: u64,
     /// Hosts that have crashed.
     pub crashes: u64,
+    /// Heads that took the disk over from the other one.
+    pub takeovers: u64,
 }
 
 impl Counts {
     /// All of them.
     #[must_use]
     pub fn all(&self) -> u64 {
-        let Counts { cuts, resets, kills, power, pauses, slow, crashes } = *self;
-        cuts + resets + kills + power + pauses + slow + crashes
+        let Counts { cuts, resets, kills, power, pauses, slow, crashes, takeovers } = *self;
+        cuts + resets + kills + power + pauses + slow + crashes + takeovers
     }
 
     /// Adds those of another run.
@@ -62,6 +67,7 @@ impl Counts {
         self.pauses += other.pauses;
         self.slow += other.slow;
         self.crashes += other.crashes;
+        self.takeovers += other.takeovers;
     }
 }
 
@@ -84,9 +90,11 @@ pub(super) struct Site {
     pub(super) plan: NetworkPlan,
     pub(super) planted: Planted,
     pub(super) shares: Vec<Rc<Share>>,
-    pub(super) target: Cell<Option<Host>>,
+    pub(super) targets: [Cell<Option<Host>>; 2],
     /// A task pauses or restarts the target: no other may at the same time.
-    busy: Cell<bool>,
+    busy: [Cell<bool>; 2],
+    /// What two targets know of each other that serve the disk in turn.
+    pub(super) heads: SharedHeads,
     pub(super) counts: Cell<Counts>,
     pub(super) failure: Rc<RefCell<Option<String>>>,
 }
@@ -108,8 +116,9 @@ impl Site {
             plan,
             planted,
             shares,
-            target: Cell::new(None),
-            busy: Cell::new(false),
+            targets: Default::default(),
+            busy: Default::default(),
+            heads: SharedHeads::new(),
             counts: Cell::default(),
             failure,
         }
@@ -121,18 +130,33 @@ impl Site {
         self.counts.set(counts);
     }
 
-    pub(super) fn start_target(&self) {
-        self.target.set(Some(Export::start(self)));
+    /// Whether two targets serve the disk in turn.
+    pub(super) fn has_heads(&self) -> bool {
+        self.plan.two.is_some_and(|two| two.heads)
     }
 
-    /// Ends the target at once; with `power` its machine loses its power.
-    fn stop_target(&self, power: bool) {
-        let Some(target) = self.target.take() else { return };
-        self.world.tell(format_args!("the target is killed{}", if power { ", without power" } else { "" }));
+    /// The address of a target by its number.
+    pub(super) fn address(number: usize) -> IpAddr {
+        [TARGET, SECOND][number]
+    }
+
+    pub(super) fn start_target(&self, number: usize) {
+        self.targets[number].set(Some(Export::start(self, number)));
+    }
+
+    /// Ends a target at once; with `power` its machine loses its power.
+    fn stop_target(&self, number: usize, power: bool) {
+        let Some(target) = self.targets[number].take() else { return };
+        let how = if power { ", without power" } else { "" };
+        self.world.tell(format_args!("target {number} is killed{how}"));
         if power {
-            self.net.power(TARGET, false);
+            self.net.power(Site::address(number), false);
         }
         target.kill();
+        if self.has_heads() {
+            // The disk is elsewhere.
+            return;
+        }
         self.disk.crash(power, None);
         if power {
             for share in &self.shares {
@@ -146,7 +170,7 @@ impl Site {
     /// Everything is as it should be again.
     pub(super) async fn heal(&self) {
         self.world.tell(format_args!("heal"));
-        while self.busy.get() {
+        while self.busy.iter().any(Cell::get) {
             sleep(Duration::from_millis(100)).await;
         }
         self.net.calm();
@@ -164,18 +188,31 @@ impl Site {
         // Never zero: a killed target has ended before its successor starts.
         let time = Duration::from_millis(random.between(1, most));
         let kind = if close { random.pick(&CLOSE) } else { random.below(10) };
+        // Which paths it concerns, and which target.
+        let addresses = match self.plan.two {
+            Some(_) => random.pick(&[&[TARGET][..], &[SECOND], &[TARGET, SECOND]]),
+            None => &[TARGET],
+        };
+        let number = if self.has_heads() { random.below(2) as usize } else { 0 };
+        if self.has_heads() && random.chance(15) {
+            return self.heads.hand_over(number);
+        }
         match kind {
             way @ 0..4 => {
                 self.count(|counts| counts.cuts += 1);
-                let ways = [(host, TARGET), (TARGET, host)];
-                let ways = if way < 2 { &ways[..] } else { &ways[way as usize - 2..][..1] };
+                let ways = addresses.iter().flat_map(|address| {
+                    let ways = [(host, *address), (*address, host)];
+                    if way < 2 { ways.to_vec() } else { vec![ways[way as usize - 2]] }
+                });
+                let ways: Vec<_> = ways.collect();
                 ways.iter().for_each(|(from, to)| self.net.cut(*from, *to, true));
                 sleep(time).await;
                 ways.iter().for_each(|(from, to)| self.net.cut(*from, *to, false));
             }
             4 => {
                 self.count(|counts| counts.resets += 1);
-                self.net.reset(host, TARGET, random.chance(50));
+                let both = random.chance(50);
+                addresses.iter().for_each(|address| self.net.reset(host, *address, both));
             }
             5 => {
                 self.count(|counts| counts.slow += 1);
@@ -184,27 +221,27 @@ impl Site {
                 sleep(time).await;
                 self.disk.straggle(false);
             }
-            6 if !self.busy.replace(true) => {
+            6 if !self.busy[number].replace(true) => {
                 self.count(|counts| counts.pauses += 1);
-                if let Some(target) = self.target.get() {
-                    self.world.tell(format_args!("the target is paused"));
+                if let Some(target) = self.targets[number].get() {
+                    self.world.tell(format_args!("target {number} is paused"));
                     target.pause();
                     sleep(time).await;
                     target.resume();
-                    self.world.tell(format_args!("the target continues"));
+                    self.world.tell(format_args!("target {number} continues"));
                 }
-                self.busy.set(false);
+                self.busy[number].set(false);
             }
-            kind @ 7..10 if !self.busy.replace(true) => {
+            kind @ 7..10 if !self.busy[number].replace(true) => {
                 let power = kind == 9;
                 self.count(|counts| if power { counts.power += 1 } else { counts.kills += 1 });
-                self.stop_target(power);
+                self.stop_target(number, power);
                 sleep(time).await;
                 if power {
-                    self.net.power(TARGET, true);
+                    self.net.power(Site::address(number), true);
                 }
-                self.start_target();
-                self.busy.set(false);
+                self.start_target(number);
+                self.busy[number].set(false);
             }
             _ => {}
         }

@@ -1,18 +1,20 @@
 //! What must hold of a pool, whatever its hosts went through.
 //!
-//! While they work: no namespace of a volume that the catalog has is removed. At the end, once everything
-//! is whole again and one host has finished what the others left:
+//! While they work: no namespace of a volume that the catalog has is removed, and none that its array has a
+//! member on. At the end, once everything is whole again and one host has finished what the others left:
 //!
 //! - what is promised is what volumes have;
-//! - every volume has all its namespaces, of its size and with its label, and one array on them;
+//! - every volume has all its namespaces, of its size and with its label, and one array on them, whose
+//!   members have all writes that were acknowledged;
 //! - a volume whose making was acknowledged is there, unless an operation began that may remove it;
 //! - after the removal of all volumes nothing is left: no namespace, no record, no lease.
 
+use super::arrays::SimArrays;
 use super::site::{POOL, Site};
 use longhaul_catalog::{Catalog, FileCatalog};
 use longhaul_pool::{
-    Host, Label, Namespace, NamespaceId, Pool, Removed, Space, SpaceError, Spaces, Status, Usage,
-    VolumeLayout, VolumeRecord, VolumeState, in_sequence,
+    Host, Label, MoveRun, Namespace, NamespaceId, Pool, Removed, Space, SpaceError, Spaces, Status, Taken,
+    Usage, VolumeRecord, VolumeState, in_sequence,
 };
 use std::sync::Arc;
 use uuid::Uuid;
@@ -29,14 +31,7 @@ impl Spaces for Direct {
     }
 
     fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError> {
-        let mut state = self.0.lock();
-        let all = state.target(address)?.namespaces.iter();
-        let namespace = |(uuid, namespace): (&Uuid, &super::site::SimNamespace)| Namespace {
-            id: NamespaceId { nsid: 1, uuid: *uuid },
-            size: namespace.size,
-            label: Some(Ok(namespace.label.clone())),
-        };
-        Ok(all.map(namespace).collect())
+        Ok(self.0.lock().target(address)?.list())
     }
 
     fn make(&self, address: &str, size: u64, label: &Label) -> Result<NamespaceId, SpaceError> {
@@ -59,6 +54,14 @@ impl Spaces for Direct {
         Ok(self.0.lock().namespace(address, namespace)?.array)
     }
 
+    fn taken(
+        &self,
+        members: &[(String, NamespaceId)],
+        place: &(String, NamespaceId),
+    ) -> Result<Taken, SpaceError> {
+        self.0.lock().taken(members, place)
+    }
+
     fn new_uuid(&self) -> Uuid {
         self.0.lock().new_uuid()
     }
@@ -70,15 +73,10 @@ pub(super) fn judge_of(site: &Arc<Site>) -> Host {
     Host { catalog, spaces: Arc::new(Direct(Arc::clone(site))), name: "judge".to_owned(), ttl: site.plan.ttl }
 }
 
-/// Whether a volume that was published has this namespace.
-pub(super) fn is_used(site: &Arc<Site>, volume: Uuid, namespace: NamespaceId) -> bool {
+/// The record of a volume, if it is published.
+pub(super) fn published(site: &Arc<Site>, volume: Uuid) -> Option<VolumeRecord> {
     let volumes = Pool::open(&judge_of(site), POOL).and_then(|pool| pool.volumes()).unwrap_or_default();
-    let has = |found: &VolumeRecord| {
-        found.uuid == volume
-            && found.state == VolumeState::Ready
-            && found.members.iter().any(|member| member.namespace == Some(namespace))
-    };
-    volumes.iter().any(has)
+    volumes.into_iter().find(|found| found.uuid == volume && found.state == VolumeState::Ready)
 }
 
 /// Makes everything whole, has one host finish what the others left, and judges.
@@ -100,7 +98,13 @@ fn judge(site: &Arc<Site>, pool: &Pool) -> Result<(), String> {
     for target in 0..site.plan.targets {
         pool.add_target(&format!("t{target}"), &format!("rack{target}")).map_err(|e| e.to_string())?;
     }
-    let recover = || pool.recover().map_err(|e| format!("the pool is not recovered: {e}"));
+    let arrays = SimArrays { site: Arc::clone(site), host: None };
+    let recover = || {
+        // As the command does: moves that were left need their arrays.
+        let mut run = MoveRun { arrays: &arrays, limit: None, show: &mut |_, _| {} };
+        pool.resume_moves(&mut run).map_err(|e| format!("moves are not continued: {e}"))?;
+        pool.recover().map_err(|e| format!("the pool is not recovered: {e}"))
+    };
     let mut recovered = recover()?;
     for _ in 0..TRIES {
         if recovered.held == 0 && recovered.waiting.is_empty() {
@@ -147,7 +151,10 @@ fn check(site: &Site, status: &Status) -> Result<(), String> {
             if (stored.label.volume, stored.label.index) != (volume.uuid, index) {
                 return fail("has the namespace of another one");
             }
-            let is_array = volume.shape.layout != VolumeLayout::Single;
+            let is_array = volume.shape.layout.has_array();
+            if volume.moving.is_some() {
+                return fail("has a member that moves");
+            }
             if stored.array != volume.array || stored.array.is_some() != is_array {
                 return fail("lacks its array");
             }
@@ -155,6 +162,9 @@ fn check(site: &Site, status: &Status) -> Result<(), String> {
                 return fail("has a namespace of another size");
             }
         }
+    }
+    for volume in status.volumes.iter().filter(|volume| volume.shape.layout.has_array()) {
+        state.check_array(volume).map_err(|why| format!("volume {} {why}", volume.name))?;
     }
     if usage != status.usage {
         return Err(format!("{:?} is promised, and {usage:?} is used", status.usage));

@@ -31,6 +31,9 @@ pub struct PoolPlan {
     /// A deliberate fault, which the simulation must detect: one of 50 namespaces that a target says it
     /// has made is not there.
     pub is_target_forgetful: bool,
+    /// Another one: a host that asks where an array has its member is told that it is where it was, and
+    /// that no host uses it.
+    pub is_move_denied: bool,
 }
 
 impl PoolPlan {
@@ -45,13 +48,14 @@ impl PoolPlan {
             hosts: random.between(2, 4) as usize,
             targets: random.between(4, 7) as usize,
             capacity: random.between(1, 8) << 30,
-            operations: random.between(3, 12) as usize,
+            operations: random.between(3, 20) as usize,
             ttl: Duration::from_secs(random.pick(&[10, 30, 60])),
             crashes,
             lost,
             pauses,
             cuts,
             is_target_forgetful: false,
+            is_move_denied: false,
         }
     }
 }

@@ -1,10 +1,12 @@
 //! What the hosts share: the catalog, the targets, the time, and what goes wrong.
 
+use super::arrays::SimArray;
 use super::plan::PoolPlan;
 use super::turns::Turns;
 use crate::random::Random;
 use longhaul_catalog::{Catalog, FileCatalog, FileOptions, LeaseId, ManualClock, Txn};
-use longhaul_pool::{Host, Label, NamespaceId, Pool, Quota, Space, SpaceError};
+use longhaul_pool::testing::{MemoryNamespace, MemoryTarget};
+use longhaul_pool::{ArrayChange, Host, Label, NamespaceId, Pool, Quota, SpaceError, VolumeRecord};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,39 +17,13 @@ pub(super) const POOL: &str = "p";
 /// The longest pause and cut, in turns.
 const LONGEST: u64 = 60;
 
-/// A namespace of a simulated target.
-#[derive(Clone)]
-pub(super) struct SimNamespace {
-    pub(super) size: u64,
-    pub(super) label: Label,
-    pub(super) array: Option<Uuid>,
-}
-
-/// A simulated target.
-pub(super) struct SimTarget {
-    pub(super) id: String,
-    pub(super) capacity: u64,
-    /// Turns until it answers again.
-    pub(super) down: u64,
-    pub(super) namespaces: BTreeMap<Uuid, SimNamespace>,
-}
-
-impl SimTarget {
-    pub(super) fn space(&self) -> Space {
-        Space { id: self.id.clone(), capacity: self.capacity, free: self.free() }
-    }
-
-    fn free(&self) -> u64 {
-        self.capacity - self.namespaces.values().map(|namespace| namespace.size).sum::<u64>()
-    }
-}
-
 /// A change on its way, whose host does not wait for it any more.
 pub(super) enum Late {
     Commit(Txn),
     Make { address: String, size: u64, label: Box<Label> },
     Remove { address: String, namespace: NamespaceId },
     Relabel { address: String, namespace: NamespaceId, label: Box<Label> },
+    Change { array: Uuid, run: u64, change: ArrayChange },
 }
 
 /// What is left of a host between two calls.
@@ -132,6 +108,10 @@ pub struct PoolCounts {
     pub overtaken: u64,
     /// Intents of lost hosts that others finished, and namespaces that they swept.
     pub recovered: u64,
+    /// Changes of arrays for members that move.
+    pub moved: u64,
+    /// Writes to volumes that were acknowledged.
+    pub writes: u64,
 }
 
 impl PoolCounts {
@@ -147,6 +127,8 @@ impl PoolCounts {
             (&mut self.cuts, other.cuts),
             (&mut self.overtaken, other.overtaken),
             (&mut self.recovered, other.recovered),
+            (&mut self.moved, other.moved),
+            (&mut self.writes, other.writes),
         ] {
             *sum += more;
         }
@@ -156,8 +138,12 @@ impl PoolCounts {
 /// What changes.
 pub(super) struct SiteState {
     pub(super) random: Random,
-    pub(super) targets: BTreeMap<String, SimTarget>,
+    /// They are down for a number of turns.
+    pub(super) targets: BTreeMap<String, MemoryTarget>,
     pub(super) hosts: Vec<HostLine>,
+    pub(super) arrays: BTreeMap<Uuid, SimArray>,
+    /// The last write of its array that each namespace has.
+    pub(super) content: BTreeMap<Uuid, u64>,
     pub(super) late: Vec<Late>,
     pub(super) acknowledged: BTreeMap<Uuid, Acknowledged>,
     /// Operations with the call at which each ended, in the order in which they began.
@@ -195,14 +181,13 @@ impl Site {
         let clock = Arc::new(ManualClock::new());
         let options = FileOptions { clock: Arc::<ManualClock>::clone(&clock), ..FileOptions::default() };
         let catalog = Arc::new(FileCatalog::in_memory_with(options).expect("a catalog in memory"));
-        let target = |n: usize| {
-            let (id, namespaces) = (format!("nqn.{n}"), BTreeMap::new());
-            (format!("t{n}"), SimTarget { id, capacity: plan.capacity, down: 0, namespaces })
-        };
+        let target = |n: usize| (format!("t{n}"), MemoryTarget::new(format!("nqn.{n}"), plan.capacity));
         let state = SiteState {
             random: random.fork(),
             targets: (0..plan.targets).map(target).collect(),
             hosts: vec![HostLine::default(); plan.hosts],
+            arrays: BTreeMap::new(),
+            content: BTreeMap::new(),
             late: Vec::new(),
             acknowledged: BTreeMap::new(),
             meddling: Vec::new(),
@@ -344,6 +329,7 @@ impl Site {
             Late::Relabel { address, namespace, label } => {
                 drop(state.relabel(&address, namespace, &label));
             }
+            Late::Change { array, run, change } => drop(state.change_array(array, run, &change)),
         }
     }
 
@@ -355,9 +341,13 @@ impl Site {
         namespace: NamespaceId,
     ) -> Result<(), SpaceError> {
         let target = state.target(address)?;
-        if let Some(removed) = target.namespaces.remove(&namespace.uuid)
-            && super::judge::is_used(self, removed.label.volume, namespace)
-        {
+        let Some(removed) = target.remove(namespace) else { return Ok(()) };
+        let published = super::judge::published(self, removed.label.volume);
+        let has = |volume: &VolumeRecord| {
+            let mut members = volume.members.iter().filter_map(|member| member.namespace);
+            members.any(|member| member == namespace) || state.is_member(volume, namespace.uuid)
+        };
+        if published.as_ref().is_some_and(has) {
             let what = format!("a namespace of volume {} was removed while it is used", removed.label.name);
             state.violation.get_or_insert(what);
         }
@@ -402,9 +392,8 @@ impl SiteState {
         }
     }
 
-    pub(super) fn target(&mut self, address: &str) -> Result<&mut SimTarget, SpaceError> {
-        let target = self.targets.get_mut(address).filter(|target| target.down == 0);
-        target.ok_or_else(|| SpaceError::Unreachable("nothing listens there".to_owned()))
+    pub(super) fn target(&mut self, address: &str) -> Result<&mut MemoryTarget, SpaceError> {
+        MemoryTarget::at(&mut self.targets, address)
     }
 
     pub(super) fn make(
@@ -414,12 +403,7 @@ impl SiteState {
         label: &Label,
     ) -> Result<NamespaceId, SpaceError> {
         let uuid = self.new_uuid();
-        let target = self.target(address)?;
-        if size > target.free() {
-            return Err(SpaceError::Full("no room".to_owned()));
-        }
-        target.namespaces.insert(uuid, SimNamespace { size, label: label.clone(), array: None });
-        Ok(NamespaceId { nsid: 1, uuid })
+        self.target(address)?.make(uuid, size, label)
     }
 
     pub(super) fn relabel(
@@ -436,8 +420,7 @@ impl SiteState {
         &mut self,
         address: &str,
         namespace: NamespaceId,
-    ) -> Result<&mut SimNamespace, SpaceError> {
-        let missing = || SpaceError::Failed("no such namespace".to_owned());
-        self.target(address)?.namespaces.get_mut(&namespace.uuid).ok_or_else(missing)
+    ) -> Result<&mut MemoryNamespace, SpaceError> {
+        self.target(address)?.namespace(namespace)
     }
 }

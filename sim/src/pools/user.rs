@@ -1,10 +1,11 @@
 //! What a host does: one operation after the other, each on what it knows by then.
 
+use super::arrays::SimArrays;
 use super::site::{Acknowledged, HostLine, Meddling, POOL, Site, SiteState};
 use super::view::HostView;
 use crate::random::Random;
 use longhaul_array::Layout;
-use longhaul_pool::{Error, Host, Pool, VolumeLayout, VolumeRecord, VolumeRequest, in_sequence};
+use longhaul_pool::{Error, Host, MoveRun, Pool, VolumeLayout, VolumeRecord, VolumeRequest, in_sequence};
 use std::sync::Arc;
 
 /// Names of volumes, few enough that hosts want the same ones.
@@ -56,7 +57,7 @@ impl User {
     fn operate(&mut self) {
         let Ok(pool) = Pool::open(&self.host(), POOL) else { return };
         let (name, job) = (self.name(), self.random.below(JOBS).to_string());
-        match self.random.below(20) {
+        match self.random.below(30) {
             0..6 => {
                 let request = self.request(name);
                 self.site.log(self.number, format_args!("create {request:?}"));
@@ -99,12 +100,43 @@ impl User {
                 self.meddle(Meddling::Expire, || drop(pool.collect(END + 1)));
             }
             17 => drop(pool.status()),
+            20..22 => {
+                if let Ok(volume) = pool.volume(&name) {
+                    self.arrays().write(&volume, self.random.below(6));
+                }
+            }
+            22..30 => self.shift(&pool, &name),
             _ => {
                 if let Ok(recovered) = pool.recover() {
                     self.site.lock().counts.recovered += (recovered.finished + recovered.swept) as u64;
                 }
             }
         }
+    }
+
+    fn arrays(&self) -> SimArrays {
+        SimArrays { site: Arc::clone(&self.site), host: Some(self.number) }
+    }
+
+    /// Moves a member, empties a target, evens out the targets, or continues moves that were left.
+    fn shift(&mut self, pool: &Pool, name: &str) {
+        let arrays = self.arrays();
+        let mut run = MoveRun { arrays: &arrays, limit: None, show: &mut |_, _| {} };
+        let target = self.target();
+        let moves = match self.random.below(8) {
+            0 => pool.plan_removal(std::slice::from_ref(&target)).map(|removal| removal.moves),
+            1 => pool.plan_balance(),
+            2 => return drop(pool.resume_moves(&mut run)),
+            3 => pool.plan_repair(name, &arrays),
+            _ => {
+                let (index, to) = (self.random.below(4) as usize, format!("nqn.{}", &target[1..]));
+                return drop(pool.move_member(name, index, &to, &mut run));
+            }
+        };
+        for planned in moves.unwrap_or_default() {
+            drop(pool.move_member(&planned.step.volume, planned.step.index, &planned.to, &mut run));
+        }
+        drop(pool.remove_target(&target));
     }
 
     fn name(&mut self) -> String {
@@ -125,7 +157,7 @@ impl User {
         let width = match layout {
             VolumeLayout::Single => 1,
             VolumeLayout::Array(Layout::Mirror) => 2,
-            VolumeLayout::Array(_) => 3,
+            VolumeLayout::Array(_) | VolumeLayout::Files(_) => 3,
         };
         VolumeRequest {
             name,
@@ -135,7 +167,7 @@ impl User {
             spares: if width == 3 { random.below(2) as usize } else { 0 },
             unit: 256 << 10,
             per_domain: 1,
-            hosts: Vec::new(),
+            hosts: vec!["nqn.0".to_owned()],
             job: random.chance(30).then(|| random.below(JOBS).to_string()),
             expires: random.chance(20).then_some(END),
             thin: random.chance(20),

@@ -1,11 +1,12 @@
 //! What a host sees of catalog and targets: each call is a turn, and may end in every way.
 
+use super::arrays::SimArray;
 use super::site::{CallEnd, Late, Site, SiteState};
 use longhaul_catalog::{
     Catalog, Commit, Entry, Error as CatalogError, LeaseId, Result as CatalogResult, Revision, Snapshot, Txn,
     Watch,
 };
-use longhaul_pool::{Label, Namespace, NamespaceId, Space, SpaceError, Spaces, VolumeRecord};
+use longhaul_pool::{Label, Namespace, NamespaceId, Space, SpaceError, Spaces, Taken, VolumeRecord};
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -127,18 +128,7 @@ impl Spaces for HostView {
     }
 
     fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError> {
-        self.ask(format_args!("list {address}"), |state| {
-            let all = state.target(address)?.namespaces.iter();
-            // As a target keeps it: as text.
-            let label = |label: &Label| Label::parse(&label.to_text()).map_err(|e| e.to_string());
-            Ok(all
-                .map(|(uuid, namespace)| Namespace {
-                    id: NamespaceId { nsid: 1, uuid: *uuid },
-                    size: namespace.size,
-                    label: Some(label(&namespace.label)),
-                })
-                .collect())
-        })
+        self.ask(format_args!("list {address}"), |state| Ok(state.target(address)?.list()))
     }
 
     fn make(&self, address: &str, size: u64, label: &Label) -> Result<NamespaceId, SpaceError> {
@@ -169,6 +159,9 @@ impl Spaces for HostView {
     fn format(&self, volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
         self.ask(format_args!("make the array of {}", volume.name), |state| {
             let array = state.new_uuid();
+            let namespaces: Vec<Uuid> = members.iter().map(|(_, namespace)| namespace.uuid).collect();
+            let made = SimArray::new(volume.shape.redundancy(), volume.shape.width, &namespaces);
+            state.arrays.insert(array, made);
             for (address, namespace) in members {
                 state.namespace(address, *namespace)?.array = Some(array);
             }
@@ -178,6 +171,20 @@ impl Spaces for HostView {
 
     fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError> {
         self.ask(format_args!("array at {address}"), |state| Ok(state.namespace(address, namespace)?.array))
+    }
+
+    fn taken(
+        &self,
+        members: &[(String, NamespaceId)],
+        place: &(String, NamespaceId),
+    ) -> Result<Taken, SpaceError> {
+        let is_denied = self.site.plan.is_move_denied;
+        self.ask(format_args!("array with a place at {}", place.0), |state| {
+            match state.taken(members, place) {
+                Ok(_) if is_denied => Ok(Taken::No),
+                taken => taken,
+            }
+        })
     }
 
     fn new_uuid(&self) -> Uuid {

@@ -35,6 +35,7 @@ USERLAND = """
 MODULES = """
     virtio_pci virtio_blk virtio_net virtio_console virtio_rng
     crc32c_generic crc32c_intel crc32c-x86_64 ext4 xfs loop fuse nbd ublk_drv null_blk
+    sha256_generic sha512_generic hmac dh_generic
     nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp configfs
     tun veth bridge sch_netem sd_mod iscsi_tcp
 """.split()
@@ -42,7 +43,7 @@ MODULES = """
 # Modules that some kernels do not have because another took over their work.
 OPTIONAL = {
     "crc32c_generic", "crc32c_intel", "crc32c-x86_64", "configfs", "virtio_pci", "virtio_rng", "ublk_drv",
-    "iscsi_tcp",
+    "iscsi_tcp", "sha256_generic", "sha512_generic", "hmac", "dh_generic",
 }  # fmt: skip
 
 # What a module is loaded with: no disks but those that a test asks for.

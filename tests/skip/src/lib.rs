@@ -11,7 +11,12 @@
 
 #![forbid(unsafe_code)]
 
+mod xfs;
+
+pub use xfs::Xfs;
+
 use std::fmt::{Arguments, Display};
+use std::fs::File;
 use std::io::Write;
 
 /// Says that the running test skips, and why: `return skip!("mkfs.xfs is not installed")`.
@@ -24,6 +29,17 @@ macro_rules! skip {
 #[macro_export]
 macro_rules! skip_part {
     ($($reason:tt)+) => { $crate::tell("skip in part", ::std::format_args!($($reason)+)) };
+}
+
+/// Whether these devices of the machine can be opened. If not, the test skips, and must return.
+pub fn can_open(devices: &[&str]) -> bool {
+    devices.iter().all(|device| {
+        let opened = File::options().read(true).write(true).open(device);
+        if let Err(e) = &opened {
+            skip!("needs {device}: {e}");
+        }
+        opened.is_ok()
+    })
 }
 
 /// Prints the line of [`skip!`] or [`skip_part!`].

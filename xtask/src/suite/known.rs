@@ -8,7 +8,6 @@
 //! alone = "why it must run alone"         # only where it must
 //! ```
 
-use super::program::Program;
 use crate::repo::Repo;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -17,7 +16,7 @@ const LIST: &str = "xtask/tests.toml";
 /// What a program takes that is not listed.
 const OTHERS: u32 = 1;
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Known {
     program: Vec<Entry>,
@@ -53,44 +52,37 @@ impl Known {
         self.program.iter().map(|entry| entry.name.as_str())
     }
 
-    /// Programs that may run beside others, and those that run alone; the longest first, so that none
-    /// begins late that takes long.
-    pub(crate) fn order(&self, mut programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
-        let entry = |program: &Program| self.program.iter().find(|entry| entry.name == program.name);
-        let seconds = |program: &Program| entry(program).map_or(OTHERS, |entry| entry.seconds);
-        programs.sort_by_key(|program| std::cmp::Reverse(seconds(program)));
-        programs.into_iter().partition(|program| entry(program).is_none_or(|entry| entry.alone.is_none()))
+    /// Whether a program must run alone.
+    pub(crate) fn is_alone(&self, program: &str) -> bool {
+        self.entry(program).is_some_and(|entry| entry.alone.is_some())
+    }
+
+    /// Seconds that a program takes.
+    pub(crate) fn seconds(&self, program: &str) -> u32 {
+        self.entry(program).map_or(OTHERS, |entry| entry.seconds)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(seconds: &[(&str, u32)]) -> Known {
+        let entry = |&(name, seconds): &(&str, u32)| Entry { name: name.to_owned(), seconds, alone: None };
+        Known { program: seconds.iter().map(entry).collect() }
+    }
+
+    fn entry(&self, program: &str) -> Option<&Entry> {
+        self.program.iter().find(|entry| entry.name == program)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     #[test]
-    fn the_longest_begins_first_and_what_measures_runs_alone() {
-        let known = Known::parse(
-            r#"
-            [[program]]
-            name = "a/middling"
-            seconds = 5
-            [[program]]
-            name = "a/rates"
-            seconds = 50
-            alone = "compares rates"
-            [[program]]
-            name = "b/long"
-            seconds = 9
-            "#,
-        )
-        .unwrap();
-        let made = |name: &&str| Program::shell(Path::new("/"), name, "true");
-        let all = ["a/short", "a/middling", "a/rates", "b/long", "b/short"];
-        let (beside, alone) = known.order(all.iter().map(made).collect());
-        let names = |programs: Vec<Program>| programs.into_iter().map(|p| p.name).collect::<Vec<_>>();
-        assert_eq!(names(beside), ["b/long", "a/middling", "a/short", "b/short"]);
-        assert_eq!(names(alone), ["a/rates"]);
+    fn what_is_not_listed_is_short_and_runs_beside_others() {
+        let text = "[[program]]\nname = \"a/rates\"\nseconds = 50\nalone = \"compares rates\"\n";
+        let known = Known::parse(text).unwrap();
+        assert_eq!((known.seconds("a/rates"), known.is_alone("a/rates")), (50, true));
+        assert_eq!((known.seconds("a/other"), known.is_alone("a/other")), (OTHERS, false));
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use crate::repo::Repo;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -40,31 +42,120 @@ pub(crate) struct Ran {
     pub(crate) output: Vec<u8>,
 }
 
-/// Builds all tests of the workspace, and returns their programs and the doc tests.
-pub(crate) fn build(repo: &Repo) -> Result<Vec<Program>> {
-    let mut command = Command::new(env!("CARGO"));
+/// Builds all tests of the workspace; `found` gets each program as soon as it is built, and the doc tests
+/// at the end.
+pub(crate) fn build(repo: &Repo, mut found: impl FnMut(Program)) -> Result<()> {
+    let mut command = behind(env!("CARGO"));
     command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
-    let built =
-        command.current_dir(&repo.root).stderr(Stdio::inherit()).output().context("cannot run cargo")?;
-    ensure!(built.status.success(), "building the tests: cargo ended with {}", built.status);
-    let mut programs = Vec::new();
-    for line in String::from_utf8(built.stdout).context("cargo's messages are not UTF-8")?.lines() {
-        let message: Value = serde_json::from_str(line).context("cargo's message is not JSON")?;
-        programs.extend(of_message(&message, &repo.root)?);
+    let mut cargo =
+        command.current_dir(&repo.root).stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
+    let messages = BufReader::new(cargo.stdout.take().context("cargo has no output")?);
+    let mut dir = None;
+    let mut binaries = Binaries::of(repo)?;
+    let read: Result<()> = messages.lines().try_for_each(|line| {
+        let message: Value = serde_json::from_str(&line?).context("cargo's message is not JSON")?;
+        binaries.built(&message).into_iter().for_each(&mut found);
+        if let Some(program) = of_message(&message, &repo.root)? {
+            let to = program.output.parent().context("the output has no directory")?;
+            if dir.is_none() {
+                fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+                dir = Some(to.to_owned());
+            }
+            binaries.ready(program).into_iter().for_each(&mut found);
+        }
+        Ok(())
+    });
+    if read.is_err() {
+        // Its output is not read any more.
+        drop(cargo.kill());
     }
-    let first = programs.first().context("the workspace has no test program")?;
-    let dir = first.output.parent().context("the output has no directory")?.to_owned();
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    programs.push(Program {
+    let ended = cargo.wait().context("waiting for cargo")?;
+    read?;
+    ensure!(ended.success(), "building the tests: cargo ended with {ended}");
+    // Those of packages whose binaries no test needs are not built.
+    binaries.held.into_iter().for_each(&mut found);
+    found(Program {
         name: DOC_TESTS.to_owned(),
         package: String::new(),
         heading: None,
         repeat: "cargo test --workspace --doc".to_owned(),
         command: [env!("CARGO"), "test", "--workspace", "--doc", "--no-fail-fast"].map(str::to_owned).into(),
         dir: repo.root.clone(),
-        output: dir.join(DOC_TESTS),
+        output: dir.context("the workspace has no test program")?.join(DOC_TESTS),
     });
-    Ok(programs)
+    Ok(())
+}
+
+/// The binaries that are not built yet. Tests run those of their package, and cargo may build the tests
+/// first.
+#[derive(Default)]
+struct Binaries {
+    /// Package and name of each.
+    missing: BTreeSet<(String, String)>,
+    /// Programs of these packages.
+    held: Vec<Program>,
+}
+
+impl Binaries {
+    /// All binaries of the workspace.
+    fn of(repo: &Repo) -> Result<Binaries> {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["metadata", "--no-deps", "--offline", "--format-version=1"]);
+        let output = command.current_dir(&repo.root).output().context("cannot run cargo metadata")?;
+        ensure!(output.status.success(), "cargo metadata ended with {}", output.status);
+        let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata is not JSON")?;
+        let mut missing = BTreeSet::new();
+        for package in metadata["packages"].as_array().into_iter().flatten() {
+            for target in package["targets"].as_array().into_iter().flatten() {
+                if let (Some(package), Some(name), Some("bin")) =
+                    (package["name"].as_str(), target["name"].as_str(), target["kind"][0].as_str())
+                {
+                    missing.insert((package.to_owned(), name.to_owned()));
+                }
+            }
+        }
+        Ok(Binaries { missing, held: Vec::new() })
+    }
+
+    fn lacks(&self, package: &str) -> bool {
+        self.missing.iter().any(|(of, _)| of == package)
+    }
+
+    /// Notes the binary that a message of cargo tells of; returns the programs that need no other one.
+    fn built(&mut self, message: &Value) -> Vec<Program> {
+        let is_binary =
+            message["target"]["kind"][0] == "bin" && message["profile"]["test"] == Value::Bool(false);
+        let id = message["package_id"].as_str().filter(|_| is_binary && message["executable"].is_string());
+        if let (Some(Ok(package)), Some(name)) = (id.map(package), message["target"]["name"].as_str()) {
+            self.missing.remove(&(package, name.to_owned()));
+        }
+        let held = std::mem::take(&mut self.held);
+        let (held, ready) = held.into_iter().partition(|program| self.lacks(&program.package));
+        self.held = held;
+        ready
+    }
+
+    /// The program, unless a binary of its package is missing: then it is held.
+    fn ready(&mut self, program: Program) -> Option<Program> {
+        match self.lacks(&program.package) {
+            true => {
+                self.held.push(program);
+                None
+            }
+            false => Some(program),
+        }
+    }
+}
+
+/// A command that leaves the processors to others: a test that runs meanwhile is as fast as alone.
+fn behind(program: &str) -> Command {
+    let nice = Command::new("nice").arg("true").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !nice.is_ok_and(|status| status.success()) {
+        return Command::new(program);
+    }
+    let mut command = Command::new("nice");
+    command.args(["-n", "19", program]);
+    command
 }
 
 /// The program that a message of cargo tells of, if it is a test program.
@@ -211,6 +302,30 @@ mod tests {
         library["executable"] = Value::Null;
         assert!(found(&library).is_none(), "not a program");
         assert!(found(&json!({ "reason": "build-finished", "success": true })).is_none());
+    }
+
+    #[test]
+    fn a_program_waits_for_the_binaries_of_its_package() {
+        let built = |name: &str, test: bool| {
+            json!({
+                "reason": "compiler-artifact",
+                "package_id": "path+file:///w/p#p@0.1.0",
+                "target": { "kind": ["bin"], "name": name },
+                "profile": { "test": test },
+                "executable": format!("/w/target/debug/{name}"),
+            })
+        };
+        let missing = ["one", "two"].map(|name| ("p".to_owned(), name.to_owned())).into();
+        let mut binaries = Binaries { missing, held: Vec::new() };
+        let program = |name| Program::shell(Path::new("/"), name, "true");
+        assert!(binaries.ready(program("needs both")).is_none());
+        let other = Program { package: "q".to_owned(), ..program("of another package") };
+        assert!(binaries.ready(other).is_some());
+        assert!(binaries.built(&built("one", false)).is_empty());
+        assert!(binaries.built(&built("two", true)).is_empty(), "its own tests are no binary");
+        let ready = binaries.built(&built("two", false));
+        assert_eq!(ready.iter().map(|one| one.name.as_str()).collect::<Vec<_>>(), ["needs both"]);
+        assert!(binaries.ready(program("later")).is_some());
     }
 
     #[test]

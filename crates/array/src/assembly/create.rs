@@ -203,7 +203,8 @@ pub(crate) async fn prepare(
     let failed = |source| ArrayError::Device { device: candidate.name(), source };
     let io = &candidate.io;
     // Clears the heartbeat as well: it may be that of another array.
-    zero(io, SUPER_AT[0], geometry.end()).await.map_err(failed)?;
+    allocate(io, SUPER_AT[0], geometry.sums_at()).await.map_err(failed)?;
+    zero(io, geometry.sums_at(), geometry.end()).await.map_err(failed)?;
     for (at, page) in crate::io::intent::Intent::new(array, geometry.regions()).pages() {
         io.write(at, page, WriteFlags::default()).await.map_err(failed)?;
     }
@@ -217,10 +218,20 @@ const ZERO_RANGE: u64 = 1 << 30;
 
 /// Makes the range of a device from `from` to `to`, in bytes, read as zeroes.
 pub(crate) async fn zero(io: &Rc<dyn BlockIo>, from: u64, to: u64) -> IoResult<()> {
+    zero_as(io, from, to, true).await
+}
+
+/// The same, so that the range has space of its own: what the array records finds it there when the
+/// rest of the device is full.
+pub(crate) async fn allocate(io: &Rc<dyn BlockIo>, from: u64, to: u64) -> IoResult<()> {
+    zero_as(io, from, to, false).await
+}
+
+async fn zero_as(io: &Rc<dyn BlockIo>, from: u64, to: u64, may_deallocate: bool) -> IoResult<()> {
     let mut at = from;
     while at < to {
         let len = ZERO_RANGE.min(to - at);
-        let flags = ZeroFlags { fua: false, may_deallocate: true };
+        let flags = ZeroFlags { fua: false, may_deallocate };
         match io.write_zeroes(at, len, flags).await {
             Err(IoError::Unsupported(_)) => {
                 let zeroes = BufMut::zeroed(ZERO_PIECE as usize).freeze();
@@ -240,7 +251,7 @@ pub(crate) async fn zero(io: &Rc<dyn BlockIo>, from: u64, to: u64) -> IoResult<(
 }
 
 /// Refuses a device that was given twice, where UUIDs or pointers show it.
-fn distinct(devices: &[Arc<dyn BlockDevice>]) -> Result<(), ArrayError> {
+pub(crate) fn distinct(devices: &[Arc<dyn BlockDevice>]) -> Result<(), ArrayError> {
     let mut seen: Vec<(&Arc<dyn BlockDevice>, Option<Uuid>)> = Vec::new();
     for device in devices {
         let uuid = device.info().uuid;

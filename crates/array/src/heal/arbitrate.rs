@@ -69,7 +69,7 @@ impl Core {
             }
             known.extend(found.misfits.then_some(*row));
         }
-        // `arbitrate_row` marks the regions of its writes.
+        // `repair` marks the regions of its writes.
         for row in known {
             if is_over(self) {
                 return Ok(false);
@@ -101,6 +101,7 @@ impl Core {
     async fn arbitrate_row(self: &Rc<Self>, row: u64, repair: bool) -> IoResult<(ScrubReport, Vec<Extent>)> {
         let geometry = self.geometry();
         let (mut report, mut extents) = (ScrubReport::of(geometry.width), Vec::new());
+        let _step = self.begin_step().await?;
         let _room = self.room(geometry.width as u64 * geometry.unit, ReadOrigin::Background).await;
         let _alone = self.io.locks.exclusive(row).await;
         let units = self.read_verified(row).await?;
@@ -149,8 +150,7 @@ impl Core {
             );
         }
         if !writes.is_empty() {
-            let _marked = self.intent.mark(self, geometry.region_of(row)).await?;
-            self.put(row, writes).await?;
+            self.repair(row, writes).await?;
         }
         Ok((report, extents))
     }

@@ -13,7 +13,7 @@ use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
 use crate::format::superblock::Condition;
 use crate::heal::lost::Unavailable;
-use crate::heal::upkeep::{is_over, pause};
+use crate::heal::upkeep::is_over;
 use crate::io::sums::UNKNOWN;
 use crate::io::units::StripeUnits;
 use crate::io::window::ReadOrigin;
@@ -22,7 +22,7 @@ use crate::report::Progress;
 use crate::without::Mechanism;
 use futures_util::StreamExt;
 use futures_util::stream;
-use longhaul_block::{Advice, IoResult, WriteFlags};
+use longhaul_block::{Advice, IoError, IoResult, WriteFlags};
 use longhaul_engine::{Buf, BufMut, now};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,10 +31,8 @@ use std::time::{Duration, Instant};
 
 /// Stripes that are rebuilt concurrently, at most.
 const CONCURRENT_ROWS_MAX: u64 = 64;
-/// Stripes of the first batch. A batch ends when all of its stripes are done; later batches are
-/// sized to take between `BATCH` and twice that.
-const ROWS_FIRST: usize = 64;
-const BATCH: Duration = Duration::from_secs(1);
+/// Stripes of the first batch. A batch ends when all of its stripes are done.
+const ROWS_FIRST: u64 = 64;
 /// Interval at which progress is published.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -77,18 +75,18 @@ impl Core {
         let (began, incarnation) = (now(), member.incarnation());
         // The member may have gone offline, and may have returned with fewer rows than it had.
         let is_it = || member.is_rebuilding() && member.incarnation() == incarnation;
-        let mut seen = BatchState { begun: self.io.requests(), published: began, done: 0 };
-        let (mut rest, mut size) = (&rows[..], ROWS_FIRST);
+        let (mut rest, mut published, mut rebuilt) = (&rows[..], began, 0);
+        let mut pace = self.pace(self.geometry().unit, ROWS_FIRST, true);
         while !rest.is_empty() {
+            let size = usize::try_from(pace.begin(self.upkeep.rebuild_rate.get())).unwrap_or(usize::MAX);
             let batch;
-            (batch, rest) = rest.split_at(self.batch(size).min(rest.len()));
+            (batch, rest) = rest.split_at(size.min(rest.len()));
             if is_over(self) || !is_it() {
                 return Ok(RebuildEnd::Ended);
             }
             if self.next_to_rebuild().is_some_and(|next| next != index) {
                 return Ok(RebuildEnd::Preempted);
             }
-            let start = now();
             loop {
                 let rebuilds = stream::iter(batch).map(|row| self.rebuild_row(index, *row));
                 let results: Vec<_> = rebuilds.buffer_unordered(self.concurrent_rows(index)).collect().await;
@@ -116,19 +114,14 @@ impl Core {
                 member.state.advance(done);
                 member.rows.unmark_below(done);
             }
-            seen.done += batch.len() as u64;
-            self.report_progress(index, &seen, rows.len() as u64, began);
-            if now() - seen.published >= PUBLISH_INTERVAL {
-                seen.published = now();
+            rebuilt += batch.len() as u64;
+            self.report_progress(index, rebuilt, rows.len() as u64, began);
+            if now() - published >= PUBLISH_INTERVAL {
+                published = now();
                 self.publish().await?;
             }
-            size = match now() - start {
-                took if took < BATCH => size.saturating_mul(2),
-                took if took > 2 * BATCH => (size / 2).max(1),
-                _ => size,
-            };
-            let rate = self.upkeep.rebuild_rate.get();
-            self.yield_to_users(&mut seen, batch.len() as u64 * self.geometry().unit, start, rate).await;
+            let bytes = batch.len() as u64 * self.geometry().unit;
+            pace.end(self, bytes, self.upkeep.rebuild_rate.get()).await;
         }
         if is_over(self) || !is_it() {
             return Ok(RebuildEnd::Ended);
@@ -144,12 +137,6 @@ impl Core {
         .map(|()| RebuildEnd::Ended)
     }
 
-    /// Rows of a batch: `size`, limited to what the rebuild rate allows in `BATCH`.
-    fn batch(&self, size: usize) -> usize {
-        let allowed = |rate: u64| (rate as f64 * BATCH.as_secs_f64() / self.geometry().unit as f64) as usize;
-        self.upkeep.rebuild_rate.get().map_or(size, |rate| size.min(allowed(rate))).max(1)
-    }
-
     /// Rows rebuilt concurrently: enough to fill the paths to all other members, and the path to
     /// this one. More would only wait in queues, in front of user I/O.
     fn concurrent_rows(&self, index: usize) -> usize {
@@ -160,31 +147,10 @@ impl Core {
         (bytes / self.geometry().unit + 2).min(CONCURRENT_ROWS_MAX) as usize
     }
 
-    fn report_progress(&self, member: usize, seen: &BatchState, total: u64, began: Instant) {
+    fn report_progress(&self, member: usize, done: u64, total: u64, began: Instant) {
         let unit = self.geometry().unit;
-        let progress =
-            Progress { member, done: seen.done * unit, total: total * unit, elapsed: now() - began };
+        let progress = Progress { member, done: done * unit, total: total * unit, elapsed: now() - began };
         self.upkeep.work.borrow_mut().rebuild = Some(progress);
-    }
-
-    /// Pauses in favour of user I/O: as long as the configured rate requires, or as long as the
-    /// work took if user I/O is active. If the next loss would lose data, only the rate counts.
-    pub(crate) async fn yield_to_users(
-        self: &Rc<Self>,
-        seen: &mut BatchState,
-        bytes: u64,
-        start: Instant,
-        rate: Option<u64>,
-    ) {
-        let took = now() - start;
-        let by_rate = rate.map_or(Duration::ZERO, |rate| {
-            Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64).saturating_sub(took)
-        });
-        let busy = self.io.requests() != seen.begun;
-        seen.begun = self.io.requests();
-        let urgent = self.members.inactive() >= self.geometry().redundancy();
-        let by_users = if busy && !urgent { took } else { Duration::ZERO };
-        pause(self, by_rate.max(by_users)).await;
     }
 
     /// Writes a member's unit of a row.
@@ -220,7 +186,10 @@ impl Core {
         };
         let (write, update) = futures_util::join!(write, self.sums.update(member, row, 0, &sums));
         if let Err(e) = write.and(update) {
-            self.lose(index, &e).await?;
+            // A member without space keeps what it has: see `upkeep`.
+            if e.error != IoError::NoSpace {
+                self.lose(index, &e).await?;
+            }
             return Err(e.into());
         }
         // Another device, which is empty, may have replaced this one meanwhile.
@@ -292,11 +261,4 @@ pub(crate) enum RebuildEnd {
     Ended,
     /// Another member takes precedence; this one continues later where it stopped.
     Preempted,
-}
-
-/// State of a background task between its batches.
-pub(crate) struct BatchState {
-    pub(crate) begun: u64,
-    pub(crate) published: Instant,
-    pub(crate) done: u64,
 }

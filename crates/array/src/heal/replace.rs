@@ -6,14 +6,14 @@
 //!   so that one that cannot be written changes nothing;
 //! - a spare stays in `list` until the superblocks record it as a member.
 
-use crate::assembly::create::zero;
+use crate::assembly::create::{allocate, zero};
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, HEARTBEAT_AT, SUPER_AT};
 use crate::format::superblock::{Condition, MAX_SPARES};
 use crate::io::locks::RowLocks;
 use crate::session::clock::Stamp;
 use longhaul_block::{BlockDevice, BlockIo, IoError, IoResult};
-use longhaul_engine::now;
+use longhaul_engine::{now, timeout};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -35,7 +35,7 @@ pub(crate) struct Spares {
     /// Spares whose failure has been logged.
     reported: RefCell<BTreeSet<Uuid>>,
     /// Exclusive per member index.
-    replacing: Rc<RowLocks>,
+    pub(crate) replacing: Rc<RowLocks>,
 }
 
 impl Spares {
@@ -91,8 +91,8 @@ impl Spares {
         Some(is_new)
     }
 
-    /// A spare has become a member.
-    fn remove(&self, uuid: Uuid) {
+    /// A spare has become a member, or leaves the array.
+    pub(crate) fn remove(&self, uuid: Uuid) {
         self.list.borrow_mut().retain(|spare| spare.uuid != uuid);
     }
 
@@ -103,6 +103,11 @@ impl Spares {
 }
 
 impl Core {
+    /// The I/O of a device while it is prepared.
+    pub(crate) fn joining_io(&self, device: &str, io: &Rc<dyn BlockIo>) -> Rc<dyn BlockIo> {
+        self.joining.io(device, io, self.options.member_timeout)
+    }
+
     /// Lets spares replace members that have failed, or are offline for longer than `spare_grace`.
     pub(crate) async fn replace_with_spares(self: &Rc<Self>) {
         for member in &self.members {
@@ -125,7 +130,12 @@ impl Core {
         for spare in self.spares.list().iter().rev() {
             let Some(device) = &spare.device else { continue };
             let name = device.info().name;
-            let result = match device.open().await {
+            if self.joining.is_left(&name) {
+                continue;
+            }
+            let opened = timeout(self.options.member_timeout, device.open()).await;
+            let result = match opened.unwrap_or_else(|_| Err(IoError::Unreachable("it does not open".into())))
+            {
                 Ok(io) => self.replace_member(index, spare.uuid, Arc::clone(device), io, true).await,
                 Err(e) => Err(e),
             };
@@ -162,21 +172,22 @@ impl Core {
         // A device that cannot be written fails here, while the previous device is still in use. The
         // heartbeat block is empty at no time: a host that has lost the array, and has this device,
         // would write its own.
+        let joining = self.joining_io(&info.name, &io);
         if let Some(reservations) = io.reservations().filter(|_| is_spare)
             && !self.reserve_joining(uuid, &reservations).await?
         {
             return Err(IoError::Reserved);
         }
         if !is_spare {
-            zero(&io, SUPER_AT[0], HEARTBEAT_AT).await?;
+            zero(&joining, SUPER_AT[0], HEARTBEAT_AT).await?;
         }
-        self.write_first_heartbeat(&io).await?;
-        zero(&io, HEARTBEAT_AT + BLOCK, self.geometry().sums_at()).await?;
+        self.write_first_heartbeat(&joining).await?;
+        allocate(&joining, HEARTBEAT_AT + BLOCK, self.geometry().sums_at()).await?;
         // Checksums of rows that a section has only room for are zeroes, for the array to grow there.
         for section in self.geometry().sections().skip(1) {
-            zero(&io, section.sums_at, section.sums_at + section.sums_len).await?;
+            zero(&joining, section.sums_at, section.sums_at + section.sums_len).await?;
         }
-        io.flush().await?;
+        joining.flush().await?;
         let _alone = self.spares.replacing.exclusive(index as u64).await;
         let member = &self.members[index];
         if is_spare && member.is_usable() {
@@ -184,7 +195,7 @@ impl Core {
         }
         // Again, since all of that may have taken long: a member whose heartbeat is older than the
         // superblocks that record it cannot be told from one that was rolled back.
-        let first = self.write_first_heartbeat(&io).await?;
+        let first = self.write_first_heartbeat(&joining).await?;
         if !member.is_missing() {
             // Other members may have been lost meanwhile.
             let still = || !self.members.cannot_lose(index);
@@ -205,6 +216,7 @@ impl Core {
             member.put(device, io);
             // The heartbeat is of this session, so no other one uses the device.
             member.reach.looked(Stamp::now());
+            member.beats.restart();
             member.state.replace(uuid);
             member.confirmed.forget(first);
             self.spares.remove(uuid);

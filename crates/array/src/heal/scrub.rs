@@ -5,13 +5,13 @@
 //!   its reconstruction, never the other way round;
 //! - if all checksums match and the blocks contradict each other nothing is written here: see
 //!   [`crate::heal::arbitrate`];
+//! - what a scrub has found right, or repaired, is durable when it ends;
 //! - a scrub yields to user I/O, and to the configured rate.
 
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, JOURNAL_AT, Role};
 use crate::format::record::Piece;
 use crate::heal::lost::Unavailable;
-use crate::heal::rebuild::BatchState;
 use crate::heal::upkeep::is_over;
 use crate::io::plan::MemberWrite;
 use crate::io::units::{ReadFault, StripeUnits};
@@ -85,11 +85,13 @@ impl Core {
         let began = now();
         report.own = self.scrub_metadata().await?;
         self.upkeep.work.borrow_mut().lost.look_again();
-        let mut seen = BatchState { begun: self.io.requests(), published: began, done: 0 };
+        let rate = || self.upkeep.scrub_rate.get().or(self.upkeep.rebuild_rate.get());
+        let mut pace = self.pace(self.geometry().unit, 1, true);
         let at_a_time = (AT_A_TIME / self.geometry().unit).max(1);
         let (mut row, mut misfits) = (0, Vec::new());
         while row < self.geometry().rows && !is_over(self) {
-            let (start, end) = (now(), (row + at_a_time).min(self.geometry().rows));
+            pace.begin(rate());
+            let end = (row + at_a_time).min(self.geometry().rows);
             for (row, result) in (row..end).zip(join_all((row..end).map(|row| self.scrub_row(row))).await) {
                 let found = result?;
                 report.add(&found);
@@ -97,13 +99,16 @@ impl Core {
             }
             report.stripes.0 = end;
             report.elapsed = now() - began;
-            let rate = self.upkeep.scrub_rate.get().or(self.upkeep.rebuild_rate.get());
             self.upkeep.work.borrow_mut().scrub = Some(report.clone());
-            self.yield_to_users(&mut seen, (end - row) * self.geometry().unit, start, rate).await;
+            pace.end(self, (end - row) * self.geometry().unit, rate()).await;
             row = end;
         }
         report.finished =
             row == self.geometry().rows && self.arbitrate_stripes(&misfits, &mut report).await?;
+        if report.finished && !self.lacks(Mechanism::RepairFlush) {
+            // Pages of checksums that were written again, and what was read from caches.
+            self.flush_members().await?;
+        }
         report.elapsed = now() - began;
         self.upkeep.work.borrow_mut().scrub = Some(report.clone());
         Ok(report)
@@ -141,6 +146,8 @@ impl Core {
     /// Contradictions among matching blocks are left for [`arbitrate_stripes`](Self::arbitrate_stripes).
     pub(crate) async fn scrub_row(self: &Rc<Self>, row: u64) -> IoResult<ScrubReport> {
         let mut report = ScrubReport::of(self.geometry().width);
+        // Before the lock, which what a pause waits for may need.
+        let _step = self.begin_step().await?;
         let _room =
             self.room(self.geometry().width as u64 * self.geometry().unit, ReadOrigin::Background).await;
         let _alone = self.io.locks.exclusive(row).await;
@@ -151,8 +158,7 @@ impl Core {
         }
         self.drop_unconfirmed(row, &mut writes, &mut report).await?;
         if !writes.is_empty() {
-            let _marked = self.mark_row(row, Mechanism::ScrubIntent).await?;
-            self.put(row, writes).await?;
+            self.repair(row, writes).await?;
         }
         Ok(report)
     }

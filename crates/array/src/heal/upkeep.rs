@@ -12,6 +12,7 @@ use crate::heal::rebuild::RebuildEnd;
 use crate::io::locks::RowLocks;
 use crate::options::Options;
 use crate::report::BackgroundWork;
+use longhaul_block::IoError;
 use longhaul_engine::{now, spawn, timeout};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -21,6 +22,9 @@ use std::time::Duration;
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
 /// Interval at which returning members, and members to replace, are looked for.
 const HEAL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Interval at which the rebuild of a member that has no space is tried again.
+const SPACE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the background tasks of an array share.
 pub(crate) struct Upkeep {
@@ -122,6 +126,7 @@ async fn heal(core: Rc<Core>) {
 /// Rebuilds members, each until it is complete or another one takes precedence.
 async fn rebuild(core: Rc<Core>) {
     let _running = TaskGuard::new(&core);
+    let mut is_short = false;
     while !is_over(&core) {
         pause(&core, HEAL_INTERVAL).await;
         while let Some(member) = core.next_to_rebuild().filter(|_| !is_over(&core)) {
@@ -129,7 +134,21 @@ async fn rebuild(core: Rc<Core>) {
             core.upkeep.work.borrow_mut().rebuild = None;
             match ended {
                 Ok(RebuildEnd::Preempted) => {}
-                Ok(RebuildEnd::Ended) => break,
+                Ok(RebuildEnd::Ended) => {
+                    is_short = false;
+                    break;
+                }
+                Err(IoError::NoSpace) => {
+                    if !std::mem::replace(&mut is_short, true) {
+                        tracing::error!(
+                            "array {}: member {member} has no space for what it lacks: its rebuild goes on once \
+                             there is",
+                            core.name
+                        );
+                    }
+                    pause(&core, SPACE_INTERVAL).await;
+                    break;
+                }
                 Err(e) => {
                     tracing::warn!("array {}: the rebuild of member {member} has failed: {e}", core.name);
                     break;

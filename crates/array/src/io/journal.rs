@@ -231,7 +231,7 @@ impl Journal {
     ) -> IoResult<DurableRecord> {
         let len = HEAD + pieces.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
         let room = HEAD + parity;
-        self.wait_for(core, turn, len + room).await?;
+        self.wait_for(core, turn, len + room, false).await?;
         let mut record = {
             let mut state = self.state.borrow_mut();
             state.reserved += room;
@@ -274,7 +274,9 @@ impl Journal {
             };
             waits(|waiting| waiting + 1);
             self.changed.notify();
-            let result = self.wait_for(core, self.turn(), len - room).await;
+            // What is acknowledged waits for as long as it takes.
+            let is_patient = !covers.is_empty();
+            let result = self.wait_for(core, self.turn(), len - room, is_patient).await;
             waits(|waiting| waiting - 1);
             result?;
         }
@@ -340,26 +342,31 @@ impl Journal {
 
     /// Returns when `turn` is first and `len` bytes are free; the caller must take them before it
     /// awaits anything else.
-    async fn wait_for(&self, core: &Rc<Core>, turn: Turn, len: u64) -> IoResult<()> {
-        let result = self.wait_in_turn(core, turn, len).await;
+    async fn wait_for(&self, core: &Rc<Core>, turn: Turn, len: u64, is_patient: bool) -> IoResult<()> {
+        let result = self.wait_in_turn(core, turn, len, is_patient).await;
         self.turns.borrow_mut().retain(|waiting| *waiting != turn.0);
         self.changed.notify();
         result
     }
 
-    async fn wait_in_turn(&self, core: &Rc<Core>, turn: Turn, len: u64) -> IoResult<()> {
+    async fn wait_in_turn(&self, core: &Rc<Core>, turn: Turn, len: u64, is_patient: bool) -> IoResult<()> {
         if len + MARKS > self.size {
             return Err(IoError::Medium(format!("{len} bytes do not fit into the journal")));
         }
-        self.changed.until(|| self.is_first(turn) || core.check_running().is_err()).await;
+        let is_short = || !is_patient && core.io.shortage.is_any();
+        self.changed.until(|| self.is_first(turn) || core.check_running().is_err() || is_short()).await;
         loop {
             core.check_running()?;
             let (free, tail_moved) = {
                 let state = self.state.borrow();
                 (state.free(self.size), state.tail() > state.durable_tail)
             };
-            if free >= len + MARKS {
+            if free >= len + MARKS && self.is_first(turn) {
                 return Ok(());
+            }
+            if is_short() {
+                // The space of the journal is not free before that of the members is.
+                return Err(IoError::NoSpace);
             }
             if self.wants_flush() && !tail_moved {
                 core.flush_members().await?;
@@ -370,7 +377,8 @@ impl Journal {
                 continue;
             }
             let before = self.progress();
-            self.changed.until(|| self.progress() != before || core.check_running().is_err()).await;
+            let is_over = || core.check_running().is_err() || is_short();
+            self.changed.until(|| self.progress() != before || is_over()).await;
         }
     }
 
@@ -494,8 +502,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Wakes tasks that wait for space after a halt.
-    pub(crate) fn halt(&self) {
+    /// Wakes tasks that wait for space, after a halt or in a shortage.
+    pub(crate) fn wake(&self) {
         self.changed.notify();
     }
 }

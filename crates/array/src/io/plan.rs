@@ -9,9 +9,10 @@ use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
 use crate::format::record::Piece;
 use crate::heal::lost::Unavailable;
+use crate::io::refused::TriedWrite;
 use crate::io::sums::UNKNOWN;
 use crate::io::units::StripeUnits;
-use longhaul_block::IoResult;
+use longhaul_block::{IoError, IoResult};
 use longhaul_engine::{Buf, BufMut};
 use std::rc::Rc;
 
@@ -324,30 +325,48 @@ impl Core {
     }
 
     /// Writes the planned pieces with their checksums. Members that fail are lost, durably, before
-    /// this returns without an error.
+    /// this returns without an error; also those whose space is full.
     pub(crate) async fn put(self: &Rc<Self>, row: u64, writes: Vec<MemberWrite>) -> IoResult<()> {
+        let tried = self.try_put(row, writes).await?;
+        let refused = tried.iter().filter(|tried| tried.refused.is_some());
+        self.settle(refused.filter_map(TriedWrite::failure).collect()).await
+    }
+
+    /// The same, but members whose space is full are not lost: which they are is in the result.
+    pub(crate) async fn try_put(
+        self: &Rc<Self>,
+        row: u64,
+        writes: Vec<MemberWrite>,
+    ) -> IoResult<Vec<TriedWrite>> {
         self.check_running()?;
         let pieces =
             writes.iter().map(|MemberWrite { piece, .. }| (piece.role, piece.at, piece.bytes.len() as u64));
         let pieces: Vec<(Role, u64, u64)> = pieces.collect();
-        let writes = writes.into_iter().map(async |placed| {
-            let MemberWrite { member, piece } = placed;
+        let writes = writes.into_iter().map(async |write| {
+            let (mut before, MemberWrite { member, piece }) = (Vec::new(), write.clone());
             let place = &self.members[member];
             let at = self.geometry().unit_at(row) + piece.at;
             let sums = if self.geometry().has_sums() { self.sums.of(&piece.bytes) } else { Vec::new() };
             // The member may have been lost since the plan was made.
             if let Err(e) = place.check_usable() {
-                return (member, Err(e));
+                return (TriedWrite { write, before, refused: None }, (member, Err(e)));
             }
-            let write = place.write(at, piece.bytes, longhaul_block::WriteFlags::default());
-            let update = self.sums.update(place, row, piece.at, &sums);
-            let (write, update) = futures_util::join!(write, update);
-            (member, write.and(update))
+            let data = place.write(at, piece.bytes, longhaul_block::WriteFlags::default());
+            let update = self.sums.replace(place, row, piece.at, &sums, &mut before);
+            let (data, update) = futures_util::join!(data, update);
+            match data.and(update) {
+                Err(e) if e.error == IoError::NoSpace => {
+                    (TriedWrite { write, before, refused: Some(e) }, (member, Ok(())))
+                }
+                result => (TriedWrite { write, before, refused: None }, (member, result)),
+            }
         });
-        let results = futures_util::future::join_all(writes).await;
+        let (tried, results): (Vec<_>, _) = futures_util::future::join_all(writes).await.into_iter().unzip();
         self.io.read_cache.forget(row);
         self.settle(results).await?;
-        pieces.into_iter().for_each(|(role, at, len)| self.regain(row, role, at, len));
-        Ok(())
+        if tried.iter().all(|tried| tried.refused.is_none()) {
+            pieces.into_iter().for_each(|(role, at, len)| self.regain(row, role, at, len));
+        }
+        Ok(tried)
     }
 }

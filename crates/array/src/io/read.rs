@@ -5,7 +5,8 @@
 //! does not match.
 //!
 //! Invariants:
-//! - a read returns the content after every write that was acknowledged before the read began;
+//! - a read returns the content after every write that was acknowledged before the read began, also by
+//!   another host that has taken the array over (see [`crate::session::lease`]);
 //! - a mismatch counts only under the stripe lock: a reader does not hold it, and may see data and
 //!   checksum of different times;
 //! - nothing is reconstructed from a torn stripe (see [`crate::io::rows`]).
@@ -33,7 +34,17 @@ struct ReadPart {
 impl Core {
     /// Fills `dst` from `offset`. Returns another buffer if a member still reads into a part of
     /// `dst`.
+    ///
+    /// # Errors
+    /// More is lost than the redundancy covers; or another host has the array, or may have it.
     pub(crate) async fn read(self: &Rc<Self>, offset: u64, dst: BufMut) -> IoResult<BufMut> {
+        let read = self.read_rows(offset, dst).await;
+        // An error as well: what another host has written does not match the checksums of this one.
+        self.until_owned().await?;
+        read
+    }
+
+    async fn read_rows(self: &Rc<Self>, offset: u64, dst: BufMut) -> IoResult<BufMut> {
         self.io.begin_request();
         let total = dst.len();
         let is_sequential = self.io.read_cache.is_sequential(offset, total as u64);
@@ -90,9 +101,14 @@ impl Core {
                     return Ok(dst);
                 }
                 PendingContent::Wait(queue, write) => {
-                    queue.changed.until(|| write.applied.get() || self.check_running().is_err()).await;
+                    let is_short = || self.io.shortage.is_any() && len > BLOCK;
+                    let is_over = || self.check_running().is_err() || is_short();
+                    queue.changed.until(|| write.applied.get() || is_over()).await;
                     if !write.applied.get() {
                         self.check_running()?;
+                        if is_short() {
+                            return self.read_blocks(row, ReadPart { unit, at, dst }).await;
+                        }
                     }
                 }
             }
@@ -129,6 +145,20 @@ impl Core {
                 self.read_and_repair(row, unit, at, len, Some(home)).await
             }
         }
+    }
+
+    /// Reads a part block by block: some of it may wait for space in the queue of its stripe.
+    async fn read_blocks(self: &Rc<Self>, row: u64, part: ReadPart) -> IoResult<BufMut> {
+        let ReadPart { unit, mut at, dst: mut rest } = part;
+        let (total, mut blocks) = (rest.len(), Vec::new());
+        while !rest.is_empty() {
+            let tail = rest.split_off(BLOCK as usize);
+            blocks.push(ReadPart { unit, at, dst: std::mem::replace(&mut rest, tail) });
+            at += BLOCK;
+        }
+        let reads = blocks.into_iter().map(|block| Box::pin(self.read_part(row, block)));
+        let parts: IoResult<Vec<BufMut>> = join_all(reads).await.into_iter().collect();
+        Ok(join_parts(parts?, total))
     }
 
     /// Reconstructs a part that no member holds.
@@ -302,12 +332,12 @@ impl Core {
             MemberWrite { member, piece }
         });
         let writes: Vec<MemberWrite> = writes.collect();
-        // A halted or stopping array is not changed any more.
+        // A halted or stopping array is not changed any more, and a paused one not now.
         if !writes.is_empty()
+            && !self.io.admission.is_paused()
             && let Ok(_admitted) = self.admit()
         {
-            let _marked = self.intent.mark(self, self.geometry().region_of(row)).await?;
-            self.put(row, writes).await?;
+            self.repair(row, writes).await?;
         }
         Ok(bytes.into_mut())
     }

@@ -175,6 +175,18 @@ impl WriteQueue {
         self.changed.notify();
     }
 
+    /// Fails the writes that are not in the journal: the queue waits for space.
+    pub(crate) fn refuse(&self, error: &IoError) {
+        self.writes.borrow_mut().retain(|write| {
+            if !write.is_logged() {
+                drop(write.room.take());
+                write.acknowledge(Err(error.clone()));
+            }
+            write.is_logged()
+        });
+        self.changed.notify();
+    }
+
     /// Removes the first `count` writes, which are in place.
     pub(crate) fn remove(&self, count: usize) {
         for write in self.writes.borrow_mut().drain(..count) {

@@ -21,7 +21,7 @@ use crate::format::sums_page::{self, entry_of};
 use crate::member::{Member, MemberResult};
 use crate::options::Options;
 use crate::without::Mechanism;
-use longhaul_block::WriteFlags;
+use longhaul_block::{IoError, WriteFlags};
 use longhaul_engine::BufMut;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -221,6 +221,18 @@ impl Sums {
 
     /// Changes the entries of a range to `sums`, in memory and on the member.
     pub(crate) async fn update(&self, member: &Member, row: u64, at: u64, sums: &[u32]) -> MemberResult<()> {
+        self.replace(member, row, at, sums, &mut Vec::new()).await
+    }
+
+    /// The same; adds the entries that were there to `before`.
+    pub(crate) async fn replace(
+        &self,
+        member: &Member,
+        row: u64,
+        at: u64,
+        sums: &[u32],
+        before: &mut Vec<u32>,
+    ) -> MemberResult<()> {
         if !self.has_sums() || sums.is_empty() {
             return Ok(());
         }
@@ -233,7 +245,7 @@ impl Sums {
                 if (first..first + count).contains(&entry)
                     && let Some(slot) = entries.get_mut((entry % PER_PAGE) as usize)
                 {
-                    *slot = sums[(entry - first) as usize];
+                    before.push(std::mem::replace(slot, sums[(entry - first) as usize]));
                 }
             }
             page.made.set(page.made.get() + 1);
@@ -256,7 +268,12 @@ impl Sums {
             let busy = PageGuard::new(&page);
             let covers = page.made.get();
             let at = number * BLOCK;
-            let result = member.write(at, page.bytes().freeze(), WriteFlags::default()).await;
+            let bytes = page.bytes().freeze();
+            let mut result = member.write(at, bytes.clone(), WriteFlags::default()).await;
+            if result.as_ref().is_err_and(|e| e.error == IoError::NoSpace) && bytes.iter().all(|b| *b == 0) {
+                // What takes no space reads as zeroes.
+                result = member.zero(at, BLOCK).await;
+            }
             if result.is_ok() {
                 assert!(page.stored.get() <= covers, "a page of checksums is stored before it is made");
                 page.stored.set(covers);

@@ -40,6 +40,7 @@ impl Core {
     pub(crate) async fn write(self: &Rc<Self>, offset: u64, src: Buf) -> IoResult<()> {
         self.check_running()?;
         self.io.begin_request();
+        self.io.shortage.check()?;
         let room = Rc::new(self.io.budget.take(src.len()).await);
         // The array may have halted meanwhile, and writer tasks end with it.
         self.check_running()?;
@@ -70,7 +71,14 @@ impl Core {
         let writes = writes.into_iter().map(async |(home, at, bytes)| {
             (home, self.members[home].write(at, bytes, WriteFlags::default()).await)
         });
-        self.settle(join_all(writes).await).await
+        let (mut results, mut full) = (join_all(writes).await, Ok(()));
+        for (_, result) in &mut results {
+            if result.as_ref().is_err_and(|e| e.error == IoError::NoSpace) {
+                full = std::mem::replace(result, Ok(())).map_err(IoError::from);
+            }
+        }
+        self.settle(results).await?;
+        full
     }
 
     /// The pieces of a range, by stripe.
@@ -258,7 +266,7 @@ impl Core {
             let _marked = self.intent.mark(self, region).await?;
             let _whole = self.geometry().has_parity().then(|| self.io.rows.whole());
             let (writes, _) = self.plan_all(row, &overlay.segments(u64::MAX / 2)).await?;
-            return self.put(row, writes).await;
+            return self.put_or_undo(row, writes, None).await;
         }
         // Through the journal, in parts that fit into it.
         let most = self.journal.piece_max() / self.geometry().width as u64 / crate::BLOCK * crate::BLOCK;
@@ -279,7 +287,7 @@ impl Core {
         let (marked, planned) = join(self.intent.mark(self, region), self.plan_all(row, &segments)).await;
         let (_marked, (writes, parity)) = (marked?, planned?);
         let seqs = self.journal.commit(self, &part, covers, parity).await?;
-        self.put(row, writes).await?;
+        self.put_acknowledged(row, writes).await?;
         self.journal.applied(&seqs, !self.members.has_volatile_cache());
         Ok(())
     }
@@ -296,9 +304,11 @@ impl Core {
             new.filter_map(|(i, new)| Some(Piece { role: Role::Data(i), at: segment.at, bytes: new? }));
         let pieces = data.chain(parity).collect();
         let seqs = self.journal.commit(self, &part, Vec::new(), pieces).await?;
-        self.put(row, writes).await?;
-        self.journal.applied(&seqs, !self.members.has_volatile_cache());
-        Ok(())
+        let result = self.put_or_undo(row, writes, Some(&part)).await;
+        if result.is_ok() || result == Err(IoError::NoSpace) {
+            self.journal.applied(&seqs, !self.members.has_volatile_cache());
+        }
+        result
     }
 
     async fn plan_all(
@@ -359,6 +369,10 @@ impl Core {
 
     /// Zeroes one stripe: all-zero units have zero parity and zero checksums.
     async fn zero_row(self: &Rc<Self>, row: u64) -> IoResult<()> {
+        if self.io.rows.queue(row).is_some() {
+            // An acknowledged write of it may wait for space.
+            self.io.shortage.check()?;
+        }
         let alone = self.io.locks.exclusive(row).await;
         if self.io.rows.queue(row).is_some()
             || !self.members.is_healthy(row)

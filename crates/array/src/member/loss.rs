@@ -77,6 +77,7 @@ impl Core {
             member.reincarnate();
             self.publication.note_loss();
         }
+        self.renew_lease();
         self.upkeep.changed.notify();
     }
 

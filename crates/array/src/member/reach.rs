@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// Heartbeats after which a check of a member's heartbeat expires: less than another host waits
 /// before a takeover.
-const FRESH_BEATS: u32 = 2;
+pub(crate) const FRESH_BEATS: u32 = 2;
 /// Half heartbeats without an answer after which a member counts as unreachable: a check would have
 /// been answered by then.
 const SILENT_HALVES: u32 = 3;
@@ -65,6 +65,15 @@ impl Reach {
         }
         *self.unseen.borrow_mut() = None;
         self.changed.notify();
+        if let Some(core) = self.core() {
+            core.session.lease.changed.notify();
+        }
+    }
+
+    /// Whether a check that found no other session began at `stamp` or later, and the machine was not
+    /// suspended for longer than `most` since.
+    pub(crate) fn was_seen_after(&self, stamp: &Stamp, most: Duration) -> bool {
+        self.seen.get().is_some_and(|seen| seen.is_after(stamp) && seen.gap() <= most)
     }
 
     /// Records a failed check; writes that wait for it fail.

@@ -6,7 +6,6 @@
 //! - a member that has continued without this set halts the array, and is not written;
 //! - a member that was rolled back while it was offline keeps none of its rows.
 
-use crate::assembly::candidate::examine;
 use crate::assembly::current::{Ancestry, has_lost_heartbeat};
 use crate::core::{Core, HaltReason};
 use crate::error::ArrayError;
@@ -153,7 +152,7 @@ impl Core {
 
     /// Attaches a device that was unreachable at assembly, or has been given up since.
     pub(crate) async fn offer(self: &Rc<Self>, device: Arc<dyn BlockDevice>) -> Result<bool, ArrayError> {
-        let candidate = examine(&device).await?;
+        let candidate = self.examine_in_time(&device).await?;
         let name = candidate.name();
         let found = candidate.member()?;
         if found.array != self.array {

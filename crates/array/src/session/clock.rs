@@ -35,6 +35,11 @@ impl Stamp {
         self.age().saturating_sub(now().saturating_duration_since(self.at))
     }
 
+    /// Time from an earlier stamp to this one, by the clock that stops while the machine is suspended.
+    pub(crate) fn since(&self, earlier: &Stamp) -> Duration {
+        self.at.saturating_duration_since(earlier.at)
+    }
+
     /// Whether it is not before another stamp.
     pub(crate) fn is_after(&self, other: &Stamp) -> bool {
         self.at >= other.at && self.boot >= other.boot

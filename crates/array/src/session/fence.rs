@@ -40,6 +40,10 @@ use uuid::Uuid;
 /// Half heartbeat intervals for which a heartbeat is watched before a takeover.
 pub(crate) const TAKEOVER_BEATS: u32 = 5;
 
+/// A host that takes an array over looks a second time after this part of the heartbeat interval. It
+/// counts on reads and writes of a member being done by then.
+pub(crate) const LOOK_PARTS: u32 = 4;
+
 /// Consecutive reads of a heartbeat at most, if each one takes longer than the heartbeat interval:
 /// a member may be that slow.
 const READS_MAX: u32 = 3;
@@ -82,7 +86,7 @@ impl EndedSessions {
 }
 
 /// The heartbeat block of a member, by index.
-type HeartbeatRead = (usize, MemberResult<BufMut>);
+pub(crate) type HeartbeatRead = (usize, MemberResult<BufMut>);
 
 impl Core {
     fn beat(&self, counter: u64, stopped: bool) -> Heartbeat {
@@ -111,7 +115,7 @@ impl Core {
 
     /// The heartbeats among `beats` whose session had not ended when this session began, including
     /// one that has taken the array over since and has stopped.
-    fn running_sessions(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
+    pub(crate) fn running_sessions(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
         let mut found = self.others(beats);
         found.retain(|(_, beat)| !self.session.ended.has(beat));
         found
@@ -143,6 +147,7 @@ pub(crate) async fn take_ownership(core: &Rc<Core>, devices: &[Reservable]) -> R
     // Sessions that this host has watched. If one lives all the same, its counter is past the last one.
     let StoodStill(watched) = &core.options.stood_still;
     watched.iter().for_each(|(session, last)| core.session.ended.add_last(*session, *last));
+    let mut looked = Stamp::now();
     let before = core.other_sessions().await;
     let keys = core.other_keys(devices).await?;
     if !before.is_empty() || !keys.is_empty() {
@@ -150,23 +155,48 @@ pub(crate) async fn take_ownership(core: &Rc<Core>, devices: &[Reservable]) -> R
         // fenced at once, but a host that lives keeps its array.
         sleep(interval * TAKEOVER_BEATS / 2).await;
         before.iter().for_each(|(_, beat)| core.session.ended.add(beat));
+        looked = Stamp::now();
         if let Some((_, beat)) = core.other_sessions().await.first() {
             return Err(ArrayError::InUse(beat.session));
         }
         core.session.ended.keys.borrow_mut().extend(keys);
     }
     let all_reserved = core.reserve_all(devices).await?;
+    if core.session.held.any() {
+        // A heartbeat may have come between that look and the reservations, and its session answers reads
+        // for a while because of it.
+        looked = Stamp::now();
+        let late = core.other_sessions().await;
+        if let Some((_, other)) = late.first() {
+            if !all_reserved {
+                core.give_back_all().await;
+                return Err(ArrayError::InUse(other.session));
+            }
+            sleep(core.lease_time()).await;
+            late.iter().for_each(|(_, beat)| core.session.ended.add(beat));
+        }
+    }
     // A member that fails this write is lost later, when its superblock is written.
     let beat = core.beat(0, false).encode();
     let usable = core.members_and_witness().filter(|member| member.is_usable());
-    let looked = Stamp::now();
-    join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;
+    let begun = Stamp::now();
+    let written =
+        join_all(usable.map(async |member| (member, member.write_heartbeat(beat.clone()).await))).await;
+    let own = |looked: Stamp| {
+        core.members_and_witness().for_each(|member| member.reach.looked(looked));
+        let confirmed = written.iter().filter(|(_, result)| result.is_ok());
+        confirmed.for_each(|(member, _)| member.beats.begin(begun));
+        core.renew_lease();
+    };
     if all_reserved {
         // No other session could write its heartbeat after the reservations were taken.
-        core.members_and_witness().for_each(|member| member.reach.looked(looked));
+        own(begun);
         return Ok(());
     }
-    sleep(interval / 4).await;
+    // Of a heartbeat that has come since the last look, and was overwritten, nothing is known: what it
+    // allows its session has to end.
+    let second_look = interval / LOOK_PARTS;
+    sleep(if looked.age() > second_look { core.lease_time() } else { second_look }).await;
     let looked = Stamp::now();
     // A session that wrote over this heartbeat, or failed to be overwritten, began at the same
     // time.
@@ -176,7 +206,7 @@ pub(crate) async fn take_ownership(core: &Rc<Core>, devices: &[Reservable]) -> R
         core.give_back_all().await;
         return Err(ArrayError::InUse(other.session));
     }
-    core.members_and_witness().for_each(|member| member.reach.looked(looked));
+    own(looked);
     Ok(())
 }
 
@@ -209,6 +239,7 @@ impl Core {
         let beat = self.beat(0, false);
         member.write_heartbeat(beat.encode()).await?;
         member.confirmed.restart_beats(beat.elapsed);
+        member.beats.restart();
         member.reach.looked(looked.get());
         Ok(true)
     }
@@ -317,6 +348,7 @@ pub(crate) async fn heartbeat_on(
                 let result = member.write_heartbeat(beat.encode()).await;
                 if result.is_ok() && member.incarnation() == incarnation {
                     member.confirmed.confirm_beat(count, beat.elapsed);
+                    core.confirm_lease(member, looked);
                 }
                 result
             }
@@ -330,8 +362,10 @@ pub(crate) async fn heartbeat_on(
     }
 }
 
-/// Writes a final heartbeat that marks the session as stopped, and ends its reservations.
+/// Writes a final heartbeat that marks the session as stopped, and ends its reservations. Another host may
+/// take the array over then without a wait.
 pub(crate) async fn release(core: &Rc<Core>) {
+    core.session.lease.end();
     let beat = core.beat(0, true).encode();
     let usable = core.members_and_witness().filter(|member| member.is_usable());
     join_all(usable.map(|member| member.write_heartbeat(beat.clone()))).await;

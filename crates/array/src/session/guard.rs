@@ -65,6 +65,11 @@ impl HeldReservations {
         HeldReservations { key: key_of(session), held: RefCell::default() }
     }
 
+    /// Whether the session has any.
+    pub(crate) fn any(&self) -> bool {
+        !self.held.borrow().is_empty()
+    }
+
     pub(crate) fn has(&self, uuid: Uuid) -> bool {
         self.held.borrow().contains_key(&uuid)
     }

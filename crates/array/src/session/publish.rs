@@ -183,6 +183,7 @@ impl Core {
                 failed.filter(|(index, e)| self.members[*index].is_own(e)).collect();
             if failed.is_empty() {
                 self.publication.confirm();
+                self.renew_lease();
                 self.remember(false).await;
                 return self.check_running();
             }

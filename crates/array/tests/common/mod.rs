@@ -18,6 +18,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
+/// Layouts with their numbers of members.
+pub const LAYOUTS: [(Layout, usize); 5] = [
+    (Layout::Stripe, 3),
+    (Layout::Mirror, 2),
+    (Layout::StripeMirror, 4),
+    (Layout::Parity, 4),
+    (Layout::DoubleParity, 5),
+];
+
 /// A UUID that the seed of `random` determines.
 pub fn uuid(random: &mut Rng) -> Uuid {
     Uuid::from_u64_pair(random.u64(..), random.u64(..))

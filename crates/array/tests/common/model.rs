@@ -103,6 +103,11 @@ impl Model {
         Ok(true)
     }
 
+    /// A write has failed, with an array that runs: the blocks have their old content or the new one.
+    pub fn failed(&self, first: u64, count: u64) {
+        self.release(first, count);
+    }
+
     pub async fn zero(&self, io: &dyn BlockIo, first: u64, count: u64) -> IoResult<bool> {
         if !self.claim(first, count) {
             return Ok(false);
@@ -159,6 +164,13 @@ impl Model {
             at += count;
         }
         Ok(())
+    }
+
+    /// The model of a copy that is made now, of which no operation is under way.
+    pub fn copied(&self) -> Model {
+        let allowed = RefCell::new(self.allowed.borrow().clone());
+        let busy = RefCell::new(vec![false; self.busy.borrow().len()]);
+        Model { allowed, busy, stamp: self.stamp.clone() }
     }
 
     /// Ends all operations, after a crash.

@@ -37,7 +37,16 @@ pub(crate) struct Mounted {
     there: bool,
 }
 
-/// How a file is mounted.
+/// What a mount appears as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MountedAs {
+    /// A regular file, over an empty one.
+    File,
+    /// A directory, whose server decides on access to what is in it.
+    Directory,
+}
+
+/// How a file or directory is mounted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FuseMount<'a> {
     /// What `mount` and `/proc/mounts` show.
@@ -45,11 +54,21 @@ pub(crate) struct FuseMount<'a> {
     pub(crate) read_only: bool,
     /// Let other users access it.
     pub(crate) allow_other: bool,
+    pub(crate) what: MountedAs,
+}
+
+impl MountedAs {
+    /// Its mode, in octal digits, and further options.
+    fn options(self) -> (&'static str, &'static str) {
+        match self {
+            MountedAs::File => ("100000", ",default_permissions"),
+            MountedAs::Directory => ("40000", ""),
+        }
+    }
 }
 
 impl Mounted {
-    /// Mounts a regular file over the one at `path`, which is empty and must
-    /// be there.
+    /// Mounts over the file or directory at `path`, which must be there.
     ///
     /// # Errors
     /// There is no FUSE, or no right to it.
@@ -182,8 +201,9 @@ fn busy(path: &Path) -> AttachError {
 fn directly(path: &Path, plan: FuseMount<'_>) -> Result<OwnedFd, Errno> {
     let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
+    let (mode, more) = plan.what.options();
     let mut options = format!(
-        "fd={},rootmode=100000,user_id={},group_id={},default_permissions",
+        "fd={},rootmode={mode},user_id={},group_id={}{more}",
         device.as_raw_fd(),
         user.as_raw(),
         group.as_raw()
@@ -204,7 +224,8 @@ fn with_helper(path: &Path, plan: FuseMount<'_>) -> Result<OwnedFd, AttachError>
     let (ours, theirs) = UnixStream::pair().map_err(AttachError::system("a socket"))?;
     // A comma would end the name.
     let name = plan.name.replace(['\\', ','], "_");
-    let mut options = format!("fsname={name},subtype=longhaul,default_permissions,nodev,nosuid,noatime");
+    let (_, more) = plan.what.options();
+    let mut options = format!("fsname={name},subtype=longhaul,nodev,nosuid,noatime{more}");
     for (wanted, option) in [(plan.read_only, ",ro"), (plan.allow_other, ",allow_other")] {
         options += if wanted { option } else { "" };
     }

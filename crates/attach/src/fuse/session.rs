@@ -1,10 +1,10 @@
 //! The one module that uses `fuser`: its calls become [`Request`]s.
 
+use super::tuning;
 use crate::served::{Request, Requests};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyOpen, ReplyStatfs, ReplyWrite, SessionACL,
-    WriteFlags,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyOpen, ReplyStatfs, ReplyWrite, WriteFlags,
 };
 use longhaul_block::{IoError, ZeroFlags};
 use longhaul_cache::ErrorCursor;
@@ -16,17 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// Bytes of one request: what a kernel with its usual limits (256 pages) sends.
-const REQUEST: u32 = 1 << 20;
-/// Requests that the kernel may have under way in the background, without a
-/// thread that waits in each (FUSE `max_background`): with 1 MiB each they fill
-/// 10 Gb/s at 100 ms. The kernel lowers it for unprivileged users.
-const BACKGROUND: u16 = 128;
 /// Time for which the kernel may cache attributes: the size may change.
 const ATTRIBUTES: Duration = Duration::from_secs(1);
-/// Threads that take requests; they never wait for I/O, so a few suffice.
-const THREADS: usize = 4;
-
 /// The one file of the mount, which is the device.
 struct File {
     requests: Arc<dyn Requests>,
@@ -56,10 +47,7 @@ pub(super) fn start(
     };
     let (handles, next) = (Mutex::default(), AtomicU64::new(1));
     let file = File { requests, handles, next, mode, owner, began: SystemTime::now() };
-    let acl = if allow_other { SessionACL::All } else { SessionACL::Owner };
-    let mut config = fuser::Config::default();
-    config.n_threads = Some(std::thread::available_parallelism().map_or(1, usize::from).min(THREADS));
-    config.acl = acl;
+    let (acl, config) = tuning::session(allow_other);
     let session = fuser::Session::from_fd(file, device, acl, config)?;
     std::thread::Builder::new().name("longhaul-fuse".into()).spawn(move || {
         let result = session.run();
@@ -124,17 +112,7 @@ impl File {
 
 impl Filesystem for File {
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Each of these sets the nearest value that the kernel accepts, or is optional.
-        if let Err(nearest) = config.set_max_write(REQUEST) {
-            let _ = config.set_max_write(nearest);
-        }
-        if let Err(nearest) = config.set_max_readahead(REQUEST) {
-            let _ = config.set_max_readahead(nearest);
-        }
-        let _ = config.set_max_background(BACKGROUND);
-        for wish in [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP] {
-            let _ = config.add_capabilities(wish);
-        }
+        tuning::negotiate(config, &[InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP]);
         Ok(())
     }
 

@@ -33,6 +33,7 @@ const DEVICES: u32 = 4096;
 pub(super) struct Client {
     device: PathBuf,
     control: File,
+    block_size: u32,
     /// Waits in the kernel for the end of the device.
     waits: Option<JoinHandle<io::Result<()>>>,
 }
@@ -78,7 +79,7 @@ impl Client {
                 }
             }
             // If a later step fails, dropping this removes the kernel's device too.
-            let client = Client { device, control, waits: Some(waits) };
+            let client = Client { device, control, block_size: shape.block_size, waits: Some(waits) };
             serve_connected(File::from(OwnedFd::from(ours)), Arc::clone(requests))
                 .map_err(AttachError::system("a thread"))?;
             let size = PathBuf::from(format!("/sys/block/nbd{number}/size"));
@@ -127,6 +128,13 @@ fn wait(device: &File, socket: UnixStream, shape: NbdGeometry, tell: &Sender<()>
 impl KernelSide for Client {
     fn device(&self) -> &Path {
         &self.device
+    }
+
+    fn resize(&mut self, size: u64) -> Result<(), AttachError> {
+        let changed = libc::c_ulong::try_from(size / u64::from(self.block_size))
+            .map_err(io::Error::other)
+            .and_then(|blocks| call(&self.control, SET_SIZE_BLOCKS, blocks));
+        changed.map_err(AttachError::system(format!("{}: changing its size", self.device.display())))
     }
 
     fn end(&mut self) -> Result<(), AttachError> {

@@ -106,6 +106,11 @@ impl KernelSide for Host {
         &self.device
     }
 
+    /// The target notices it by itself, within a second, and tells the host.
+    fn resize(&mut self, _size: u64) -> Result<(), AttachError> {
+        Ok(())
+    }
+
     fn end(&mut self) -> Result<(), AttachError> {
         // The target ends last, so that the host can shut its controller down in order.
         let Some(target) = self.target.take() else { return Ok(()) };

@@ -15,10 +15,14 @@ use crate::{
 };
 use futures_channel::oneshot;
 use longhaul_engine::{Buf, BufMut, sleep, spawn};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Bytes that are given space together.
+const SPACE: u64 = 4096;
 
 /// What a [`FaultDisk`] can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +142,10 @@ struct FaultDiskState {
     delays: Option<Delays>,
     power_cuts: Option<PowerCuts>,
     disconnected: bool,
+    /// Space that is taken, by number of the block of [`SPACE`] bytes.
+    taken: BTreeSet<u64>,
+    /// No more space is taken.
+    full: bool,
     advice: Option<Advice>,
     counts: DiskCounts,
     reservations: ReservationTable,
@@ -162,6 +170,22 @@ impl FaultDiskState {
             self.next += 1;
         }
         place.copy_from_slice(bytes);
+    }
+
+    /// Gives space to what is written.
+    fn take_space(&mut self, offset: u64, len: u64) -> IoResult<()> {
+        let blocks = offset / SPACE..(offset + len).div_ceil(SPACE);
+        if self.full && blocks.clone().any(|block| !self.taken.contains(&block)) {
+            return Err(IoError::NoSpace);
+        }
+        self.taken.extend(blocks);
+        Ok(())
+    }
+
+    /// Takes the space back of what is zeroed.
+    fn free_space(&mut self, offset: u64, len: u64) {
+        let blocks = offset.div_ceil(SPACE)..(offset + len) / SPACE;
+        self.taken.retain(|block| !blocks.contains(block));
     }
 
     fn forget(&mut self) {
@@ -316,6 +340,12 @@ impl FaultDisk {
         self.state().rules.clear();
     }
 
+    /// From now on it has space only for what has some already, or any again: of what was written and not
+    /// zeroed since, by blocks of 4 KiB. Other writes fail with [`IoError::NoSpace`], and change nothing.
+    pub fn fill(&self, full: bool) {
+        self.state().full = full;
+    }
+
     /// Whether operations fail from now on, since the disk is unreachable.
     pub fn disconnect(&self, disconnected: bool) {
         self.state().disconnected = disconnected;
@@ -416,8 +446,12 @@ impl FaultDiskIo {
         IoFuture::new(async move { receiver.await.unwrap_or(Err(IoError::Aborted)) })
     }
 
-    fn store(&self, kind: OpKind, offset: u64, src: Buf, fua: bool) -> IoFuture<()> {
+    fn store(&self, kind: OpKind, offset: u64, src: Buf, fua: bool, frees: bool) -> IoFuture<()> {
         self.begin((kind, offset, src.len() as u64), move |state, fault| {
+            match frees {
+                true => state.free_space(offset, src.len() as u64),
+                false => state.take_space(offset, src.len() as u64)?,
+            }
             match fault {
                 Some(Fault::Lose) => {}
                 Some(Fault::Tear(bytes)) => state.store(offset, &src[..bytes], fua),
@@ -446,7 +480,7 @@ impl BlockIo for FaultDiskIo {
     }
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
-        self.store(OpKind::Write, offset, src, flags.fua)
+        self.store(OpKind::Write, offset, src, flags.fua, false)
     }
 
     fn flush(&self) -> IoFuture<()> {
@@ -466,7 +500,8 @@ impl BlockIo for FaultDiskIo {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.store(OpKind::WriteZeroes, offset, BufMut::zeroed(len as usize).freeze(), flags.fua)
+        let zeroes = BufMut::zeroed(len as usize).freeze();
+        self.store(OpKind::WriteZeroes, offset, zeroes, flags.fua, flags.may_deallocate)
     }
 
     fn advice(&self) -> Option<Advice> {

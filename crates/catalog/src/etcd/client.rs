@@ -15,6 +15,9 @@ const REQUEST: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Pause after all members were tried.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Connections that are kept open: as many requests are under way at a time without a round trip for a
+/// connection.
+const CONNECTIONS: usize = 256;
 /// Longest silence of a stream before it is opened again, at another member: a member that is cut
 /// off from the others is silent, too.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -58,6 +61,7 @@ impl Client {
         }
         let config = || {
             let config = Agent::config_builder().http_status_as_error(false).max_redirects(0);
+            let config = config.max_idle_connections(CONNECTIONS).max_idle_connections_per_host(CONNECTIONS);
             config.proxy(None).timeout_connect(Some(CONNECT)).timeout_resolve(Some(CONNECT))
         };
         Ok(Client {

@@ -5,7 +5,8 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::types::{Entry, Event, LeaseId, Revision, Snapshot};
 use redb::{ReadOnlyTable, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 /// An entry: revision that made it, revision that put it, lease (zero for none), value.
 pub(super) type Row = (u64, u64, u64, &'static [u8]);
@@ -96,10 +97,48 @@ impl Reading {
         Ok(found.map(|row| entry(key, row.value())))
     }
 
+    /// The entries of these keys.
+    pub(super) fn get_all(&self, keys: &[Vec<u8>]) -> Result<Vec<Entry>> {
+        let keys: BTreeSet<&Vec<u8>> = keys.iter().collect();
+        keys.into_iter().filter_map(|key| self.get(key).transpose()).collect()
+    }
+
+    /// At most `most` entries with this prefix, behind `after`.
+    pub(super) fn page(&self, prefix: &[u8], after: &[u8], most: usize) -> Result<Vec<Entry>> {
+        let from = (Bound::Excluded(after.max(prefix)), Bound::Unbounded);
+        let from = if after < prefix { (Bound::Included(prefix), Bound::Unbounded) } else { from };
+        let mut found = Vec::new();
+        for row in self.entries.range::<&[u8]>(from).map_err(|e| self.failed(e))?.take(most) {
+            let (key, row) = row.map_err(|e| self.failed(e))?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            found.push(entry(key.value(), row.value()));
+        }
+        Ok(found)
+    }
+
     /// Refuses a revision whose later changes are not all kept.
     pub(super) fn check_kept(&self, at: Revision) -> Result<()> {
         let (at, oldest) = (at.max(1), self.counter(OLDEST)?);
         if at < oldest { Err(Error::Compacted { at }) } else { Ok(()) }
+    }
+
+    /// Calls `see` with the newest entries.
+    pub(super) fn visit(&self, prefix: &[u8], see: &mut dyn FnMut(&[u8], &[u8])) -> Result<()> {
+        for row in self.entries.range::<&[u8]>(prefix..).map_err(|e| self.failed(e))? {
+            let (key, row) = row.map_err(|e| self.failed(e))?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            see(key.value(), row.value().3);
+        }
+        Ok(())
+    }
+
+    /// Whether the tables are those of this version.
+    pub(super) fn is_known(&self) -> Result<bool> {
+        Ok(self.counter(VERSION)? == FORMAT)
     }
 
     /// The newest entries, from which the changes since `at` are undone, the newest first.

@@ -4,9 +4,9 @@
 //! `{"ok":…}` or `{"error":{"exit":…,"message":…}}`. The socket belongs to the
 //! user whose registry has the array: its directory lets no other user in.
 
-use super::record::ArrayRecord;
+use super::record::{ArrayRecord, ArraySettings};
 use super::registry::Registry;
-use super::report::{scrub_json, status_json};
+use super::report::{paths_json, scrub_json, status_json};
 use crate::error::{Error, ErrorKind, Result};
 use crate::opener::Opener;
 use crate::runtime;
@@ -14,6 +14,7 @@ use futures_util::FutureExt;
 use longhaul_array::ArrayDevice;
 use longhaul_engine::{Config, Engine};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -29,6 +30,8 @@ const REQUEST_MAX: u64 = 64 << 10;
 pub enum ArrayRequest {
     /// The status, as [`status_json`] has it.
     Status,
+    /// The paths to the members and what went over them: a [`PathsReply`](super::PathsReply).
+    Paths,
     /// Stops the array.
     Stop,
     /// Reads and verifies everything, and repairs what is wrong; the reply is that of
@@ -46,6 +49,27 @@ pub enum ArrayRequest {
         /// Overwrite a device that holds data.
         force: bool,
     },
+    /// Moves a member to another device, and waits until it is there: it stays in use meanwhile. A second
+    /// request for the same device waits for the first one.
+    Move {
+        /// Number of the member in the status.
+        index: usize,
+        /// Name of the device that it moves to.
+        device: String,
+        /// Overwrite a device that holds data.
+        force: bool,
+    },
+    /// Gives up a move to a device, if one is under way; the reply says whether the device is a `member`:
+    /// it has moved there before.
+    CancelMove {
+        /// Name of the device.
+        device: String,
+    },
+    /// Lets a spare leave the array.
+    RemoveSpare {
+        /// Name of its device.
+        device: String,
+    },
     /// Adds a spare.
     AddSpare {
         /// Name of the device.
@@ -58,6 +82,17 @@ pub enum ArrayRequest {
     Grow {
         /// Bytes that it is to have at least: members may not have heard of their new size yet.
         least: Option<u64>,
+    },
+    /// Pauses writes, so that copies of the members that are made meanwhile are of one moment; the reply
+    /// has the number of the `pause`.
+    Pause {
+        /// It ends by itself after this time.
+        limit: Duration,
+    },
+    /// Ends a pause; the reply says whether writes were `held` until now.
+    Resume {
+        /// Its number.
+        pause: u64,
     },
     /// Limits the rate of rebuilds.
     Rate {
@@ -78,11 +113,21 @@ impl ArrayRequest {
     fn to_json(&self) -> Value {
         match self {
             ArrayRequest::Status => json!({ "do": "status" }),
+            ArrayRequest::Paths => json!({ "do": "paths" }),
             ArrayRequest::Stop => json!({ "do": "stop" }),
             ArrayRequest::Scrub { rate } => json!({ "do": "scrub", "rate": rate }),
             ArrayRequest::Rebuilt { index } => json!({ "do": "filled", "index": index }),
             ArrayRequest::Rate { rate } => json!({ "do": "rate", "rate": rate }),
             ArrayRequest::Grow { least } => json!({ "do": "grow", "least": least }),
+            ArrayRequest::Pause { limit } => {
+                json!({ "do": "pause", "limit_ms": limit.as_millis() as u64 })
+            }
+            ArrayRequest::Resume { pause } => json!({ "do": "resume", "pause": pause }),
+            ArrayRequest::Move { index, device, force } => {
+                json!({ "do": "move", "index": index, "device": device, "force": force })
+            }
+            ArrayRequest::CancelMove { device } => json!({ "do": "cancel-move", "device": device }),
+            ArrayRequest::RemoveSpare { device } => json!({ "do": "remove-spare", "device": device }),
             ArrayRequest::AddSpare { device, force } => {
                 json!({ "do": "add-spare", "device": device, "force": force })
             }
@@ -99,11 +144,17 @@ impl ArrayRequest {
         let force = value["force"].as_bool().unwrap_or(false);
         Some(match value["do"].as_str()? {
             "status" => ArrayRequest::Status,
+            "paths" => ArrayRequest::Paths,
             "stop" => ArrayRequest::Stop,
             "scrub" => ArrayRequest::Scrub { rate: value["rate"].as_u64() },
             "filled" => ArrayRequest::Rebuilt { index: index()? },
             "grow" => ArrayRequest::Grow { least: value["least"].as_u64() },
+            "pause" => ArrayRequest::Pause { limit: Duration::from_millis(value["limit_ms"].as_u64()?) },
+            "resume" => ArrayRequest::Resume { pause: value["pause"].as_u64()? },
             "rate" => ArrayRequest::Rate { rate: value["rate"].as_u64() },
+            "move" => ArrayRequest::Move { index: index()?, device: device()?, force },
+            "cancel-move" => ArrayRequest::CancelMove { device: device()? },
+            "remove-spare" => ArrayRequest::RemoveSpare { device: device()? },
             "add-spare" => ArrayRequest::AddSpare { device: device()?, force },
             "replace" => ArrayRequest::Replace { index: index()?, device: device()?, force },
             _ => return None,
@@ -117,6 +168,7 @@ impl ArrayRequest {
     pub async fn run(self, array: &ArrayDevice, opener: &Opener) -> ArrayReply {
         match self {
             ArrayRequest::Status => Ok(status_json(&array.status().await?)),
+            ArrayRequest::Paths => Ok(paths_json(&opener.paths())),
             ArrayRequest::Stop => {
                 array.stop().await?;
                 Ok(json!({}))
@@ -135,8 +187,19 @@ impl ArrayRequest {
                 let (before, after) = grow(array, least).await?;
                 Ok(json!({ "before": before, "after": after }))
             }
+            ArrayRequest::Pause { limit } => Ok(json!({ "pause": array.pause(limit).await? })),
+            ArrayRequest::Resume { pause } => Ok(json!({ "held": array.resume(pause).await? })),
             ArrayRequest::Rate { rate } => {
                 array.set_rebuild_rate(rate).await?;
+                Ok(json!({}))
+            }
+            ArrayRequest::Move { index, device, force } => {
+                array.move_member(index, opener.open_in_background(&device).await?, force).await?;
+                Ok(json!({}))
+            }
+            ArrayRequest::CancelMove { device } => Ok(json!({ "member": array.cancel_move(&device).await? })),
+            ArrayRequest::RemoveSpare { device } => {
+                array.remove_spare(&device).await?;
                 Ok(json!({}))
             }
             ArrayRequest::AddSpare { device, force } => {
@@ -238,6 +301,28 @@ fn answer(stream: UnixStream, array: &ArrayDevice, opener: &Opener) {
     let _ = writeln!(&stream, "{reply}");
 }
 
+/// Arrays that processes of this host run, as this user sees them: those on this host's records and
+/// volumes of pools. They are named by their UUID, and to be asked by [`ArrayClient`], which tells whether
+/// a process still runs one.
+pub fn running() -> Vec<ArrayRecord> {
+    let mut all: Vec<ArrayRecord> = Vec::new();
+    for registry in Registry::all() {
+        for uuid in registry.sockets() {
+            if all.iter().all(|known| known.uuid != uuid) {
+                all.push(ArrayRecord {
+                    uuid,
+                    name: uuid.to_string(),
+                    devices: Vec::new(),
+                    members: BTreeMap::new(),
+                    settings: ArraySettings::default(),
+                    registry: registry.clone(),
+                });
+            }
+        }
+    }
+    all
+}
+
 /// Sends requests to the process that runs an array on this host.
 #[derive(Clone, Copy, Debug)]
 pub struct ArrayClient;
@@ -276,7 +361,9 @@ impl ArrayClient {
         let mut from = BufReader::new(stream);
         while let Err(e) = from.read_until(b'\n', &mut line) {
             match e.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut if *request == ArrayRequest::Status => {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    if matches!(request, ArrayRequest::Status | ArrayRequest::Paths) =>
+                {
                     return Err(silent(path));
                 }
                 // A scrub takes hours: a status request shows whether the process still responds.
@@ -332,6 +419,7 @@ mod tests {
         let device = "nvme+tcp://h/x".to_owned();
         let all = [
             ArrayRequest::Status,
+            ArrayRequest::Paths,
             ArrayRequest::Stop,
             ArrayRequest::Scrub { rate: None },
             ArrayRequest::Scrub { rate: Some(1 << 20) },
@@ -339,7 +427,12 @@ mod tests {
             ArrayRequest::Rate { rate: None },
             ArrayRequest::Grow { least: None },
             ArrayRequest::Grow { least: Some(1 << 40) },
+            ArrayRequest::Pause { limit: Duration::from_millis(1500) },
+            ArrayRequest::Resume { pause: 7 },
             ArrayRequest::Rate { rate: Some(1 << 20) },
+            ArrayRequest::Move { index: 1, device: device.clone(), force: true },
+            ArrayRequest::CancelMove { device: device.clone() },
+            ArrayRequest::RemoveSpare { device: device.clone() },
             ArrayRequest::AddSpare { device: device.clone(), force: true },
             ArrayRequest::Replace { index: 3, device, force: false },
         ];

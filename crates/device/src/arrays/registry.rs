@@ -55,13 +55,21 @@ impl Registry {
         std::iter::once(own).chain(of_caller).collect()
     }
 
+    /// Arrays whose control sockets are there: those that run, and any that a killed process left.
+    pub(crate) fn sockets(&self) -> Vec<Uuid> {
+        let read = self.with_rights(|| std::fs::read_dir(&self.runtime));
+        let entries = read.and_then(|entries| entries).into_iter().flatten().flatten();
+        let uuid = |name: &str| name.strip_prefix("array-")?.strip_suffix(".sock")?.parse().ok();
+        entries.filter_map(|entry| uuid(entry.file_name().to_str()?)).collect()
+    }
+
     /// The directory of the records; it need not exist.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// Path of the control socket of an array.
-    pub(super) fn socket(&self, array: Uuid) -> PathBuf {
+    pub(crate) fn socket(&self, array: Uuid) -> PathBuf {
         self.runtime.join(format!("array-{}.sock", array.simple()))
     }
 

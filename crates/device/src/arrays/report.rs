@@ -1,7 +1,9 @@
 //! Status and scrub report of an array as JSON, as replies of its control socket have them.
 
 use longhaul_array::{Condition, Extent, Guard, HaltReason, Health, Progress, ScrubReport, Status};
-use serde::Serialize;
+use longhaul_initiator::PathStatus;
+use longhaul_initiator::path::WayTraffic;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// B
@@ -147,6 +149,51 @@ pub struct ScrubReply {
     pub elapsed_seconds: Seconds,
 }
 
+/// The paths to the members of an array that are remote namespaces, and what went over each.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PathsReply {
+    /// When this was counted, on a clock of the machine that only goes forward.
+    pub clock_ns: u64,
+    /// The process that runs the array: another one counts from zero.
+    pub pid: u32,
+    /// The paths.
+    pub paths: Vec<PathReply>,
+}
+
+/// A path to a member.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PathReply {
+    /// Name of the member's device.
+    pub device: String,
+    /// Host and port.
+    pub address: String,
+    /// `optimized`, `non-optimized`, `inaccessible`, or `lost`: it is being connected to again.
+    pub state: String,
+    /// Why there is no connection.
+    pub why: Option<String>,
+    /// The least round trip that was measured.
+    pub round_trip_us: Option<u64>,
+    /// How often its connection was lost.
+    pub disconnects: u64,
+    /// Reads over it.
+    pub read: WayReply,
+    /// Writes over it.
+    pub write: WayReply,
+}
+
+/// Commands that move data in one direction, since the device was opened.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct WayReply {
+    /// Number of commands completed.
+    pub commands: u64,
+    /// Their bytes.
+    pub bytes: Bytes,
+    /// The time that each of them took, added up.
+    pub time_ns: u64,
+    /// Number of commands in flight.
+    pub in_flight: u64,
+}
+
 /// A range of an array.
 #[derive(Debug, Serialize)]
 pub struct ExtentReply {
@@ -246,6 +293,32 @@ fn guard(status: &Status) -> &'static str {
 /// The report of a scrub as JSON: a [`ScrubReply`].
 pub fn scrub_json(report: &ScrubReport) -> Value {
     json(&scrub(report))
+}
+
+fn way(traffic: WayTraffic) -> WayReply {
+    WayReply {
+        commands: traffic.commands,
+        bytes: traffic.bytes,
+        time_ns: u64::try_from(traffic.time.as_nanos()).unwrap_or(u64::MAX),
+        in_flight: traffic.in_flight,
+    }
+}
+
+/// Paths, each with the name of its device, as JSON: a [`PathsReply`].
+pub(crate) fn paths_json(paths: &[(String, PathStatus)]) -> Value {
+    let paths = paths.iter().map(|(device, path)| PathReply {
+        device: device.clone(),
+        address: path.address.clone(),
+        state: path.state.to_string(),
+        why: path.why.clone(),
+        round_trip_us: path.round_trip.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
+        disconnects: path.disconnects,
+        read: way(path.traffic.read),
+        write: way(path.traffic.write),
+    });
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let clock_ns = (now.tv_sec as u64).saturating_mul(1_000_000_000) + now.tv_nsec as u64;
+    json(&PathsReply { clock_ns, pid: std::process::id(), paths: paths.collect() })
 }
 
 /// The status of an array as JSON: a [`StatusReply`].

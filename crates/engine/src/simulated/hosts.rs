@@ -135,14 +135,16 @@ impl Groups {
 }
 
 /// A task of a group: it runs while the group lives.
-pub(crate) struct Member<F> {
+///
+/// Its type depends on no future, so that the code of tasks is not compiled once more for each of them.
+pub(crate) struct Member<T> {
     group: u64,
     /// Dropped when the group is dead.
-    future: Option<Pin<Box<F>>>,
+    future: Option<Pin<Box<dyn Future<Output = T>>>>,
 }
 
-impl<F> Member<F> {
-    pub(crate) fn new(group: u64, future: F) -> Member<F> {
+impl<T> Member<T> {
+    pub(crate) fn new(group: u64, future: impl Future<Output = T> + 'static) -> Member<T> {
         Member { group, future: Some(Box::pin(future)) }
     }
 }
@@ -172,10 +174,10 @@ pub(crate) fn inside<T>(group: u64, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-impl<F: Future> Future for Member<F> {
-    type Output = F::Output;
+impl<T> Future for Member<T> {
+    type Output = T;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let group = self.group;
         let may = with_core(|core| core.groups().map_or(May::End, |groups| groups.may(group)));
         let _inside = Inside::enter(group);

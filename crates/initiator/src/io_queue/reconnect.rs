@@ -86,6 +86,7 @@ impl IoQueueInner {
         let block = 1u32 << self.shift;
         self.max_transfer.set((limit / block * block).max(block));
         self.place.set((session.epoch, qid));
+        queue.set_other_path(Rc::clone(&self.other_path));
         *self.queue.borrow_mut() = Some(Rc::new(queue));
         self.open_gate();
     }

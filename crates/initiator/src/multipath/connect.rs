@@ -1,6 +1,6 @@
 //! Connects the paths of a device.
 
-use super::lost::{follow, give_up_in_time};
+use super::lost::{PathOf, follow, give_up_in_time, look_after_takeovers, settle_doubts};
 use super::{Path, Shared};
 use crate::controller::service;
 use crate::device::RemoteDevice;
@@ -11,12 +11,12 @@ use crate::options::Options;
 use crate::setup::Endpoint;
 use crate::uri::{PATHS_MAX, Uri};
 use futures_channel::oneshot;
-use futures_util::future::{join_all, select};
+use futures_util::future::{join_all, join3, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use longhaul_engine::{Handle, Remote, sleep, spawn, timeout};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// Silence of TCP after which a path is given up: less than where there is one path only, since all
@@ -53,11 +53,19 @@ async fn connect_here(uri: Uri, options: Options) -> Result<Connected> {
     let paths = uri.addresses().map(|(host, port)| {
         let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let (written, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (device, trouble) = (OnceLock::new(), Default::default());
-        Path { address, uri: uri.at(host, port), device, written, flushed, trouble }
+        let (device, refused, trouble) = (OnceLock::new(), AtomicU64::new(0), Default::default());
+        Path { address, uri: uri.at(host, port), device, written, flushed, refused, trouble }
     });
     let (paths, connected) = (paths.collect(), AtomicU64::new(0));
-    let shared = Arc::new(Shared { name, options, paths, connected, namespace: OnceLock::new() });
+    let shared = Arc::new(Shared {
+        name,
+        options,
+        paths,
+        connected,
+        takeovers: Mutex::default(),
+        doubted: AtomicU64::new(0),
+        namespace: OnceLock::new(),
+    });
     let mut tasks = Vec::new();
     let mut connecting: FuturesUnordered<_> = (0..shared.paths.len())
         .map(|number| {
@@ -146,15 +154,17 @@ fn note(shared: &Shared, number: usize, e: &Error) {
 }
 
 /// Connects a path, and makes sure that it leads to the same namespace.
-async fn connect_path(shared: &Shared, number: usize) -> Result<()> {
+async fn connect_path(shared: &Arc<Shared>, number: usize) -> Result<()> {
     let path = &shared.paths[number];
     // The device gives up when no path is left.
     let options = Options { ctrl_loss: None, silence: SILENCE, ..shared.options.clone() };
     let uri = Uri { options: crate::UriOptions::default(), ..path.uri.clone() };
-    let device = RemoteDevice::connect_here(uri, options).await?;
+    let device = RemoteDevice::connect_as(uri, options, true).await?;
     let namespace = device.namespace();
     let first = shared.namespace.get_or_init(|| namespace.clone());
-    if let Some(conflict) = conflict(first, &namespace) {
+    // A target that does not serve it may know an earlier size.
+    let serves = device.controller.usable_since().is_some();
+    if let Some(conflict) = conflict(first, &namespace, serves) {
         device.close().await;
         let others = || shared.paths.iter().filter(|other| other.device.get().is_some());
         let other = others().next().map_or("the other address", |other| &other.address);
@@ -164,6 +174,7 @@ async fn connect_path(shared: &Shared, number: usize) -> Result<()> {
             reason: conflict,
         });
     }
+    device.controller.set_paths(Box::new(PathOf { shared: Arc::downgrade(shared), number }));
     if path.device.set(device).is_ok() {
         shared.connected.fetch_add(1, Ordering::Release);
     }
@@ -172,7 +183,7 @@ async fn connect_path(shared: &Shared, number: usize) -> Result<()> {
 }
 
 /// Why `other` is not another path to the namespace of `first`.
-fn conflict(first: &NamespaceInfo, other: &NamespaceInfo) -> Option<String> {
+fn conflict(first: &NamespaceInfo, other: &NamespaceInfo, serves: bool) -> Option<String> {
     let name = NamespaceInfo::identity;
     if first.uuid.is_none() && first.nguid == [0; 16] && first.eui64 == [0; 8] {
         return Some("the namespace has no UUID, NGUID or EUI64 by which it could be recognised".into());
@@ -186,18 +197,21 @@ fn conflict(first: &NamespaceInfo, other: &NamespaceInfo) -> Option<String> {
             name(other)
         ));
     }
-    first.conflict(other)
+    if serves { first.conflict(other) } else { first.replaced(other) }
 }
 
 /// Serves a path: connects it, if it could not be, and then fences what is lost.
 async fn serve(shared: Arc<Shared>, number: usize) {
     while shared.paths[number].device.get().is_none() {
         sleep(AGAIN).await;
+        // One that comes late may lead to a target that was overtaken long ago.
+        shared.doubt(number);
         match connect_path(&shared, number).await {
             Ok(()) => tracing::warn!("{}: path {} is in use", shared.name, shared.paths[number].address),
             Err(e @ Error::Refused { .. }) => return note(&shared, number, &e),
             Err(e) => *shared.paths[number].trouble() = Some(e.to_string()),
         }
     }
-    follow(&shared, number).await;
+    let (lost, takeovers) = (follow(&shared, number), look_after_takeovers(&shared, number));
+    join3(lost, takeovers, settle_doubts(&shared, number)).await;
 }

@@ -107,14 +107,14 @@ impl User {
             return IoFuture::ready(Err(IoError::Unreachable("the path is not open".into())));
         };
         self.thread.begun(number);
-        let disconnects = io.pool.disconnects();
+        let hops = self.shared().paths[number].hops(&io);
         let running = begin(&io);
         let this = Rc::clone(self);
         IoFuture::new(async move {
             let _room = RoomMade { thread: Rc::clone(&this.thread), number };
             let result = running.await;
             if way == IoDirection::Write && result.is_ok() {
-                match io.pool.disconnects() == disconnects {
+                match this.shared().paths[number].hops(&io) == hops {
                     true => this.shared().paths[number].changed(),
                     // Another path may have done it.
                     false => this.shared().paths.iter().for_each(Path::changed),
@@ -161,7 +161,8 @@ impl MultipathIo {
 
 impl BlockIo for MultipathIo {
     fn advice(&self) -> Option<Advice> {
-        let paths: Vec<_> = self.0.all().map(|(_, io)| io).filter(|io| io.pool.is_connected()).collect();
+        let paths = self.0.all().filter(|(path, io)| path.is_usable() && io.pool.is_connected());
+        let paths: Vec<_> = paths.map(|(_, io)| io).collect();
         let longest = paths.iter().map(|io| io.pool.plan().rtt.as_secs_f64()).fold(0.0, f64::max);
         let each = paths.iter().filter_map(|io| Some((io.advice()?, io.pool.plan(), io.pool.sharers())));
         let each = each.map(|(advice, plan, sharers)| {
@@ -191,7 +192,9 @@ impl BlockIo for MultipathIo {
     }
 
     fn reservations(&self) -> Option<Rc<dyn Reservations>> {
-        let first = self.0.all().find_map(|(_, io)| io.lasting_reservations())?;
+        let mut paths: Vec<_> = self.0.all().collect();
+        paths.sort_by_key(|(path, _)| !path.is_usable());
+        let first = paths.into_iter().find_map(|(_, io)| io.lasting_reservations())?;
         Some(Rc::new(AllPaths { first, user: Rc::clone(&self.0) }))
     }
 

@@ -11,6 +11,7 @@
 //!
 //! Calculations only: no time passes and no I/O is done here.
 
+use longhaul_wire::log::AnaState;
 use std::fmt;
 use std::time::Duration;
 
@@ -22,13 +23,26 @@ pub enum PathState {
     Optimized,
     /// It works, and is used while no path is optimized.
     NonOptimized,
-    /// There is a connection, and the target serves the namespace over other paths only.
+    /// There is a connection, and the target does not serve the namespace over it now: another one
+    /// does, or one of them is about to.
     Inaccessible,
     /// There is no connection; it is being connected to again.
     Lost,
 }
 
 impl PathState {
+    /// That of a connected path whose target reports this.
+    pub(crate) fn of(access: AnaState) -> PathState {
+        match access {
+            AnaState::Optimized => PathState::Optimized,
+            AnaState::NonOptimized => PathState::NonOptimized,
+            //= NVMe Base 2.1, Asymmetric Namespace Access: in a change of state, as without access, no command is sent
+            AnaState::Inaccessible | AnaState::Change | AnaState::PersistentLoss | AnaState::Reserved(_) => {
+                PathState::Inaccessible
+            }
+        }
+    }
+
     /// Whether it can carry I/O.
     pub fn is_usable(self) -> bool {
         self <= PathState::NonOptimized
@@ -132,6 +146,12 @@ pub(crate) fn choose(paths: &[PathLoad], bytes: u64) -> Choice {
         Some((number, _)) => Choice::Wait(number),
         None => Choice::None,
     }
+}
+
+/// Chooses for a request that the path `from` has refused: another one, if any can be used.
+pub(crate) fn choose_again(states: &[PathState], from: usize) -> Option<usize> {
+    let usable = (0..states.len()).filter(|&number| states[number].is_usable());
+    usable.min_by_key(|&number| (number == from, states[number]))
 }
 
 #[cfg(test)]

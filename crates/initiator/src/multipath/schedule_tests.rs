@@ -159,6 +159,31 @@ fn states_go_before_rates() {
     assert_eq!(choose(&[away, inaccessible], 4096), Choice::None);
 }
 
+//= test: NVMe Base 2.1, Asymmetric Namespace Access
+#[test]
+fn no_request_is_sent_without_access() {
+    use AnaState::{Change, Inaccessible, NonOptimized, Optimized, PersistentLoss, Reserved};
+    let load = |access| PathLoad { state: PathState::of(access), ..Pipe::new(100.0, 10.0).load(0.0) };
+    for without in [Inaccessible, Change, PersistentLoss, Reserved(9)] {
+        assert_eq!(choose(&[load(without), load(without)], 4096), Choice::None, "{without:?}");
+        assert_eq!(choose(&[load(without), load(NonOptimized)], 4096), Choice::Send(1), "{without:?}");
+        assert_eq!(choose(&[load(Optimized), load(without)], 4096), Choice::Send(0), "{without:?}");
+    }
+    // However slow the optimized one is, and also if it has no room.
+    let full = PathLoad { rate: 1e3, full: true, in_flight: 2 * MIB, ..load(Optimized) };
+    assert_eq!(choose(&[load(NonOptimized), full], 4096), Choice::Wait(1));
+}
+
+#[test]
+fn what_a_path_has_refused_goes_to_another_one_if_it_can() {
+    use PathState::{Inaccessible, Lost, NonOptimized, Optimized};
+    assert_eq!(choose_again(&[Optimized, Optimized], 0), Some(1));
+    assert_eq!(choose_again(&[Optimized, NonOptimized], 0), Some(1), "the first one has refused it");
+    assert_eq!(choose_again(&[NonOptimized, Inaccessible, Optimized], 1), Some(2));
+    assert_eq!(choose_again(&[Optimized, Lost], 0), Some(0));
+    assert_eq!(choose_again(&[Inaccessible, Lost], 0), None);
+}
+
 #[test]
 fn a_request_waits_for_the_path_on_which_it_completes_first() {
     let ms = Duration::from_millis;

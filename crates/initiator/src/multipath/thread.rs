@@ -3,18 +3,21 @@
 //! Invariants:
 //! - requests of one direction are assigned in their order; one that waits for a path lets others
 //!   pass that can be sent on another one;
-//! - while a request waits, something will look at it again: a completion, or the timer.
+//! - while a request waits, something will look at it again: a completion, or the timer;
+//! - a request that a path has refused is in `refused`, or with another path.
 
 use super::io::User;
-use super::schedule::{Choice, PathLoad, PathState, choose};
+use super::schedule::{Choice, PathLoad, PathState, choose, choose_again};
 use super::{Shared, connect};
 use crate::call::Waiting;
-use crate::error::Result;
+use crate::error::{Result, io_error};
 use crate::io::RemoteIo;
 use crate::io_queue::OtherPath;
 use crate::path::IoDirection;
 use futures_channel::oneshot;
+use longhaul_block::IoError;
 use longhaul_engine::{now, since, sleep, spawn};
+use longhaul_wire::completion::Status;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -29,11 +32,24 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Time before a path is opened again that could not be.
 const OPEN_AGAIN: Duration = Duration::from_millis(500);
 
+/// How long a request is sent again that targets refuse although they report that they serve the
+/// namespace: what is behind them may be out of reach, or another target takes it over.
+const REFUSED_MAX: Duration = Duration::from_secs(10);
+/// The most that one refusal adds to that time.
+const REFUSED_EACH: Duration = Duration::from_secs(1);
+
 /// A request that waits for a path.
 pub(super) struct WaitingRequest {
     pub(super) bytes: u64,
     /// Sends it over a path.
     pub(super) start: Box<dyn FnOnce(usize)>,
+}
+
+/// A request that a path has refused.
+struct RefusedRequest {
+    from: usize,
+    call: Waiting,
+    status: Status,
 }
 
 /// See the module.
@@ -42,6 +58,7 @@ pub(crate) struct ThreadPaths {
     paths: Vec<ThreadPath>,
     /// By direction.
     waiting: [RefCell<VecDeque<WaitingRequest>>; 2],
+    refused: RefCell<Vec<RefusedRequest>>,
     timer: Cell<bool>,
     /// Tasks that wait until a path has been opened, or cannot be.
     watchers: RefCell<Vec<oneshot::Sender<()>>>,
@@ -76,6 +93,7 @@ impl ThreadPaths {
                     shared: Arc::clone(shared),
                     paths: (0..shared.paths.len()).map(path).collect(),
                     waiting: Default::default(),
+                    refused: RefCell::default(),
                     timer: Cell::default(),
                     watchers: RefCell::default(),
                 });
@@ -156,6 +174,19 @@ impl ThreadPaths {
         self.paths[number].io.borrow().clone()
     }
 
+    /// What a path can be used for now.
+    fn state(&self, number: usize) -> PathState {
+        let path = &self.paths[number];
+        match path.io.borrow().as_ref() {
+            Some(io) if io.pool.is_connected() => self.shared.state(number, io.pool.controller().access()),
+            _ => PathState::Lost,
+        }
+    }
+
+    fn states(&self) -> Vec<PathState> {
+        (0..self.paths.len()).map(|number| self.state(number)).collect()
+    }
+
     fn load(&self, number: usize, way: IoDirection) -> PathLoad {
         let path = &self.paths[number];
         let io = path.io.borrow();
@@ -178,7 +209,7 @@ impl ThreadPaths {
         let silent =
             if in_flight > 0 { path.heard.get().map_or(Duration::ZERO, since) } else { Duration::ZERO };
         PathLoad {
-            state: if pool.is_connected() { PathState::Optimized } else { PathState::Lost },
+            state: self.state(number),
             in_flight,
             ahead: 0,
             window: plan.in_flight[way as usize],
@@ -236,7 +267,9 @@ impl ThreadPaths {
                 }
             }
         }
-        if self.waiting.iter().all(|waiting| waiting.borrow().is_empty()) || self.timer.replace(true) {
+        let waits = self.waiting.iter().any(|waiting| !waiting.borrow().is_empty());
+        let is_idle = !waits && self.refused.borrow().is_empty();
+        if is_idle || self.timer.replace(true) {
             return;
         }
         let weak = Rc::downgrade(self);
@@ -245,10 +278,66 @@ impl ThreadPaths {
             if let Some(this) = weak.upgrade() {
                 this.timer.set(false);
                 this.open_missing();
+                this.resend_refused();
                 this.pump();
             }
         })
         .detach();
+    }
+
+    /// A path has refused a request: another one gets it at once, or a path that can be used later.
+    fn is_refused(self: &Rc<Self>, from: usize, call: Waiting, status: Status) {
+        if is_without_access(status)
+            && let Some(controller) = self.shared.paths[from].controller()
+        {
+            controller.is_refused_access();
+        }
+        self.shared.paths[from].refused.fetch_add(1, Ordering::AcqRel);
+        let before = call.call.refused.get();
+        let first = before.is_none();
+        // Time in which no path could be used does not count.
+        let time = before.map_or(Duration::ZERO, |(at, time)| time + since(at).min(REFUSED_EACH));
+        call.call.refused.set(Some((now(), time)));
+        self.refused.borrow_mut().push(RefusedRequest { from, call, status });
+        // One that goes round in circles waits for the timer.
+        let other = first && choose_again(&self.states(), from).is_some_and(|number| number != from);
+        let weak = Rc::downgrade(self);
+        spawn(async move {
+            let Some(this) = weak.upgrade() else { return };
+            if other {
+                this.resend_refused();
+            }
+            this.pump();
+        })
+        .detach();
+    }
+
+    /// Sends what was refused over paths that can be used, and ends what was refused for too long.
+    fn resend_refused(&self) {
+        let refused = std::mem::take(&mut *self.refused.borrow_mut());
+        if refused.is_empty() {
+            return;
+        }
+        let (states, over) = (self.states(), self.shared.why_over());
+        for RefusedRequest { from, call, status } in refused {
+            let for_long = call.call.refused.get().is_some_and(|(_, time)| time >= REFUSED_MAX);
+            if call.call.unwanted.get() {
+                call.call.finish(Err(IoError::Aborted));
+                continue;
+            }
+            let ended = for_long && !is_without_access(status);
+            if let Some(e) = over.clone().or_else(|| ended.then(|| io_error(status))) {
+                call.call.finish(Err(e));
+                continue;
+            }
+            let io = choose_again(&states, from).and_then(|number| self.io(number));
+            let left = match io {
+                Some(io) => io.pool.take_from_other_path(vec![call]),
+                None => vec![call],
+            };
+            let left = left.into_iter().map(|call| RefusedRequest { from, call, status });
+            self.refused.borrow_mut().extend(left);
+        }
     }
 
     /// Takes the requests that can be sent now, with their paths.
@@ -296,6 +385,13 @@ impl ThreadPaths {
     }
 }
 
+/// Whether a command was refused since the target does not serve the namespace: its state says when
+/// it does.
+fn is_without_access(status: Status) -> bool {
+    let without = [Status::ANA_INACCESSIBLE, Status::ANA_TRANSITION, Status::ANA_PERSISTENT_LOSS];
+    without.iter().any(|other| (other.sct(), other.sc()) == (status.sct(), status.sc()))
+}
+
 /// The other paths than one.
 struct Others {
     this: Weak<ThreadPaths>,
@@ -305,7 +401,11 @@ struct Others {
 impl OtherPath for Others {
     fn take_over(&self, mut calls: Vec<Waiting>) -> Vec<Waiting> {
         let Some(this) = self.this.upgrade() else { return calls };
-        for number in (0..this.paths.len()).filter(|number| *number != self.number) {
+        let states = this.states();
+        let mut others: Vec<_> = (0..states.len()).filter(|number| *number != self.number).collect();
+        others.retain(|number| states[*number].is_usable());
+        others.sort_by_key(|number| states[*number]);
+        for number in others {
             if let Some(io) = this.io(number)
                 && !calls.is_empty()
             {
@@ -313,6 +413,13 @@ impl OtherPath for Others {
             }
         }
         calls
+    }
+
+    fn refused(&self, call: Waiting, status: Status) {
+        match self.this.upgrade() {
+            Some(this) => this.is_refused(self.number, call, status),
+            None => call.call.finish(Err(io_error(status))),
+        }
     }
 
     fn may_return(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The connection of an [`Administrator`](super::Administrator), on the service thread.
 
-use super::{AllocatedNamespace, ManagementError, ManagementResult, NamespaceLabel};
+use super::{AllocatedNamespace, CLONE, ManagementError, ManagementResult, NamespaceLabel};
 use crate::call::Data;
 use crate::discover::find_subsystem;
 use crate::error::Error;
@@ -111,6 +111,10 @@ impl Connection {
             ManagementError::AlreadyAttached { addr, nsid }
         } else if is(Status::NOT_ATTACHED) {
             ManagementError::NotAttached { addr, nsid }
+        } else if is(Status::CLONES_NOT_SUPPORTED) {
+            ManagementError::NoClones { addr, why: "its files share no blocks" }
+        } else if what == CLONE && is(Status::INVALID_FIELD) {
+            ManagementError::NoClones { addr, why: "it is a target of an older version" }
         } else if is(Status::INVALID_OPCODE) {
             ManagementError::NotPermitted { addr, hostnqn: self.hostnqn.clone() }
         } else {

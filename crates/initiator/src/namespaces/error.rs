@@ -59,6 +59,17 @@ pub enum ManagementError {
         /// NQN of this host.
         hostnqn: String,
     },
+    /// Its namespaces cannot be cloned.
+    #[error(
+        "{addr} does not clone namespaces: {why}. Its space has to be a directory (dir:) of a file system whose \
+         files share blocks, such as XFS made with reflink=1, or Btrfs"
+    )]
+    NoClones {
+        /// Address and port.
+        addr: String,
+        /// What is missing.
+        why: &'static str,
+    },
     /// Any other status.
     #[error("{addr} refused {what}: {status}")]
     Refused {

@@ -1,8 +1,10 @@
 //! Counts the I/O that one thread has in flight.
 
+use super::traffic::Counters;
 use super::{IoDirection, WaySample};
 use longhaul_engine::sync::Notify;
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Counters of a direction since the last look.
@@ -29,6 +31,8 @@ pub(super) struct Meter {
     ended: Cell<bool>,
     /// A command has begun after idle time, or the meter is closed.
     work: Notify,
+    /// The same since the thread opened the device.
+    counters: Arc<Counters>,
 }
 
 /// The counts of a round.
@@ -40,6 +44,7 @@ pub(super) struct Round {
 impl Meter {
     /// A command begins, whose data the far side asks for, or not.
     pub(super) fn begin(&self, way: IoDirection, bytes: u64, asked: bool) {
+        self.counters.begin(way);
         let direction = &self.ways[way as usize];
         let before = direction.in_flight.get();
         direction.in_flight.set(before + bytes);
@@ -56,6 +61,7 @@ impl Meter {
 
     /// A command has ended after this time, or failed.
     pub(super) fn end(&self, way: IoDirection, bytes: u64, latency: Option<Duration>) {
+        self.counters.end(way, bytes, latency);
         let direction = &self.ways[way as usize];
         let before = direction.in_flight.get();
         direction.in_flight.set(before - bytes);
@@ -67,6 +73,11 @@ impl Meter {
         if self.latency_min.get().is_none_or(|least| latency < least) {
             self.latency_min.set(Some(latency));
         }
+    }
+
+    /// What is counted for programs that watch the path.
+    pub(super) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
     }
 
     /// Bytes in flight.

@@ -9,7 +9,8 @@
 
 use super::meter::Meter;
 use super::share::{Sharer, Sharers, open_shared, share};
-use super::{IoDirection, Limits, PathOptions, PathPlan, PathReport, Sample, Sockets, Tuner};
+use super::traffic::AllCounters;
+use super::{IoDirection, Limits, PathOptions, PathPlan, PathReport, Sample, Sockets, Traffic, Tuner};
 use crate::call::{Data, Done, Pending, Waiting};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -34,17 +35,24 @@ const IO_SIZE_MIN: u64 = 128 << 10;
 /// one completes.
 const COMMANDS_MIN: u64 = 4;
 
-/// The last report of a device's paths, for `RemoteDevice::path`.
+/// The last report of a device's path, and what went over it, for `RemoteDevice`.
 #[derive(Debug, Default)]
-pub(crate) struct Reports(Mutex<Option<PathReport>>);
+pub(crate) struct Reports {
+    last: Mutex<Option<PathReport>>,
+    traffic: AllCounters,
+}
 
 impl Reports {
     pub(crate) fn last(&self) -> Option<PathReport> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.traffic.sum()
     }
 
     fn set(&self, report: PathReport) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
     }
 }
 
@@ -146,6 +154,8 @@ impl ConnectionPool {
         let commands = controller.settings.options.queue_size.clamp(2, entries.max(2)) - 1;
         let limits = Limits { in_flight: options.in_flight_max, connections: most };
         let tuner = Tuner::new(limits, info.round_trip.0, Duration::ZERO);
+        let meter = Rc::<Meter>::default();
+        reports.traffic.watch(meter.counters());
         let pool = Rc::new(ConnectionPool {
             connections: RefCell::default(),
             controller: Arc::clone(controller),
@@ -158,7 +168,7 @@ impl ConnectionPool {
             tuner: RefCell::new(tuner),
             other_path: RefCell::default(),
             opening: Cell::new(n > 1),
-            meter: Rc::default(),
+            meter,
             sharers: Rc::default(),
             epoch: now(),
         });

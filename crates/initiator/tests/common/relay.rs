@@ -23,11 +23,18 @@ struct State {
     held: [bool; 2],
     /// New connections are closed at once.
     refusing: bool,
-    /// Connections after so many are closed at once.
+    /// Connections beyond so many at a time are closed at once.
     limit: usize,
     accepted: usize,
+    open: usize,
     live: Vec<TcpStream>,
     tamper: Option<Tamper>,
+}
+
+impl State {
+    fn takes_another(&self) -> bool {
+        !self.refusing && self.open < self.limit
+    }
 }
 
 struct Shared {
@@ -58,6 +65,7 @@ impl Relay {
             refusing: false,
             limit: usize::MAX,
             accepted: 0,
+            open: 0,
             live: Vec::new(),
             tamper: None,
         };
@@ -109,10 +117,9 @@ impl Relay {
         self.shared.changed.notify_all();
     }
 
-    /// Lets so many more connections through.
+    /// Lets so many connections through at a time: a new one takes the place of one that has ended.
     pub fn limit(&self, n: usize) {
-        let mut state = self.shared.lock();
-        state.limit = state.accepted + n;
+        self.shared.lock().limit = n;
     }
 
     /// Connections so far.
@@ -126,25 +133,43 @@ impl Relay {
     }
 }
 
+/// A connection that gets through, until both of its ways have ended.
+struct Open(Arc<Shared>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.lock().open -= 1;
+    }
+}
+
 fn serve(shared: &Arc<Shared>, near: TcpStream) {
-    let (target, number) = {
-        let mut state = shared.lock();
-        if state.refusing || state.accepted >= state.limit {
+    let target = {
+        let state = shared.lock();
+        if !state.takes_another() {
             return;
         }
-        state.accepted += 1;
-        (state.target, state.accepted)
+        state.target
     };
     let Ok(far) = TcpStream::connect(target) else { return };
     for stream in [&near, &far] {
         stream.set_nodelay(true).expect("set");
     }
     let clone = |stream: &TcpStream| stream.try_clone().expect("cloned");
-    shared.lock().live.extend([clone(&near), clone(&far)]);
+    // Judged and listed at once: a cut that comes between would miss it.
+    let (open, number) = {
+        let mut state = shared.lock();
+        if !state.takes_another() {
+            return;
+        }
+        state.accepted += 1;
+        state.open += 1;
+        state.live.extend([clone(&near), clone(&far)]);
+        (Arc::new(Open(Arc::clone(shared))), state.accepted)
+    };
     for (way, from, to) in [(Way::Forward, clone(&near), clone(&far)), (Way::Back, far, near)] {
-        let shared = Arc::clone(shared);
+        let open = Arc::clone(&open);
         thread::spawn(move || {
-            pass(&shared, number, way, &from, &to);
+            pass(&open.0, number, way, &from, &to);
             for stream in [from, to] {
                 let _ = stream.shutdown(Shutdown::Both);
             }

@@ -6,13 +6,13 @@ use super::scp::Scp;
 use super::temporary::TemporaryDir;
 use super::{DemoOptions, LOOPBACK, Spread};
 use crate::Error;
+use crate::removal::remove_tree;
 use longhaul_transfer::wire::{Durability, Options, Placement};
 use longhaul_transfer::{
     Agent, AgentConfig, Concurrency, CopySpec, Endpoint, Key, Monitor, PATIENCE, Settings, copy,
 };
 use longhaul_wan::Relay;
 use std::ffi::OsStr;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -103,5 +103,5 @@ pub(super) fn measure(
 
 /// Removes a copy, so that the next one does not find its files.
 pub(super) fn remove(copy: &Path) -> Result<(), Error> {
-    fs::remove_dir_all(copy).map_err(|e| Error::failed(format!("cannot remove {}: {e}", copy.display())))
+    remove_tree(copy).map_err(|e| Error::failed(format!("cannot remove {}: {e}", copy.display())))
 }

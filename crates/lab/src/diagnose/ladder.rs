@@ -7,6 +7,7 @@ use super::child::{self, ChildOutcome};
 use super::hosts::{self, HostCounters, Segments, children, device_busy};
 use super::rung::{CopyResult, CopySettings, Rung};
 use crate::Error;
+use crate::removal::remove_tree;
 use crate::self_exec::{self, at, program, reason, seconds, summary};
 use longhaul_load::Stop;
 use longhaul_load::watch::{Expect, Watch, Watched};
@@ -131,7 +132,7 @@ impl Ladder {
         }
         for files in self.made.drain(..) {
             // A failure is ignored here: `drop` tries again.
-            let _ = fs::remove_dir_all(self.near.join(files.to_string()));
+            let _ = remove_tree(&self.near.join(files.to_string()));
         }
         (self.bytes, self.longest) = (bytes, None);
         Some(bytes)
@@ -164,7 +165,7 @@ impl Ladder {
     /// Removes the files of copies. A failure is ignored: `drop` tries again.
     fn remove_copies(&self) {
         if self.local {
-            let _ = fs::remove_dir_all(Path::new(&self.far).join(self.copies.to_string()));
+            let _ = remove_tree(&Path::new(&self.far).join(self.copies.to_string()));
             return;
         }
         let mut command = self.command("sync", &["--delete", "--"]);
@@ -342,7 +343,7 @@ impl Ladder {
         self.finish(&mut command, 0)?;
         let text = fs::read_to_string(into.join("machine")).map_err(Error::failed)?;
         // A copy does not replace the file of the one before.
-        fs::remove_dir_all(&into).map_err(Error::failed)?;
+        remove_tree(&into).map_err(Error::failed)?;
         Ok(HostCounters::parse(&text))
     }
 
@@ -390,13 +391,13 @@ impl Drop for Ladder {
     fn drop(&mut self) {
         // A directory that cannot be removed is recognized by its name, which has the process ID.
         if self.local {
-            let _ = fs::remove_dir_all(Path::new(&self.far));
+            let _ = remove_tree(Path::new(&self.far));
         } else {
             // An interrupted run removes its copies as well.
             self.stop = Stop::new();
             self.remove_copies();
         }
-        let _ = fs::remove_dir_all(&self.near);
+        let _ = remove_tree(&self.near);
     }
 }
 

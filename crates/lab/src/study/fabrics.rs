@@ -560,15 +560,10 @@ impl FabricsTestbed {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn settings(quick: bool) -> Settings {
-        let runtime = Duration::from_secs(1);
-        Settings { quick, targets: Vec::new(), scale: 0.01, runs: 1, runtime }
-    }
+    use crate::study::tests::{assert_cited, settings};
 
     fn all(quick: bool, targets: &[&str]) -> Vec<PlanEntry<FabricMeasurement>> {
-        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
-        Fabrics::plan(&Settings { targets, ..settings(quick) })
+        Fabrics::plan(&settings(quick, targets))
     }
 
     #[test]
@@ -577,7 +572,7 @@ mod tests {
             let all = all(quick, &[]);
             let clients = if quick { 2 } else { 3 };
             assert_eq!(all.len(), 4 + 6 * drives * 4 + clients * 4);
-            super::super::tests::assert_cited::<Fabrics>(&settings(quick));
+            assert_cited::<Fabrics>(&settings(quick, &[]));
             let of = |name: &str| {
                 let is = |one: &&PlanEntry<FabricMeasurement>| {
                     one.cells[0].place.as_ref().is_some_and(|place| place.series == name)

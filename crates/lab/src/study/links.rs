@@ -339,7 +339,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         // A directory that cannot be removed is recognized by its name, which has the process ID.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = crate::removal::remove_tree(&self.0);
     }
 }
 

@@ -276,10 +276,10 @@ fn count_with_losses(cell: &mut Cell) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::study::tests;
 
     fn settings(scale: f64, targets: &[&str]) -> Settings {
-        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
-        Settings { quick: false, targets, scale, runs: 1, runtime: Duration::from_secs(1) }
+        Settings { scale, ..tests::settings(false, targets) }
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
         let one =
             all.iter().filter(|one| one.how.as_ref().is_ok_and(|case| case.ports == Ports::One)).count();
         assert_eq!(one, 2 * 4 * 3, "all servers at one port, too");
-        super::super::tests::assert_cited::<Striping>(&settings(1.0, &[]));
+        tests::assert_cited::<Striping>(&settings(1.0, &[]));
         let published: Vec<f64> =
             all.iter().flat_map(|one| &one.cells[0].published).map(|published| published.value).collect();
         let expected: Vec<f64> = {

@@ -359,17 +359,13 @@ fn line(rung: CopyStages, settings: &Settings, known: &[Cell], cells: &mut [Cell
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn settings(quick: bool, targets: &[&str]) -> Settings {
-        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
-        Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) }
-    }
+    use crate::study::tests::{assert_cited, settings};
 
     #[test]
     fn every_published_number_is_wanted_under_a_name_of_its_own() {
         for quick in [false, true] {
             let all = Transfer::plan(&settings(quick, &[]));
-            super::super::tests::assert_cited::<Transfer>(&settings(quick, &[]));
+            assert_cited::<Transfer>(&settings(quick, &[]));
             let cells: Vec<&Cell> = all.iter().flat_map(|one| &one.cells).collect();
             let of = |name: &str| {
                 let cell = cells.iter().find(|cell| cell.name == name).expect(name);

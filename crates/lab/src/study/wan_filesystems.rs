@@ -467,11 +467,7 @@ fn congestion(own: bool) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn settings(quick: bool, targets: &[&str]) -> Settings {
-        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
-        Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) }
-    }
+    use crate::study::tests::{assert_cited, settings};
 
     fn all(settings: &Settings) -> Vec<PlanEntry<FilesystemMeasurement>> {
         let all = WanFilesystems::plan(settings);
@@ -509,7 +505,7 @@ mod tests {
                     );
                 }
             }
-            super::super::tests::assert_cited::<WanFilesystems>(&settings(quick, &[]));
+            assert_cited::<WanFilesystems>(&settings(quick, &[]));
             let of = |what: &longhaul_results::published::Statement| {
                 let usual = |one: &&PlanEntry<FilesystemMeasurement>| {
                     let is = |load: &DeviceWorkload| load.variant == Variant::USUAL;

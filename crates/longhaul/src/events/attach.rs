@@ -56,6 +56,22 @@ pub(crate) struct MountReady {
     pub(crate) loop_device: Option<String>,
 }
 
+/// `mount`: a directory of another machine, or a file system in a pool, is mounted.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "event", rename = "ready")]
+pub(crate) struct FarMountReady {
+    /// Directory that it is mounted at.
+    pub(crate) path: String,
+    /// How: `agent`, or `pool`.
+    pub(crate) via: String,
+    /// The directory or file system, as it was named.
+    pub(crate) source: String,
+    /// The process that serves it.
+    pub(crate) pid: u32,
+    /// Changes are refused.
+    pub(crate) read_only: bool,
+}
+
 /// `attach`, `mount` with `--foreground`: a signal came while the device is used.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "waiting")]

@@ -1,6 +1,7 @@
 //! `pool`
 
-use super::Bytes;
+use super::{Bytes, BytesPerSecond, Seconds};
+use longhaul_pool::TargetStatus;
 use serde::Serialize;
 
 /// `pool create`: the pool was made.
@@ -42,6 +43,13 @@ pub(crate) struct PoolList {
 /// `pool status`: a target of the pool.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "target")]
+pub(crate) struct PoolTargetListed {
+    #[serde(flatten)]
+    pub(crate) target: PoolTarget,
+}
+
+/// A target of a pool.
+#[derive(Serialize)]
 pub(crate) struct PoolTarget {
     /// Where it is: host, port and the NQN of its space.
     pub(crate) address: String,
@@ -55,6 +63,19 @@ pub(crate) struct PoolTarget {
     pub(crate) free: Option<Bytes>,
     /// Why it cannot be asked; null if it answers.
     pub(crate) error: Option<String>,
+}
+
+impl From<&TargetStatus> for PoolTarget {
+    fn from(target: &TargetStatus) -> PoolTarget {
+        PoolTarget {
+            address: target.record.address.clone(),
+            domain: target.record.domain.clone(),
+            capacity: target.record.capacity,
+            used: target.used,
+            free: target.space.as_ref().ok().map(|space| space.free),
+            error: target.space.as_ref().err().map(ToString::to_string),
+        }
+    }
 }
 
 /// `pool status`: the pool as a whole.
@@ -92,7 +113,7 @@ pub(crate) struct PoolSummary {
 pub(crate) struct PendingVolume {
     /// Name of the volume.
     pub(crate) volume: String,
-    /// `create`, `remove` or `resize`.
+    /// `create`, `remove`, `resize` or `move`.
     pub(crate) doing: &'static str,
     /// The host that began it.
     pub(crate) host: String,
@@ -108,6 +129,58 @@ pub(crate) struct PoolTargetsChanged {
     pub(crate) targets: Vec<String>,
     /// Their capacity together.
     pub(crate) capacity: Bytes,
+}
+
+/// `pool rebalance`, `pool remove-target`, `volume repair`: a member moves, or would with `--dry-run`.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "move")]
+pub(crate) struct MemberMoves {
+    /// The volume: pool and name.
+    pub(crate) volume: String,
+    /// Number of the member; spares follow the members.
+    pub(crate) member: usize,
+    /// Address of the target that it is at; null if that is not known.
+    pub(crate) from: Option<String>,
+    /// Address of the target that it moves to.
+    pub(crate) to: String,
+    /// Size of the member.
+    pub(crate) size: Bytes,
+}
+
+/// `pool rebalance`, `pool remove-target`, `pool recover`, `volume repair`: how far a move has come, once a
+/// second.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "progress")]
+pub(crate) struct MoveProgressed {
+    /// The volume: pool and name.
+    pub(crate) volume: String,
+    /// Number of the member.
+    pub(crate) member: usize,
+    /// Bytes copied or rebuilt.
+    pub(crate) done_bytes: Bytes,
+    /// Bytes in all.
+    pub(crate) total_bytes: Bytes,
+    /// Rate so far.
+    pub(crate) bytes_per_second: BytesPerSecond,
+    /// Time left; null if it cannot be told yet.
+    pub(crate) remaining_seconds: Option<Seconds>,
+}
+
+/// `pool rebalance`, `volume repair`: what has moved; also of `pool remove-target` with `--dry-run`, or if
+/// members have not moved.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct MembersMoved {
+    /// Number of members that have moved.
+    pub(crate) moved: usize,
+    /// Their size together; with `--dry-run` of those that would move.
+    pub(crate) bytes: Bytes,
+    /// Those that have not, with the reason.
+    pub(crate) failed: Vec<String>,
+    /// What waits for a target or another host, with the reason.
+    pub(crate) waiting: Vec<String>,
+    /// Nothing was changed.
+    pub(crate) dry_run: bool,
 }
 
 /// `pool import`: the records were made again.

@@ -40,7 +40,7 @@ pub(crate) struct ExportFields {
     pub(crate) access: &'static str,
 }
 
-/// `target`: an export with `standby` was taken over, or another target has it.
+/// `target`: an array or volume that is exported was taken over from another host, or by one.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "access")]
 pub(crate) struct AccessChanged {

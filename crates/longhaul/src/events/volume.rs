@@ -1,6 +1,6 @@
 //! `volume`
 
-use super::Bytes;
+use super::{Bytes, Seconds};
 use serde::Serialize;
 
 /// `volume create`: the volume was made.
@@ -45,6 +45,8 @@ pub(crate) struct VolumeListed<'a> {
     pub(crate) expires: Option<u64>,
     /// It is being made.
     pub(crate) creating: bool,
+    /// Of a snapshot: name of its source volume, which may be gone.
+    pub(crate) snapshot_of: Option<&'a str>,
 }
 
 /// `volume ls`: the end of the list.
@@ -93,8 +95,81 @@ pub(crate) struct VolumeInfo {
     pub(crate) made_at: u64,
     /// It is being made.
     pub(crate) creating: bool,
+    /// A resize that has begun and not ended; null without one.
+    pub(crate) resizing: Option<VolumeResizing>,
+    /// A member that moves to another target; null without one.
+    pub(crate) moving: Option<VolumeMoving>,
+    /// Of a snapshot: its source.
+    pub(crate) snapshot_of: Option<VolumeSource>,
     /// Health of its array, as the process of this host that runs it says; null if none does.
     pub(crate) health: Option<String>,
+}
+
+/// A resize of a volume that has begun and not ended.
+#[derive(Serialize)]
+pub(crate) struct VolumeResizing {
+    /// Size that it is to have.
+    pub(crate) size: Bytes,
+    /// The host that began it.
+    pub(crate) host: String,
+    /// When, in seconds since 1970.
+    pub(crate) since: u64,
+    /// A host is at it; otherwise it has to be finished.
+    pub(crate) under_way: bool,
+}
+
+/// A member of a volume that moves to another target.
+#[derive(Serialize)]
+pub(crate) struct VolumeMoving {
+    /// Which of its members and spares.
+    pub(crate) index: usize,
+    /// URI of the namespace that it is on; null if that is missing.
+    pub(crate) from: Option<String>,
+    /// URI of the namespace that it moves to; null until that was made.
+    pub(crate) to: Option<String>,
+    /// Address of the target that it moves to; null if the pool does not know it any more.
+    pub(crate) target: Option<String>,
+    /// The host that began it.
+    pub(crate) host: String,
+    /// When, in seconds since 1970.
+    pub(crate) since: u64,
+    /// A host is at it; otherwise it has to be finished.
+    pub(crate) under_way: bool,
+    /// Bytes that are there, if a process of this host runs the array; null otherwise.
+    pub(crate) done: Option<Bytes>,
+    /// Bytes in all; null with `done`.
+    pub(crate) total: Option<Bytes>,
+}
+
+/// The volume that another one is a snapshot of.
+#[derive(Serialize)]
+pub(crate) struct VolumeSource {
+    /// Its UUID.
+    pub(crate) uuid: String,
+    /// Its name: the present one, or the last one that is known.
+    pub(crate) name: String,
+    /// It is still there.
+    pub(crate) exists: bool,
+}
+
+/// `volume snapshot`: the snapshot was made.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct VolumeSnapshot {
+    /// Its name as a device.
+    pub(crate) device: String,
+    /// What it is a snapshot of, as a device.
+    pub(crate) of: String,
+    /// UUID of the snapshot.
+    pub(crate) uuid: String,
+    /// Size that was asked for the volume.
+    pub(crate) size: Bytes,
+    /// Addresses of the targets of its members.
+    pub(crate) targets: Vec<String>,
+    /// NQNs of the hosts that may use it.
+    pub(crate) hosts: Vec<String>,
+    /// For how long writes to the volume were held; 0 for a single namespace.
+    pub(crate) held_seconds: Seconds,
 }
 
 /// A member of a volume.

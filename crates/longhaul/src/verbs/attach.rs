@@ -1,12 +1,15 @@
 //! `longhaul attach` and `longhaul detach`.
 
 mod background;
+mod far_mount;
 pub(crate) use background::is_this as is_background;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod nbd;
 mod observe;
 mod open;
+mod pool_mount;
+mod tree_mount;
 
 use crate::complete;
 use crate::events::{
@@ -165,7 +168,7 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
     let service = Service {
         front_end,
         path,
-        requests: &**requests,
+        size: Box::new(|| requests.info().size),
         trouble: Box::new(|| opened.trouble()),
         release,
         released,

@@ -128,7 +128,9 @@ impl From<ManagementError> for Failure {
     fn from(e: ManagementError) -> Failure {
         let exit = match e {
             ManagementError::Connection(e) => return e.into(),
-            ManagementError::NotPermitted { .. } | ManagementError::Refused { .. } => Exit::Refused,
+            ManagementError::NotPermitted { .. }
+            | ManagementError::NoClones { .. }
+            | ManagementError::Refused { .. } => Exit::Refused,
             ManagementError::Label(_) | ManagementError::Size { .. } => Exit::Usage,
             ManagementError::Full { .. }
             | ManagementError::TooMany { .. }

@@ -2,12 +2,14 @@
 
 mod jobs;
 mod manage;
+pub(crate) mod moves;
 mod show;
 
 use crate::arguments::{parse_bytes, parse_time};
-use crate::exit::Outcome;
+use crate::exit::{NothingToDo, Outcome};
 use crate::output::Output;
 use crate::pools::PoolArgs;
+use crate::verbs::pool::moves::MoveArgs;
 use crate::verbs::volume::ShapeArgs;
 use std::time::Duration;
 
@@ -28,8 +30,10 @@ enum PoolVerb {
     Status(PoolNamed),
     /// Add targets to a pool
     AddTarget(AddTarget),
-    /// Remove targets from a pool, which have no members of volumes
+    /// Move members of volumes away from targets, and remove these from a pool
     RemoveTarget(RemoveTarget),
+    /// Move members of volumes until the targets are used alike
+    Rebalance(Rebalance),
     /// Make the records of a pool again from its targets
     Import(Import),
     /// Give a pool up to another catalog; its volumes stay at the targets
@@ -139,12 +143,42 @@ struct AddTarget {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Volumes stay in use. A member that moves is in use until its copy is complete;
+one whose target is gone is rebuilt from the others. A volume that another host
+uses is skipped: give the command there.
+
+Example:
+  longhaul pool remove-target scratch dtn3 --limit 200MiB")]
 struct RemoveTarget {
     /// Name of the pool
     pool: String,
     /// The targets, as pool status shows them
     #[arg(value_name = "TARGET", required = true)]
     targets: Vec<String>,
+    /// Forget namespaces at a target that is gone for good
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    moves: MoveArgs,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Volumes stay in use, and lose no redundancy meanwhile. A volume that another host
+uses is skipped: give the command there.
+
+Example:
+  longhaul pool rebalance scratch --dry-run")]
+struct Rebalance {
+    /// Name of the pool
+    pool: String,
+    #[command(flatten)]
+    moves: MoveArgs,
+    #[command(flatten)]
+    nothing: NothingToDo,
     #[command(flatten)]
     access: PoolArgs,
 }
@@ -225,7 +259,8 @@ pub(crate) fn run(args: PoolVerbArgs, output: Output) -> Outcome {
         PoolVerb::Ls(args) => show::list(&args, output),
         PoolVerb::Status(args) => show::status(&args, output),
         PoolVerb::AddTarget(args) => manage::add_targets(&args, output),
-        PoolVerb::RemoveTarget(args) => manage::remove_targets(&args, output),
+        PoolVerb::RemoveTarget(args) => moves::remove_targets(&args, output),
+        PoolVerb::Rebalance(args) => moves::rebalance(&args, output),
         PoolVerb::Import(args) => manage::import(&args, output),
         PoolVerb::Export(args) => manage::export(&args, output),
         PoolVerb::Destroy(args) => manage::destroy(&args, output),

@@ -2,7 +2,7 @@
 
 mod standby;
 
-use crate::arguments::{EngineArgs, check_congestion, parse_bytes, resolve};
+use crate::arguments::{EngineArgs, Keys, check_congestion, parse_bytes, parse_keys, resolve};
 use crate::events::{ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping, TargetReady};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
@@ -47,8 +47,8 @@ A further export of the same NAME adds a namespace to the same subsystem.
 A space is a directory, or a block device (block:PATH), in which the hosts of
 --admin make namespaces while the
 target runs ('longhaul ns', or 'nvme create-ns' of a Linux host). A host sees
-those that are attached to it. Hosts are known by a name that they send
-themselves: beyond loopback a space takes --insecure, and a trusted network.
+those that are attached to it. Without --keys, hosts are known by a name that they send
+themselves: beyond loopback a space then takes --insecure, and a trusted network.
 
 SIGHUP reads the sizes of the devices again and notifies hosts of changes;
 SIGTERM completes the I/O under way, flushes, and exits 0.
@@ -71,6 +71,10 @@ pub(crate) struct TargetArgs {
     /// Host that may make, attach and remove namespaces; may be repeated
     #[arg(long, value_name = "HOSTNQN", requires = "space")]
     admin: Vec<String>,
+    /// Directory of hosts' secrets: these hosts may connect, once they have proved who they are, and
+    /// no others ('longhaul key make')
+    #[arg(long, value_name = "DIR", value_parser = parse_keys)]
+    keys: Option<Keys>,
     /// Serve spaces beyond loopback, though hosts are not authenticated
     #[arg(long)]
     insecure: bool,
@@ -123,6 +127,7 @@ impl TargetArgs {
             engine: self.engine.config(),
             congestion: self.congestion.clone(),
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
+            keys: self.keys.clone().map(|Keys(keys)| keys),
             ..defaults
         }
     }
@@ -159,6 +164,7 @@ impl TargetArgs {
             hdr_digest: !self.no_hdr_digest,
             data_digest: !self.no_data_digest,
             hosts,
+            keys: self.keys.as_ref().map(|Keys(keys)| longhaul_target::Keys::new((**keys).clone())),
             max_queues: self.max_queues,
             max_queue_size: self.max_queue_size,
             max_connections: self.max_connections as usize,
@@ -200,7 +206,7 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
     let options = args.options();
     let opener = Opener::new(options).with_scheme(Arc::new(Volumes)).for_threads(threads);
     let listen = args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
-    check_access(&args.space, &listen, args.insecure)?;
+    check_access(&args.space, &listen, args.insecure || args.keys.is_some())?;
     identify(&mut args.export, &opener)?;
     let state = TargetState::at(state::directory());
     let exports = open(&args.export, &opener, &state)?;
@@ -273,10 +279,23 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
         for ((export, OpenExport { nqn, source, place, .. }), nsid) in
             args.export.iter().zip(exports).zip(nsids)
         {
+            let (target, opener, ending) = (&target, &opener, &ending);
             match source {
-                ExportSource::Here(device) => local.push((device, place)),
+                ExportSource::Here(device) => {
+                    let device = Arc::new(device);
+                    local.push((Arc::clone(&device), place));
+                    if matches!(&*device, Device::Array(_)) {
+                        threads.push(scope.spawn(move || {
+                            let seen =
+                                StandbyExport { export, nqn: &nqn, nsid, target, opener, ending, output };
+                            if let Device::Array(array) = &*device {
+                                seen.watch(array);
+                            }
+                            None
+                        }));
+                    }
+                }
                 ExportSource::Elsewhere(standby) => {
-                    let (target, opener, ending) = (&target, &opener, &ending);
                     threads.push(scope.spawn(move || {
                         StandbyExport { export, nqn: &nqn, nsid, target, opener, ending, output }
                             .run(*standby)
@@ -427,7 +446,7 @@ fn check_access(spaces: &[SpaceSpec], listen: &[SocketAddr], insecure: bool) -> 
     match listen.iter().find(|addr| !is_loopback(addr)) {
         Some(addr) if !spaces.is_empty() && !insecure => Err(Failure::usage(format_args!(
             "{addr} can be reached from other machines, and administrators of a space are known by a name that \
-             they send themselves: give --insecure if the network is trusted"
+             they send themselves: give --keys, so that they prove it, or --insecure if the network is trusted"
         ))),
         _ => Ok(()),
     }

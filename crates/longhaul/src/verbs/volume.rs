@@ -3,16 +3,19 @@
 mod show;
 
 use super::attach::mkfs;
+use super::pool::moves::{MoveArgs, Mover};
 use crate::arguments::{InitiatorArgs, parse_bytes, parse_time};
-use crate::events::{VolumeMade, VolumeOpened, VolumeRenamed, VolumeResized, VolumesRemoved};
-use crate::exit::{Exit, Failure, Outcome};
+use crate::events::{VolumeMade, VolumeOpened, VolumeRenamed, VolumeResized, VolumeSnapshot, VolumesRemoved};
+use crate::exit::{Exit, Failure, NothingToDo, Outcome};
 use crate::output::Output;
 use crate::pools::{OpenPool, PoolArgs, end};
 use crate::words::volume_layouts;
 use longhaul_array::DEFAULT_UNIT;
 use longhaul_attach::filesystem::FileSystemKind;
 use longhaul_block::units::format_size;
-use longhaul_pool::{Pool, Removed, SCHEME, VolumeLayout, VolumeName, VolumeRequest, end_of};
+use longhaul_pool::{
+    HostArrays, Pool, Removed, SCHEME, SnapshotRequest, VolumeLayout, VolumeName, VolumeRequest, end_of,
+};
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
@@ -37,6 +40,10 @@ enum VolumeVerb {
     Rename(Rename),
     /// Make a volume larger, while it is used
     Resize(Resize),
+    /// Make a volume with the content that another one has now
+    Snapshot(Snapshot),
+    /// Replace members of a volume that are lost, and spares that are used up
+    Repair(Repair),
     /// Remove volumes and their data
     Rm(RemoveVolumes),
 }
@@ -156,6 +163,52 @@ struct Resize {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The snapshot is a volume of its own. It shares blocks with the other one until
+one of the two is written to, where targets can do that: spaces in directories
+of XFS or Btrfs. It has what the volume has acknowledged; 'sync' before it
+brings in what a file system holds back. A volume that another host uses is
+snapshotted there.
+
+Example:
+  longhaul volume snapshot scratch/run7 run7-monday
+  sudo longhaul mount volume:scratch/run7-monday /mnt/monday")]
+struct Snapshot {
+    /// The volume: POOL/NAME
+    volume: VolumeName,
+    /// Name of the snapshot, without the pool
+    name: String,
+    /// Host that may use it [default: those of the volume]; may be repeated
+    #[arg(long = "for", value_name = "HOSTNQN")]
+    hosts: Vec<String>,
+    /// Time after which it may be removed, by any later command [default: that
+    /// of the volume]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    lifetime: Option<Duration>,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A member that is missing now counts as lost, also where its target may come back:
+wait for a target that restarts. The volume stays in use; a volume that another
+host uses is repaired there.
+
+Example:
+  longhaul volume repair scratch/run7")]
+struct Repair {
+    /// The volume: POOL/NAME
+    volume: VolumeName,
+    #[command(flatten)]
+    moves: MoveArgs,
+    #[command(flatten)]
+    nothing: NothingToDo,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
 struct RemoveVolumes {
     /// The volumes: POOL/NAME
     #[arg(value_name = "VOLUME", required = true)]
@@ -209,6 +262,8 @@ pub(crate) fn run(args: VolumeVerbArgs, output: Output) -> Outcome {
         VolumeVerb::Open(args) => open(&args, output),
         VolumeVerb::Rename(args) => rename(&args, output),
         VolumeVerb::Resize(args) => resize(&args, output),
+        VolumeVerb::Snapshot(args) => snapshot(&args, output),
+        VolumeVerb::Repair(args) => repair(&args, output),
         VolumeVerb::Rm(args) => remove(&args, output),
     }
 }
@@ -222,9 +277,14 @@ fn device(name: &VolumeName) -> String {
     format!("{SCHEME}{name}")
 }
 
-fn create(args: &CreateVolume, output: Output) -> Outcome {
+/// The end of a lifetime that begins now, in seconds since 1970.
+fn expiry(lifetime: Option<Duration>) -> Result<Option<u64>, Failure> {
     let too_long = || Failure::usage("--lifetime is too long");
-    let expires = args.lifetime.map(|lifetime| end_of(lifetime).ok_or_else(too_long)).transpose()?;
+    lifetime.map(|lifetime| end_of(lifetime).ok_or_else(too_long)).transpose()
+}
+
+fn create(args: &CreateVolume, output: Output) -> Outcome {
+    let expires = expiry(args.lifetime)?;
     let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
     let own = args.access.hostnqn();
     let hosts = args.shape.hosts_or(&own);
@@ -311,7 +371,13 @@ fn rename(args: &Rename, output: Output) -> Outcome {
 
 fn resize(args: &Resize, output: Output) -> Outcome {
     let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
-    let before = opened.pool.volume(&args.volume.name)?.shape.size;
+    let volume = opened.pool.volume(&args.volume.name)?;
+    if volume.shape.layout.is_files() {
+        let name = &args.volume;
+        let message = format!("{name} is a file system, not a volume: longhaul fs resize {name} --size SIZE");
+        return Err(Failure::new(Exit::Refused, message));
+    }
+    let before = volume.shape.size;
     let volume = opened.pool.resize_volume(&args.volume.name, args.size)?;
     let device = device(&args.volume);
     let size = volume.shape.size;
@@ -329,6 +395,46 @@ fn resize(args: &Resize, output: Output) -> Outcome {
         output.note("its array does not run on this host: it grows when the volume is opened next");
     }
     output.event(&VolumeResized { device, before, size, array });
+    Ok(())
+}
+
+fn snapshot(args: &Snapshot, output: Output) -> Outcome {
+    let request = SnapshotRequest {
+        of: args.volume.name.clone(),
+        name: args.name.clone(),
+        hosts: (!args.hosts.is_empty()).then(|| args.hosts.clone()),
+        expires: expiry(args.lifetime)?,
+    };
+    let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
+    let arrays = HostArrays::new(&opened.targets, args.access.initiator.opener());
+    let (snapshot, held) = opened.pool.snapshot_volume(&request, &arrays)?;
+    let device = device(&VolumeName { name: snapshot.name.clone(), ..args.volume.clone() });
+    if !output.is_json() {
+        output.line(&device);
+    }
+    output.event(&VolumeSnapshot {
+        device,
+        of: self::device(&args.volume),
+        uuid: snapshot.uuid.to_string(),
+        size: snapshot.shape.size,
+        targets: opened.pool.member_addresses(&snapshot)?,
+        hosts: snapshot.hosts,
+        held_seconds: held.as_secs_f64(),
+    });
+    Ok(())
+}
+
+fn repair(args: &Repair, output: Output) -> Outcome {
+    let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
+    let mut mover = Mover::new(&opened, &args.access, &args.moves, output);
+    mover.resume()?;
+    let moves = opened.pool.plan_repair(&args.volume.name, mover.arrays())?;
+    mover.carry_out(&moves)?;
+    mover.end()?;
+    if moves.is_empty() {
+        let message = format!("nothing to do: no member of {} is missing", device(&args.volume));
+        return args.nothing.nothing(message, output);
+    }
     Ok(())
 }
 
@@ -360,6 +466,10 @@ fn remove(args: &RemoveVolumes, output: Output) -> Outcome {
 /// Refuses a volume whose array runs.
 fn check_unused(opened: &OpenPool, name: &VolumeName) -> Outcome {
     let volume = opened.pool.volume(&name.name)?;
+    if volume.shape.layout.is_files() {
+        let why = format!("{name} is a file system and not removed: longhaul fs rm {name}");
+        return Err(Failure::new(Exit::Refused, why));
+    }
     let user = match opened.pool.running_status(&volume)? {
         Some(_) => "a process of this host uses it",
         None if opened.pool.is_unstopped(&volume, &opened.targets)? => {

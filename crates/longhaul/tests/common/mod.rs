@@ -5,6 +5,7 @@
 pub mod etcd;
 pub mod far;
 pub mod history;
+pub mod site;
 pub mod ssh;
 pub mod testbed;
 

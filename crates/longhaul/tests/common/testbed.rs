@@ -60,10 +60,8 @@ fn skip(why: impl std::fmt::Display) -> Option<Testbed> {
 impl Testbed {
     /// `None`, with the reason on standard error, where FUSE, loop devices or the link are missing.
     pub fn new(fs: &str) -> Option<Testbed> {
-        for device in ["/dev/fuse", "/dev/loop-control"] {
-            if let Err(e) = OpenOptions::new().read(true).write(true).open(device) {
-                return skip(format_args!("{device}: {e}"));
-            }
+        if !longhaul_skip::can_open(&["/dev/fuse", "/dev/loop-control"]) {
+            return None;
         }
         if let Err(e) = Command::new(format!("mkfs.{fs}")).arg("-V").output() {
             return skip(format_args!("mkfs.{fs}: {e}"));

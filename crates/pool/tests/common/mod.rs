@@ -7,9 +7,12 @@ use longhaul_catalog::{
     Catalog, Commit, Entry, Error as CatalogError, FileCatalog, FileOptions, LeaseId, ManualClock, Revision,
     Snapshot, Txn, Watch,
 };
+use longhaul_device::{Error as DeviceError, ErrorKind, Result as DeviceResult};
+use longhaul_pool::testing::MemoryTarget;
+use longhaul_pool::{ArrayChange, ArrayView, Arrays, MemberAt, MoveProgress, Role, RunArray, Taken};
 use longhaul_pool::{
-    Host, IntentKind, Label, Namespace, NamespaceId, Pool, Quota, Space, SpaceError, Spaces, Usage,
-    VolumeLayout, VolumeRecord, VolumeRequest, VolumeState,
+    Host, IntentKind, Label, Namespace, NamespaceId, Pool, Quota, SnapshotRequest, Space, SpaceError, Spaces,
+    Usage, VolumeLayout, VolumeRecord, VolumeRequest, VolumeState,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,29 +24,38 @@ pub const TTL: Duration = Duration::from_secs(60);
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// A namespace in memory.
-#[derive(Clone)]
-pub struct Stored {
-    pub size: u64,
-    pub label: Label,
-    pub array: Option<Uuid>,
+/// An array in memory.
+#[derive(Clone, Debug, Default)]
+pub struct Array {
+    /// The namespaces of its members, by their number.
+    pub members: Vec<Uuid>,
+    pub spares: Vec<Uuid>,
+    /// Members that were replaced, so that their content is the one of the others.
+    pub rebuilt: usize,
+    pub moved: usize,
+    /// A host that cannot be asked uses it.
+    pub in_use: bool,
+    /// Its writes are held.
+    pub paused: bool,
+    /// Pauses so far.
+    pub pauses: u64,
 }
 
-/// A target in memory.
-#[derive(Clone)]
-pub struct Target {
-    pub id: String,
-    pub capacity: u64,
-    pub is_down: bool,
-    pub namespaces: BTreeMap<Uuid, Stored>,
+/// A command that is under way.
+enum Late {
+    Make(String, u64, Label),
+    Clone(String, NamespaceId, Label),
 }
 
 /// Targets in memory, by address.
 #[derive(Default)]
 pub struct Targets {
-    pub all: Mutex<BTreeMap<String, Target>>,
+    pub all: Mutex<BTreeMap<String, MemoryTarget>>,
+    pub arrays: Mutex<BTreeMap<Uuid, Array>>,
     /// Commands that arrive when their host is lost already.
-    late: Mutex<Vec<(String, u64, Label)>>,
+    late: Mutex<Vec<Late>>,
+    /// Targets that clone nothing.
+    pub without_clones: Mutex<Vec<String>>,
     /// Times that a target had no room.
     pub full: Mutex<usize>,
 }
@@ -53,19 +65,17 @@ impl Targets {
     pub fn new(count: usize, capacity: u64) -> Arc<Targets> {
         let targets = Targets::default();
         for i in 0..count {
-            let (id, namespaces) = (format!("nqn.{i}"), BTreeMap::new());
-            let target = Target { id, capacity, is_down: false, namespaces };
-            targets.lock().insert(format!("t{i}"), target);
+            targets.lock().insert(format!("t{i}"), MemoryTarget::new(format!("nqn.{i}"), capacity));
         }
         Arc::new(targets)
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Target>> {
+    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<String, MemoryTarget>> {
         self.all.lock().expect("not poisoned")
     }
 
     pub fn set_down(&self, address: &str, is_down: bool) {
-        self.lock().get_mut(address).expect("known").is_down = is_down;
+        self.lock().get_mut(address).expect("known").down = u64::from(is_down);
     }
 
     /// Number of all namespaces.
@@ -76,104 +86,99 @@ impl Targets {
     /// The commands that were under way arrive.
     pub fn arrive(&self) -> usize {
         let late = std::mem::take(&mut *self.late.lock().expect("not poisoned"));
-        late.iter().filter(|(address, size, label)| self.make(address, *size, label).is_ok()).count()
+        let arrives = |late: &&Late| match late {
+            Late::Make(address, size, label) => self.make(address, *size, label).is_ok(),
+            Late::Clone(address, source, label) => self.clone_of(address, *source, label).is_ok(),
+        };
+        late.iter().filter(arrives).count()
     }
 
     fn with<T>(
         &self,
         address: &str,
-        call: impl FnOnce(&mut Target) -> Result<T, SpaceError>,
+        call: impl FnOnce(&mut MemoryTarget) -> Result<T, SpaceError>,
     ) -> Result<T, SpaceError> {
-        match self.lock().get_mut(address) {
-            Some(target) if !target.is_down => call(target),
-            _ => Err(SpaceError::Unreachable("nothing listens there".to_owned())),
-        }
+        call(MemoryTarget::at(&mut self.lock(), address)?)
     }
-}
-
-/// Numbers mean nothing to these targets.
-fn id(uuid: Uuid) -> NamespaceId {
-    NamespaceId { nsid: 1, uuid }
 }
 
 impl Spaces for Targets {
     fn space(&self, address: &str) -> Result<Space, SpaceError> {
-        self.with(address, |target| {
-            let used: u64 = target.namespaces.values().map(|stored| stored.size).sum();
-            let (id, capacity) = (target.id.clone(), target.capacity);
-            Ok(Space { id, capacity, free: capacity - used })
-        })
+        self.with(address, |target| Ok(target.space()))
     }
 
     fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError> {
-        self.with(address, |target| {
-            let namespace = |(uuid, stored): (&Uuid, &Stored)| {
-                // As a target keeps it: as text.
-                let label = Label::parse(&stored.label.to_text()).map_err(|e| e.to_string());
-                Namespace { id: id(*uuid), size: stored.size, label: Some(label) }
-            };
-            Ok(target.namespaces.iter().map(namespace).collect())
-        })
+        self.with(address, |target| Ok(target.list()))
     }
 
     fn make(&self, address: &str, size: u64, label: &Label) -> Result<NamespaceId, SpaceError> {
-        self.with(address, |target| {
-            let used: u64 = target.namespaces.values().map(|stored| stored.size).sum();
-            if used + size > target.capacity {
-                *self.full.lock().expect("not poisoned") += 1;
-                return Err(SpaceError::Full("no room".to_owned()));
-            }
-            let uuid = Uuid::new_v4();
-            target.namespaces.insert(uuid, Stored { size, label: label.clone(), array: None });
-            Ok(id(uuid))
-        })
+        let made = self.with(address, |target| target.make(Uuid::new_v4(), size, label));
+        if matches!(made, Err(SpaceError::Full(_))) {
+            *self.full.lock().expect("not poisoned") += 1;
+        }
+        made
     }
 
     fn remove(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
         self.with(address, |target| {
-            target.namespaces.remove(&namespace.uuid);
+            target.remove(namespace);
             Ok(())
         })
     }
 
     fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> Result<(), SpaceError> {
-        self.with(address, |target| {
-            let used: u64 = target.namespaces.values().map(|stored| stored.size).sum();
-            let capacity = target.capacity;
-            match target.namespaces.get_mut(&namespace.uuid) {
-                Some(stored) if stored.size >= size => Ok(()),
-                Some(stored) if used - stored.size + size > capacity => {
-                    Err(SpaceError::Full("no room".to_owned()))
-                }
-                Some(stored) => {
-                    stored.size = size;
-                    Ok(())
-                }
-                None => Err(SpaceError::Failed("no such namespace".to_owned())),
-            }
-        })
+        self.with(address, |target| target.grow(namespace, size))
     }
 
     fn relabel(&self, address: &str, namespace: NamespaceId, label: &Label) -> Result<(), SpaceError> {
-        self.with(address, |target| match target.namespaces.get_mut(&namespace.uuid) {
-            Some(stored) => {
-                stored.label = label.clone();
-                Ok(())
-            }
-            None => Err(SpaceError::Failed("no such namespace".to_owned())),
+        self.with(address, |target| {
+            target.namespace(namespace)?.label = label.clone();
+            Ok(())
         })
     }
 
-    fn format(&self, _volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
+    fn format(&self, volume: &VolumeRecord, members: &[(String, NamespaceId)]) -> Result<Uuid, SpaceError> {
         let array = Uuid::new_v4();
+        let uuids: Vec<Uuid> = members.iter().map(|(_, namespace)| namespace.uuid).collect();
+        let (first, spares) = uuids.split_at(volume.shape.width);
+        let made = Array { members: first.to_vec(), spares: spares.to_vec(), ..Array::default() };
+        self.arrays.lock().expect("not poisoned").insert(array, made);
         for (address, namespace) in members {
-            self.with(address, |target| match target.namespaces.get_mut(&namespace.uuid) {
-                Some(stored) => {
-                    stored.array = Some(array);
-                    Ok(())
-                }
-                None => Err(SpaceError::Failed("no such namespace".to_owned())),
+            self.with(address, |target| {
+                target.namespace(*namespace)?.array = Some(array);
+                Ok(())
             })?;
+        }
+        Ok(array)
+    }
+
+    fn check_clones(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
+        if self.without_clones.lock().expect("not poisoned").iter().any(|without| without == address) {
+            return Err(SpaceError::Refused("its files share no blocks".to_owned()));
+        }
+        self.with(address, |target| target.namespace(namespace).map(drop))
+    }
+
+    fn clone_of(&self, address: &str, source: NamespaceId, label: &Label) -> Result<NamespaceId, SpaceError> {
+        self.check_clones(address, source)?;
+        self.with(address, |target| target.clone_of(Uuid::new_v4(), source, label))
+    }
+
+    fn adopt(
+        &self,
+        volume: &VolumeRecord,
+        of: Uuid,
+        members: &[(String, NamespaceId, Label)],
+    ) -> Result<Uuid, SpaceError> {
+        for (address, namespace, _) in members {
+            let found = self.with(address, |target| Ok(target.namespace(*namespace)?.array))?;
+            assert_eq!(found, Some(of), "a clone of a member of {}", volume.name);
+        }
+        let places: Vec<(String, NamespaceId)> =
+            members.iter().map(|(address, namespace, _)| (address.clone(), *namespace)).collect();
+        let array = self.format(volume, &places)?;
+        for (address, namespace, label) in members {
+            self.relabel(address, *namespace, label)?;
         }
         Ok(array)
     }
@@ -182,6 +187,188 @@ impl Spaces for Targets {
         self.with(address, |target| {
             Ok(target.namespaces.get(&namespace.uuid).and_then(|stored| stored.array))
         })
+    }
+
+    fn taken(
+        &self,
+        members: &[(String, NamespaceId)],
+        place: &(String, NamespaceId),
+    ) -> Result<Taken, SpaceError> {
+        let arrays = self.arrays.lock().expect("not poisoned");
+        let of_it = |array: &&Array| {
+            members
+                .iter()
+                .any(|(_, one)| array.members.contains(&one.uuid) || array.spares.contains(&one.uuid))
+        };
+        let array = arrays.values().find(of_it).expect("an array");
+        let has = array.members.contains(&place.1.uuid) || array.spares.contains(&place.1.uuid);
+        Ok(match (array.in_use, has) {
+            (true, _) => Taken::InUse,
+            (false, true) => Taken::Yes,
+            (false, false) => Taken::No,
+        })
+    }
+}
+
+/// What runs while an array changes.
+pub type Meanwhile = Box<dyn Fn() + Send + Sync>;
+
+/// The arrays of the targets in memory, as a host reaches them.
+pub struct MemArrays {
+    pub targets: Arc<Targets>,
+    /// The host, if it may crash.
+    pub doomed: Option<Arc<Doomed>>,
+    /// Called before a member changes.
+    pub before: Option<Meanwhile>,
+}
+
+impl MemArrays {
+    pub fn new(targets: &Arc<Targets>) -> MemArrays {
+        MemArrays { targets: Arc::clone(targets), doomed: None, before: None }
+    }
+
+    fn call<T>(&self, call: impl FnOnce(&Targets) -> DeviceResult<T>) -> DeviceResult<T> {
+        let Some(doomed) = &self.doomed else { return call(&self.targets) };
+        let mut result = None;
+        let done = doomed.space(|targets| {
+            result = Some(call(targets));
+            Ok(())
+        });
+        match (done, result) {
+            (Ok(()), Some(result)) => result,
+            _ => Err(DeviceError::new(ErrorKind::Failed, "the host has crashed")),
+        }
+    }
+}
+
+struct MemRun<'a> {
+    arrays: &'a MemArrays,
+    array: Uuid,
+}
+
+impl MemRun<'_> {
+    fn change<T>(&self, change: impl FnOnce(&Targets, &mut Array) -> DeviceResult<T>) -> DeviceResult<T> {
+        self.arrays.call(|targets| {
+            let mut arrays = targets.arrays.lock().expect("not poisoned");
+            change(targets, arrays.get_mut(&self.array).expect("there"))
+        })
+    }
+
+    /// The new member is written: it has to be there, for a host.
+    fn enlist(&self, targets: &Targets, place: &MemberAt) -> DeviceResult<()> {
+        let written = targets.with(&place.0, |target| match target.namespaces.get_mut(&place.1.uuid) {
+            Some(stored) if !stored.label.hosts.is_empty() => {
+                stored.array = Some(self.array);
+                Ok(())
+            }
+            _ => Err(SpaceError::Failed("no such namespace".to_owned())),
+        });
+        written.map_err(|e| DeviceError::new(ErrorKind::Failed, e))
+    }
+}
+
+impl Arrays for MemArrays {
+    fn open<'a>(&'a self, _pool: &Pool, volume: &VolumeRecord) -> DeviceResult<Box<dyn RunArray + 'a>> {
+        let array = volume.array.expect("an array");
+        self.call(|targets| match targets.arrays.lock().expect("not poisoned")[&array].in_use {
+            true => Err(DeviceError::new(ErrorKind::Refused, "another host uses it")),
+            false => Ok(()),
+        })?;
+        Ok(Box::new(MemRun { arrays: self, array }))
+    }
+}
+
+impl RunArray for MemRun<'_> {
+    fn look(&self, places: &[Option<MemberAt>]) -> DeviceResult<ArrayView> {
+        self.change(|targets, array| {
+            let is_there = |uuid: &Uuid| {
+                let all = targets.lock();
+                all.values().any(|target| target.down == 0 && target.namespaces.contains_key(uuid))
+            };
+            let role = |place: &Option<MemberAt>| {
+                let Some(uuid) = place.as_ref().map(|(_, id)| id.uuid) else { return Role::None };
+                match array.members.iter().position(|member| *member == uuid) {
+                    Some(index) if is_there(&uuid) => Role::Active(index),
+                    Some(index) => Role::Missing(index),
+                    None if array.spares.contains(&uuid) && is_there(&uuid) => Role::Spare,
+                    None => Role::None,
+                }
+            };
+            let known = |uuid: &Uuid| places.iter().flatten().any(|(_, id)| id.uuid == *uuid);
+            let missing =
+                array.members.iter().enumerate().filter(|(_, uuid)| !is_there(uuid) && !known(uuid));
+            Ok(ArrayView {
+                roles: places.iter().map(role).collect(),
+                missing: missing.map(|(index, _)| index).collect(),
+            })
+        })
+    }
+
+    fn limit(&self, _rate: Option<u64>) -> DeviceResult<()> {
+        Ok(())
+    }
+
+    fn change(&self, change: &ArrayChange, show: &mut dyn FnMut(&MoveProgress)) -> DeviceResult<()> {
+        if let Some(before) = &self.arrays.before {
+            before();
+        }
+        show(&MoveProgress { done: 1, total: 2, rate: 1.0, left: None });
+        self.change(|targets, array| match change {
+            ArrayChange::Move(index, place) => {
+                self.enlist(targets, place)?;
+                array.members[*index] = place.1.uuid;
+                array.moved += 1;
+                Ok(())
+            }
+            ArrayChange::Replace(index, place) => {
+                self.enlist(targets, place)?;
+                array.members[*index] = place.1.uuid;
+                array.rebuilt += 1;
+                Ok(())
+            }
+            ArrayChange::Rebuilt(_) => Ok(()),
+            ArrayChange::AddSpare(place) => {
+                self.enlist(targets, place)?;
+                array.spares.push(place.1.uuid);
+                Ok(())
+            }
+            ArrayChange::RemoveSpare(place) => {
+                array.spares.retain(|spare| *spare != place.1.uuid);
+                Ok(())
+            }
+        })
+    }
+
+    fn cancel(&self, place: &MemberAt) -> DeviceResult<bool> {
+        self.change(|_, array| {
+            Ok(array.members.contains(&place.1.uuid) || array.spares.contains(&place.1.uuid))
+        })
+    }
+
+    fn pause(&self, _limit: Duration) -> DeviceResult<u64> {
+        let pause = self.change(|_, array| {
+            if array.paused {
+                return Err(DeviceError::new(ErrorKind::Refused, "it is paused already"));
+            }
+            (array.paused, array.pauses) = (true, array.pauses + 1);
+            Ok(array.pauses)
+        })?;
+        if let Some(before) = &self.arrays.before {
+            before();
+        }
+        Ok(pause)
+    }
+
+    fn resume(&self, pause: u64) -> DeviceResult<bool> {
+        self.change(|_, array| {
+            let is_on = array.paused && array.pauses == pause;
+            array.paused &= !is_on;
+            Ok(is_on)
+        })
+    }
+
+    fn end(self: Box<Self>) -> DeviceResult<()> {
+        Ok(())
     }
 }
 
@@ -340,7 +527,7 @@ impl Spaces for Doomed {
                     Fate::AnswerLost | Fate::CrashAfter => drop(self.targets.make(address, size, label)),
                     // Members are made at the same time: of a host that is dead by now it is on its way.
                     Fate::CrashLate | Fate::Dead => {
-                        let late = (address.to_owned(), size, label.clone());
+                        let late = Late::Make(address.to_owned(), size, label.clone());
                         self.targets.late.lock().expect("not poisoned").push(late);
                     }
                     _ => {}
@@ -366,8 +553,48 @@ impl Spaces for Doomed {
         self.space(|targets| targets.format(volume, members))
     }
 
+    fn check_clones(&self, address: &str, namespace: NamespaceId) -> Result<(), SpaceError> {
+        self.space(|targets| targets.check_clones(address, namespace))
+    }
+
+    fn clone_of(&self, address: &str, source: NamespaceId, label: &Label) -> Result<NamespaceId, SpaceError> {
+        match self.fate() {
+            Fate::Done => self.targets.clone_of(address, source, label),
+            fate => {
+                match fate {
+                    Fate::AnswerLost | Fate::CrashAfter => {
+                        drop(self.targets.clone_of(address, source, label))
+                    }
+                    Fate::CrashLate | Fate::Dead => {
+                        let late = Late::Clone(address.to_owned(), source, label.clone());
+                        self.targets.late.lock().expect("not poisoned").push(late);
+                    }
+                    _ => {}
+                }
+                Err(SpaceError::Unreachable("the answer is lost".to_owned()))
+            }
+        }
+    }
+
+    fn adopt(
+        &self,
+        volume: &VolumeRecord,
+        of: Uuid,
+        members: &[(String, NamespaceId, Label)],
+    ) -> Result<Uuid, SpaceError> {
+        self.space(|targets| targets.adopt(volume, of, members))
+    }
+
     fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError> {
         self.space(|targets| targets.array_on(address, namespace))
+    }
+
+    fn taken(
+        &self,
+        members: &[(String, NamespaceId)],
+        place: &(String, NamespaceId),
+    ) -> Result<Taken, SpaceError> {
+        self.space(|targets| targets.taken(members, place))
     }
 }
 
@@ -430,6 +657,11 @@ pub fn request(name: &str, size: u64) -> VolumeRequest {
     }
 }
 
+/// A snapshot `to` of `of`, for its hosts.
+pub fn snapshot(of: &str, to: &str) -> SnapshotRequest {
+    SnapshotRequest { of: of.to_owned(), name: to.to_owned(), hosts: None, expires: None }
+}
+
 /// What is always true: usage is what volumes and intents have, and the namespaces of published
 /// volumes are there, with their labels, an array on each.
 pub fn check(pool: &Pool, targets: &Targets) {
@@ -454,6 +686,15 @@ pub fn check(pool: &Pool, targets: &Targets) {
             let target = all.values().find(|target| target.id == member.target).expect("known");
             let stored = &target.namespaces[&member.namespace.expect("made").uuid];
             assert_eq!((stored.label.volume, stored.label.index), (volume.uuid, index));
+            assert_eq!((&stored.label.snapshot_of, stored.label.copied), (&volume.snapshot_of, false));
+            // The array has it, unless it is on its way to or from another place.
+            if volume.moving.is_none()
+                && let Some(array) = volume.array
+            {
+                let arrays = targets.arrays.lock().expect("not poisoned");
+                let uuid = member.namespace.expect("made").uuid;
+                assert!(arrays[&array].members.contains(&uuid) || arrays[&array].spares.contains(&uuid));
+            }
             assert_eq!(stored.array, volume.array);
             let resized = status.intents.iter().any(|intent| intent.volume.uuid == volume.uuid);
             assert!(stored.size == volume.shape.member_size || resized);

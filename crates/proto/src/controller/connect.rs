@@ -117,6 +117,12 @@ impl ConnectRequest {
         invalid(at::CNTLID)
     }
 
+    /// The answer if this host is not allowed here.
+    pub fn refused_host(&self) -> Reply {
+        let result = at::HOSTNQN.to_dw0().into();
+        Reply { status: Status::CONNECT_INVALID_HOST.dnr(), result }
+    }
+
     /// The answer if there is no room for another controller or queue; the
     /// host may try again later.
     pub fn busy(&self) -> Reply {
@@ -142,8 +148,7 @@ impl ConnectRequest {
     pub(super) fn check_host_and_size(&self, subsystem: &SubsystemView) -> Result<(), Reply> {
         //= NVMe Base 2.1, Connect command: a host that is not allowed gets Connect Invalid Host
         if !subsystem.hosts.allows(&self.hostnqn) {
-            let result = at::HOSTNQN.to_dw0().into();
-            return Err(Reply { status: Status::CONNECT_INVALID_HOST.dnr(), result });
+            return Err(self.refused_host());
         }
         //= NVMe Base 2.1, Connect command: a queue is no larger than CAP.MQES says
         //= NVMe Base 2.1, Discovery Log Page Entry: an Admin queue may have 32 entries at least (ASQSZ)

@@ -45,6 +45,9 @@ pub enum OtherReset {
     InProgress,
     /// It belongs to another host.
     NotYours,
+    /// There is no such instance here, and there may be one at another target that serves the
+    /// subsystem.
+    Unknown,
 }
 
 impl Controller {
@@ -76,13 +79,9 @@ impl Controller {
     pub(super) fn cross_controller_reset(&mut self, sqe: &Sqe) -> Action {
         let fields = CrossControllerReset::of(sqe);
         //= NVMe Base 2.3, Cross-Controller Reset command: a controller does not reset itself by it
-        if fields.icid == self.cntlid {
-            let this = Instance { ciu: fields.ciu, cirn: fields.cirn };
-            return match self.instance == Some(this) {
-                true => Status::INVALID_FIELD.dnr().into(),
-                // The identifier was reused: the controller that had it has ended.
-                false => Action::Complete(Reply::ok(CrossControllerReset::DONE.into())),
-            };
+        let named = Instance { ciu: fields.ciu, cirn: fields.cirn };
+        if fields.icid == self.cntlid && self.instance == Some(named) {
+            return Status::INVALID_FIELD.dnr().into();
         }
         //= NVMe Base 2.3, Cross-Controller Reset command: no more than CCRL are under way at a time
         if self.resets == RESET_LIMIT {
@@ -102,6 +101,8 @@ impl Controller {
             OtherReset::InProgress => Status::RESET_IN_PROGRESS.into(),
             //= NVMe Base 2.3, Cross-Controller Reset command: both controllers belong to the same host
             OtherReset::NotYours => Status::INVALID_FIELD.dnr().into(),
+            //= NVMe Base 2.1, Asymmetric Namespace Access: a controller that has no access to what a command needs says so
+            OtherReset::Unknown => Status::ANA_INACCESSIBLE.into(),
         }
     }
 }

@@ -77,6 +77,14 @@ pub enum SpaceCommand {
         /// Its new size in logical blocks.
         blocks: u64,
     },
+    /// Make a namespace with the content of this one, and the label in the data ([`parse_label`]);
+    /// complete with its NSID.
+    Clone {
+        /// NSID of an allocated namespace.
+        nsid: u32,
+        /// Make nothing, and say whether that can be done.
+        only_try: bool,
+    },
 }
 
 impl SpaceCommand {
@@ -85,7 +93,7 @@ impl SpaceCommand {
         match self {
             SpaceCommand::Create => NamespaceCreate::LEN,
             SpaceCommand::Attach { .. } | SpaceCommand::Detach { .. } => IDENTIFY_LEN,
-            SpaceCommand::Label { .. } => LABEL_LEN,
+            SpaceCommand::Label { .. } | SpaceCommand::Clone { .. } => LABEL_LEN,
             SpaceCommand::Delete { .. } | SpaceCommand::Grow { .. } => 0,
         }
     }
@@ -136,6 +144,7 @@ fn command(sqe: &Sqe, subsystem: &SubsystemView) -> Result<SpaceCommand, Status>
         _ => match ChangeAction::of(sqe).ok_or(Status::INVALID_FIELD)? {
             ChangeAction::Label => Ok(SpaceCommand::Label { nsid: allocated()? }),
             ChangeAction::Grow { blocks } => Ok(SpaceCommand::Grow { nsid: allocated()?, blocks }),
+            ChangeAction::Clone { only_try } => Ok(SpaceCommand::Clone { nsid: allocated()?, only_try }),
         },
     }
 }
@@ -177,7 +186,7 @@ pub fn parse_create(data: &[u8]) -> Result<NewNamespace, Status> {
     Ok(NewNamespace { blocks: fields.nsze, block_shift, shared, label })
 }
 
-/// Reads the data of [`SpaceCommand::Label`].
+/// Reads the data of [`SpaceCommand::Label`] and [`SpaceCommand::Clone`].
 ///
 /// # Errors
 /// The status that completes the command.

@@ -130,6 +130,10 @@ impl BlockSpace {
         SpaceError::Medium(format!("{}: cannot {what}: {e}", self.name))
     }
 
+    fn no_clones(&self) -> SpaceError {
+        SpaceError::NoClones(format!("{}: the namespaces of a block device share no extents", self.name))
+    }
+
     fn invalid(&self, why: &str) -> SpaceError {
         SpaceError::Invalid(format!("{} {why}", self.name))
     }
@@ -461,6 +465,14 @@ impl Space for BlockSpace {
             device.grow(size, &all);
         }
         Ok(())
+    }
+
+    fn clone_of(&self, _: u32, _: u32, _: &NamespaceLabel) -> Result<SpaceNamespace, SpaceError> {
+        Err(self.no_clones())
+    }
+
+    fn check_clones(&self) -> Result<(), SpaceError> {
+        Err(self.no_clones())
     }
 }
 

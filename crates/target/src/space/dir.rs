@@ -5,7 +5,7 @@
 //! | `longhaul-space` | marks the directory; locked by the target that serves it |
 //! | `UUID.data` | content of a namespace |
 //! | `UUID.record` | its record: there is a namespace exactly where there is one |
-//! | `UUID.data.new` | content of a namespace that is being made |
+//! | `UUID.data.new` | content of a namespace that is being made, or what a clone is tried on |
 //! | `UUID.data.old` | content of a namespace that is being removed |
 //! | `UUID.record.new` | a record that is being written |
 //!
@@ -24,6 +24,7 @@ use longhaul_block::DeviceInfo;
 use longhaul_engine::{BUF_MAX, LockedFile};
 use longhaul_proto::controller::NewNamespace;
 use longhaul_wire::management::NamespaceLabel;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{OpenOptions, TryLockError};
@@ -32,6 +33,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
+
+/// Bytes that it is tried on whether files share blocks: a block of any file system.
+const PROBE: usize = 64 << 10;
 
 const MARK: &str = "longhaul-space";
 const DATA: &str = "data";
@@ -259,15 +263,33 @@ impl DirSpace {
         self.sync()
     }
 
-    /// The steps that make a namespace.
-    fn make(&self, record: &NamespaceRecord) -> Result<(), SpaceError> {
+    /// The steps that make a namespace, with the content of the file `of`.
+    fn make(&self, record: &NamespaceRecord, of: Option<&Path>) -> Result<(), SpaceError> {
         let path = self.path(record.uuid, DATA_NEW);
-        let made = self.files.make(&path, record.size, !record.thin);
-        made.map_err(|e| medium(&path, &format!("make a file of {} bytes", record.size), &e))?;
+        match of {
+            None => {
+                let made = self.files.make(&path, record.size, !record.thin);
+                made.map_err(|e| medium(&path, &format!("make a file of {} bytes", record.size), &e))?;
+            }
+            Some(of) => self.share(of, &path)?,
+        }
         self.sync()?;
         self.write(record)?;
         self.rename(record.uuid, DATA_NEW, DATA)?;
         self.sync()
+    }
+
+    /// Makes a file that shares the blocks of another one.
+    fn share(&self, from: &Path, to: &Path) -> Result<(), SpaceError> {
+        self.files.share(from, to).map_err(|e| match e.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::INVAL) => {
+                let directory = self.directory.display();
+                SpaceError::NoClones(format!(
+                    "{directory}: the files of its file system share no blocks ({e})"
+                ))
+            }
+            _ => medium(to, "make a clone", &e),
+        })
     }
 
     /// Removes the files of a namespace that [`make`](Self::make) could not complete. If that fails
@@ -277,6 +299,15 @@ impl DirSpace {
             let _ = self.files.remove(&self.path(uuid, extension));
         }
         let _ = self.files.sync(&self.directory);
+    }
+
+    /// Makes a namespace of this record.
+    fn add(&self, record: NamespaceRecord, of: Option<&Path>) -> Result<SpaceNamespace, SpaceError> {
+        if let Err(e) = self.make(&record, of) {
+            self.unmake(record.uuid);
+            return Err(e);
+        }
+        Ok(self.insert(record).shown())
     }
 
     fn entry(&self, nsid: u32) -> Result<DirNamespace, SpaceError> {
@@ -334,11 +365,7 @@ impl Space for DirSpace {
         if !record.thin {
             self.check_room(record.size)?;
         }
-        if let Err(e) = self.make(&record) {
-            self.unmake(record.uuid);
-            return Err(e);
-        }
-        Ok(self.insert(record).shown())
+        self.add(record, None)
     }
 
     fn delete(&self, nsid: u32) -> Result<(), SpaceError> {
@@ -401,6 +428,30 @@ impl Space for DirSpace {
             entry.record = grown;
         }
         file.grown(size).map_err(|e| SpaceError::Medium(e.to_string()))
+    }
+
+    fn clone_of(&self, source: u32, nsid: u32, label: &NamespaceLabel) -> Result<SpaceNamespace, SpaceError> {
+        let DirNamespace { record, .. } = self.entry(source)?;
+        if self.lock().contains_key(&nsid) {
+            return Err(SpaceError::Invalid(format!("there is a namespace {nsid} already")));
+        }
+        let of = self.path(record.uuid, DATA);
+        self.add(record.cloned_as(nsid, Uuid::new_v4(), label), Some(&of))
+    }
+
+    fn check_clones(&self) -> Result<(), SpaceError> {
+        // What a crash leaves of them, the next start removes.
+        let [from, to] = [(); 2].map(|()| self.path(Uuid::new_v4(), DATA_NEW));
+        let written = self.files.write(&from, &[1; PROBE]).map_err(|e| medium(&from, "write it", &e));
+        let tried = written.and_then(|()| self.share(&from, &to));
+        for path in [&from, &to] {
+            match self.files.remove(path) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => tracing::warn!("{}: cannot remove it: {e}", path.display()),
+            }
+        }
+        tried
     }
 }
 

@@ -14,6 +14,10 @@ pub(super) trait Files: Send + Sync {
     /// The same for a file that gets longer.
     fn extend(&self, path: &Path, len: u64, reserve: bool) -> io::Result<()>;
 
+    /// Makes a file that shares the blocks of another one, and so has the content that it has at this
+    /// moment, all at once. Its content is durable; its name is after [`sync`](Self::sync).
+    fn share(&self, from: &Path, to: &Path) -> io::Result<()>;
+
     /// Makes a file shorter. Not durable.
     fn cut(&self, path: &Path, len: u64) -> io::Result<()>;
 
@@ -50,6 +54,13 @@ impl Files for FileSystem {
 
     fn extend(&self, path: &Path, len: u64, reserve: bool) -> io::Result<()> {
         set_len(&OpenOptions::new().write(true).open(path)?, len, reserve)
+    }
+
+    fn share(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let from = File::open(from)?;
+        let to = OpenOptions::new().write(true).create_new(true).open(to)?;
+        rustix::fs::ioctl_ficlone(&to, &from)?;
+        to.sync_all()
     }
 
     fn cut(&self, path: &Path, len: u64) -> io::Result<()> {

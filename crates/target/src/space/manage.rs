@@ -47,6 +47,8 @@ pub(crate) enum SpaceChange {
     Detach(u32, Vec<u16>),
     Label(u32, NamespaceLabel),
     Grow(u32, u64),
+    Clone(u32, NamespaceLabel),
+    CheckClones(u32),
 }
 
 impl SpaceChange {
@@ -58,6 +60,8 @@ impl SpaceChange {
             SpaceCommand::Detach { nsid } => SpaceChange::Detach(nsid, parse_controllers(data)?),
             SpaceCommand::Label { nsid } => SpaceChange::Label(nsid, parse_label(data)?),
             SpaceCommand::Grow { nsid, blocks } => SpaceChange::Grow(nsid, blocks),
+            SpaceCommand::Clone { nsid, only_try: true } => SpaceChange::CheckClones(nsid),
+            SpaceCommand::Clone { nsid, only_try: false } => SpaceChange::Clone(nsid, parse_label(data)?),
         })
     }
 }
@@ -128,6 +132,7 @@ impl Managed {
             SpaceError::Full(_) => Status::INSUFFICIENT_CAPACITY.dnr(),
             SpaceError::NotFound(_) => Status::INVALID_NAMESPACE.dnr(),
             SpaceError::Invalid(_) => Status::INVALID_FIELD.dnr(),
+            SpaceError::NoClones(_) => Status::CLONES_NOT_SUPPORTED.dnr(),
             SpaceError::Medium(_) => Status::INTERNAL_ERROR,
         }
     }
@@ -195,6 +200,11 @@ impl Subsystem {
             }
             SpaceChange::Label(nsid, label) => self.relabel(managed, nsid, label),
             SpaceChange::Grow(nsid, blocks) => self.grow(managed, nsid, blocks),
+            SpaceChange::Clone(nsid, label) => self.clone_of(managed, nsid, &label, &mut last),
+            SpaceChange::CheckClones(nsid) => {
+                self.made(nsid)?;
+                managed.space.check_clones().map(|()| 0).map_err(|e| managed.status_of(&e))
+            }
         }
     }
 
@@ -215,6 +225,31 @@ impl Subsystem {
     }
 
     fn create(&self, managed: &Managed, new: &NewNamespace, last: &mut u32) -> Result<u32, Status> {
+        self.add(managed, &new.label, last, |nsid| managed.space.create(nsid, new))
+    }
+
+    fn clone_of(
+        &self,
+        managed: &Managed,
+        source: u32,
+        label: &NamespaceLabel,
+        last: &mut u32,
+    ) -> Result<u32, Status> {
+        let (_, made) = self.made(source)?;
+        if !made.shared && label.hosts.len() > 1 {
+            return Err(Status::NAMESPACE_PRIVATE.dnr());
+        }
+        self.add(managed, label, last, |nsid| managed.space.clone_of(source, nsid, label))
+    }
+
+    /// Makes a namespace, and serves it.
+    fn add(
+        &self,
+        managed: &Managed,
+        label: &NamespaceLabel,
+        last: &mut u32,
+        make: impl FnOnce(u32) -> Result<SpaceNamespace, SpaceError>,
+    ) -> Result<u32, Status> {
         let nsid = {
             let namespaces = self.namespaces();
             let mut order = (*last + 1..=SPACE_NSID_MAX).chain(1..=*last);
@@ -222,7 +257,7 @@ impl Subsystem {
         };
         //= NVMe Base 2.1, Namespace Management command: where no identifier is left it gets Namespace Identifier Unavailable
         let nsid = nsid.ok_or(Status::NSID_UNAVAILABLE.dnr())?;
-        let stored = managed.space.create(nsid, new).map_err(|e| managed.status_of(&e))?;
+        let stored = make(nsid).map_err(|e| managed.status_of(&e))?;
         let namespace = managed.serve(stored).map_err(|e| {
             tracing::error!("space {}: {e}", managed.name);
             Status::INTERNAL_ERROR
@@ -237,7 +272,7 @@ impl Subsystem {
         *last = nsid;
         self.namespaces().insert(nsid, namespace);
         managed.measure();
-        self.space_changed(&[nsid], &hosts_of(&new.label));
+        self.space_changed(&[nsid], &hosts_of(label));
         Ok(nsid)
     }
 

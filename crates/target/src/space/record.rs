@@ -66,6 +66,11 @@ impl NamespaceRecord {
         NamespaceRecord { hosts, pool, volume, layout, job, expiry, detail, ..self.clone() }
     }
 
+    /// Of a clone, which is thin: the blocks that it shares cannot be reserved.
+    pub(super) fn cloned_as(&self, nsid: u32, uuid: Uuid, label: &NamespaceLabel) -> NamespaceRecord {
+        NamespaceRecord { nsid, uuid, thin: true, ..self.with_label(label) }
+    }
+
     /// With another size.
     pub(super) fn with_size(&self, size: u64) -> NamespaceRecord {
         NamespaceRecord { size, ..self.clone() }

@@ -41,8 +41,8 @@ pub(crate) struct CopyTask {
 }
 
 /// A session that the agent granted.
-struct GrantedSession {
-    links: Vec<Link>,
+pub(crate) struct GrantedSession {
+    pub(crate) links: Vec<Link>,
     welcome: Welcome,
     /// What the summary says of the connections.
     summary: Summary,
@@ -161,7 +161,7 @@ impl CopyTask {
     }
 
     /// Opens connections and requests the session.
-    async fn connect(
+    pub(crate) async fn connect(
         &self,
         server: &(String, u16),
         direction: CopyDirection,

@@ -67,6 +67,15 @@ impl Root {
         }
     }
 
+    /// Opens the directory at a client's path.
+    ///
+    /// # Errors
+    /// It does not exist below the root, or is not a directory.
+    pub(crate) fn directory(&self, typed: &[u8]) -> Result<Tree, Refusal> {
+        let path = self.path(typed)?;
+        self.open(trimmed(&path)).map_err(|e| wrong(trimmed(&path), &e))
+    }
+
     fn make(&self, path: &[u8]) -> io::Result<Tree> {
         match self {
             Root::Here => std::fs::create_dir_all(OsStr::from_bytes(path))?,

@@ -40,7 +40,9 @@ macro_rules! codes {
 
 codes! {
     bool, "flag": { false => 0, true => 1 }
-    CopyDirection, "direction": { CopyDirection::Push => 0, CopyDirection::Pull => 1, CopyDirection::Onward => 2 }
+    CopyDirection, "direction": {
+        CopyDirection::Push => 0, CopyDirection::Pull => 1, CopyDirection::Onward => 2, CopyDirection::Mount => 3,
+    }
     Hash, "checksum": { Hash::Quick => 0, Hash::Strong => 1 }
     Compare, "comparison": {
         Compare::Nothing => 0, Compare::Exists => 1, Compare::Size => 2, Compare::Mtime => 3,
@@ -88,7 +90,7 @@ mod tests {
     #[test]
     fn each_choice_has_a_number_of_its_own() {
         hold::<bool>(2);
-        hold::<CopyDirection>(3);
+        hold::<CopyDirection>(4);
         hold::<Hash>(2);
         hold::<Compare>(5);
         hold::<Durability>(3);

@@ -1,5 +1,6 @@
 //! Frames, and batches of entries in them.
 
+use super::call;
 use super::codec::{Fields, Malformed, Put};
 use super::codes::Coded;
 use super::entry::{Content, Digest, Entry};
@@ -7,6 +8,7 @@ use super::hello::{Hello, Refusal, Welcome};
 use super::name::RelPath;
 use super::{BATCH_BYTES, BATCH_ENTRIES, BODY_MAX, HEAD_MAX, HEADER_LEN};
 use longhaul_engine::Buf;
+use longhaul_fs::Errno;
 
 /// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,6 +272,20 @@ pub enum Frame {
     },
     /// The copy is complete, and durable as requested.
     Finished(Counts),
+    /// A call to the file system of a mount.
+    Call {
+        /// Number of the call, which its reply has too.
+        id: u64,
+        /// The call.
+        call: longhaul_fs::Call,
+    },
+    /// The reply to a call; replies come in any order.
+    Reply {
+        /// Number of the call.
+        id: u64,
+        /// The reply, or the error of the file system.
+        reply: Result<longhaul_fs::Reply, Errno>,
+    },
 }
 
 /// The longest bitmap of one file, in bytes: what a field holds, for its first 512 GiB.
@@ -296,6 +312,8 @@ const TUNED: u8 = 15;
 const LIMIT: u8 = 16;
 const SCANNED: u8 = 17;
 const PLANNED: u8 = 18;
+const CALL: u8 = 19;
+const REPLY: u8 = 20;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -316,9 +334,9 @@ impl Header {
         let mut from = Fields(&bytes);
         let (kind, zero) = (from.u8()?, from.u8()?);
         let (head, body) = (usize::from(from.u16()?), from.u32()? as usize);
-        let bulk = matches!(kind, HELLO | BATCH | QUERY | WANTED | BLOCK);
+        let bulk = matches!(kind, HELLO | BATCH | QUERY | WANTED | BLOCK | CALL | REPLY);
         let most = if bulk { BODY_MAX } else { 0 };
-        let good = (HELLO..=PLANNED).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
+        let good = (HELLO..=REPLY).contains(&kind) && zero == 0 && head <= HEAD_MAX && body <= most;
         if good { Ok(Header { kind, head, body }) } else { Err(Malformed::Value("header")) }
     }
 
@@ -450,6 +468,16 @@ impl Frame {
                 counts.encode(&mut head);
                 FINISHED
             }
+            Frame::Call { id, call } => {
+                head.u64(id);
+                body = call::encode_call(call, &mut head);
+                CALL
+            }
+            Frame::Reply { id, reply } => {
+                head.u64(id);
+                body = call::encode_reply(reply, &mut head);
+                REPLY
+            }
         };
         let body = body.filter(|body| !body.is_empty());
         let lens = ((head.len() - HEADER_LEN) as u16, body.as_ref().map_or(0, |body| body.len()) as u32);
@@ -504,6 +532,8 @@ impl Frame {
             }
             END => Frame::End { whole: from.u8()? == 1 },
             FINISHED => Frame::Finished(Counts::decode(from)?),
+            CALL => Frame::Call { id: from.u64()?, call: call::decode_call(from, body)? },
+            REPLY => Frame::Reply { id: from.u64()?, reply: call::decode_reply(from, body)? },
             _ => return Err(Malformed::Value("kind of frame")),
         })
     }

@@ -24,6 +24,8 @@ pub enum CopyDirection {
     Pull,
     /// The agent sends to another agent (third-party copy); see [`Request::onward`].
     Onward,
+    /// Both: the client mounts the directory [`Request::destination`], and sends [`Frame::Call`](super::Frame::Call)s.
+    Mount,
 }
 
 /// Checksum of content.

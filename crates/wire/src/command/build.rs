@@ -2,6 +2,7 @@
 //! command identifier, and the SGL where there is data.
 
 use super::{Direction, FEATURE_SAVE, Prinfo, ReadWrite, Sgl, Sqe, admin, fctype, io};
+use crate::fabrics::auth::Authentication;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -90,6 +91,12 @@ impl Sqe {
             .with_cdw(10, u32::from(qid) << 16)
             .with_cdw(11, u32::from(sqsize) | u32::from(cattr) << 16)
             .with_cdw(12, kato_ms)
+    }
+
+    /// Authentication Send (`fctype::AUTHENTICATION_SEND`) or Receive of `len` bytes.
+    pub fn authentication(fctype: u8, len: u32) -> Sqe {
+        let [cdw10, cdw11] = Authentication::with_length(len).dwords();
+        Sqe::fabrics(fctype).with_cdw(10, cdw10).with_cdw(11, cdw11).with_sgl(Sgl::transport(len))
     }
 
     /// Property Get of 4 bytes, or 8 if `wide`.

@@ -39,7 +39,7 @@ pub mod admin {
     pub const SECURITY_RECEIVE: u8 = 0x82;
     pub const SANITIZE: u8 = 0x84;
     pub const GET_LBA_STATUS: u8 = 0x86;
-    /// Vendor specific, of Longhaul's targets: changes the label or the size of a namespace
+    /// Vendor specific, of Longhaul's targets: changes the label or the size of a namespace, or clones it
     /// ([`ChangeAction`](crate::management::ChangeAction)).
     pub const NAMESPACE_CHANGE: u8 = 0xC1;
 }

@@ -10,6 +10,8 @@ pub(super) const DELETE: u32 = 0x05;
 pub(super) const START: u32 = 0x06;
 pub(super) const STOP: u32 = 0x07;
 pub(super) const SET_PARAMETERS: u32 = 0x08;
+/// Of Linux 6.16.
+pub(super) const UPDATE_SIZE: u32 = 0x15;
 
 /// Queue commands (`UBLK_IO_*`).
 pub(super) const FETCH: u32 = 0x20;
@@ -208,6 +210,7 @@ mod tests {
     fn commands_have_the_kernels_numbers() {
         assert_eq!(control(ADD), 0xc020_7504);
         assert_eq!(control(GET_INFO), 0x8020_7502);
+        assert_eq!(control(UPDATE_SIZE), 0xc020_7515);
         assert_eq!(queue(FETCH), 0xc010_7520);
         assert_eq!(size_of::<Descriptor>(), 24);
     }

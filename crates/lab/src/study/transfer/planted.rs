@@ -442,11 +442,7 @@ fn bounds(how: CopyMode, known: &[Cell], cells: &mut [Cell]) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn settings(quick: bool, targets: &[&str]) -> Settings {
-        let targets = targets.iter().map(|uri| (*uri).to_owned()).collect();
-        Settings { quick, targets, scale: 0.01, runs: 1, runtime: Duration::from_secs(1) }
-    }
+    use crate::study::tests::settings;
 
     #[test]
     fn the_planted_costs_are_the_published_ones() {

@@ -4,6 +4,7 @@
 use super::planted::SlowLayer;
 use super::sets::{DatasetStage, without_tool};
 use super::{BYTES_OF_SMALL, Concurrency, CopyStages, RATE, RTT, SET, SET_QUICK, bytes};
+use crate::removal::remove_tree;
 use crate::self_exec::{self, at, seconds, summary};
 use crate::study::links::{Links, Route, Scratch, Server};
 use crate::study::{Results, Settings};
@@ -278,7 +279,7 @@ impl TransferTestbed {
             let from = dir.to_string_lossy();
             self.timed([&from, &to], tune, (MinLength::Enough, true), found, |seconds| bytes / seconds)?;
         }
-        fs::remove_dir_all(&dir).map_err(Error::failed)
+        remove_tree(&dir).map_err(Error::failed)
     }
 
     /// Generates a data set, unless it exists.
@@ -345,7 +346,7 @@ impl TransferTestbed {
         }
         for entry in fs::read_dir(self.there()).map_err(Error::failed)? {
             let path = entry.map_err(Error::failed)?.path();
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            let removed = if path.is_dir() { remove_tree(&path) } else { fs::remove_file(&path) };
             removed.map_err(Error::failed)?;
         }
         Ok(())

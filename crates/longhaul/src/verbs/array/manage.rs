@@ -11,11 +11,9 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use longhaul_block::units::format_size;
 use longhaul_device::arrays::{
-    ArrayClient, ArrayRecord, ArrayReply, ArrayRequest, RunningArray, SCHEME, read_status, status_json,
+    ArrayAccess, ArrayClient, ArrayRecord, ArrayReply, ArrayRequest, SCHEME, read_status, status_json,
 };
-use longhaul_device::{Error, ErrorKind, Opener};
 use serde_json::Value;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// Interval of progress events.
@@ -24,17 +22,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Reads the progress of an operation from a status: the share done, from 0 to 1, and its text.
 type ProgressOf = fn(&Value) -> Option<(f64, String)>;
 
-/// The process that runs an array.
-enum Runner {
-    /// Another process of this host, reached through its control socket.
-    Other,
-    /// This process runs the array.
-    This(Box<(RunningArray, Opener)>),
-}
-
 struct Managed {
     record: ArrayRecord,
-    runner: Runner,
+    access: ArrayAccess,
 }
 
 impl Managed {
@@ -42,62 +32,34 @@ impl Managed {
     fn open(name: &str, initiator: &InitiatorArgs) -> Result<Managed, Failure> {
         let name = name.strip_prefix(SCHEME).unwrap_or(name);
         let record = ArrayRecord::find(name)?;
-        match ArrayClient::ask(&record, &ArrayRequest::Status) {
-            Some(Err(e)) if e.kind() == ErrorKind::TimedOut => return Err(e.into()),
-            Some(_) => return Ok(Managed { record, runner: Runner::Other }),
-            None => {}
+        let access = ArrayAccess::open(&record, || initiator.opener())?;
+        if !access.is_own() {
+            return Ok(Managed { record, access });
         }
-        let opener = initiator.opener();
-        let running = RunningArray::open(&record, &opener)?;
         // With the members that were found on the devices.
         let record = ArrayRecord::find(&record.uuid.to_string())?;
-        Ok(Managed { record, runner: Runner::This(Box::new((running, opener))) })
+        Ok(Managed { record, access })
     }
 
     fn ask(&self, request: ArrayRequest) -> ArrayReply {
-        match &self.runner {
-            Runner::Other => ArrayClient::ask(&self.record, &request)
-                .unwrap_or_else(|| Err(failed("the process that ran the array has ended"))),
-            Runner::This(this) => {
-                let opener = this.1.clone();
-                this.0.wait(move |device| async move { request.run(&device, &opener).await })?
-            }
-        }
+        self.access.ask(request)
     }
 
     /// Sends a request, and reports progress until its reply.
     fn follow(&self, request: ArrayRequest, progress_of: ProgressOf, output: Output) -> ArrayReply {
-        let (done, answer) = channel();
         let line = Line::new();
-        std::thread::scope(|scope| {
-            scope.spawn(move || drop(done.send(self.ask(request))));
-            loop {
-                match answer.recv_timeout(PROGRESS_INTERVAL) {
-                    Ok(reply) => return reply,
-                    Err(RecvTimeoutError::Disconnected) => return Err(failed("it ended early")),
-                    Err(RecvTimeoutError::Timeout) => {
-                        let status = self.ask(ArrayRequest::Status)?;
-                        output.event(&ArrayProgress { status: status.clone().into() });
-                        if let Some((share, words)) = progress_of(&status) {
-                            line.show(Some(share), words);
-                        }
-                    }
-                }
+        self.access.follow(request, PROGRESS_INTERVAL, |status| {
+            output.event(&ArrayProgress { status: status.clone().into() });
+            if let Some((share, words)) = progress_of(status) {
+                line.show(Some(share), words);
             }
         })
     }
 
     /// Stops the array if this process runs it.
     fn end(self) -> Outcome {
-        match self.runner {
-            Runner::Other => Ok(()),
-            Runner::This(this) => Ok(this.0.stop()?),
-        }
+        Ok(self.access.end()?)
     }
-}
-
-fn failed(message: &str) -> Error {
-    Error::new(ErrorKind::Failed, message)
 }
 
 pub(super) fn status(args: &ArrayArgs, output: Output) -> Outcome {

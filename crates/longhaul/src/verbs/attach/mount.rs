@@ -5,8 +5,9 @@
 //! file: an unmount by any tool ends the attachment. For a block device of the kernel, the serving
 //! process polls whether the file system is still mounted.
 
+use super::far_mount::FarMountArgs;
 use super::open::DeviceArgs;
-use super::{background, detach_at, log_passed_over, observe};
+use super::{background, detach_at, far_mount, log_passed_over, observe, pool_mount, tree_mount};
 use crate::complete;
 use crate::events::{MountReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
@@ -35,18 +36,23 @@ fn recorded_via(via: Via) -> String {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Needs root, for the loop device and the mount: under sudo, the arrays that you
-created are found. A background process serves the device until longhaul umount,
-or umount.
+A file system on a device needs root, for the loop device and the mount: under
+sudo, the arrays that you created are found. A directory of another machine
+(HOST:PATH through ssh, or lh://HOST/PATH of a running agent) and a file system
+in a pool (fs:POOL/NAME) need FUSE only. A background process serves any of them
+until longhaul umount, or umount.
 
 Examples:
+  longhaul mount me@dtn1:/data /home/me/data
+  longhaul mount fs:scratch/home /home/me/shared
   sudo longhaul mount nvme+tcp://dtn1/scratch /mnt/scratch
   sudo longhaul mount array:scratch /mnt/scratch --read-only
   sudo longhaul umount /mnt/scratch")]
 pub(crate) struct MountArgs {
-    /// The device; several are joined by --layout
+    /// The device, several of which are joined by --layout; a directory of another
+    /// machine; or a file system in a pool
     #[arg(value_name = "DEVICE", required = true, num_args = 1.., add = complete::device())]
-    devices: Vec<String>,
+    pub(super) devices: Vec<String>,
     /// Directory to mount it at
     #[arg(value_name = "DIR", required = true)]
     dir: PathBuf,
@@ -58,9 +64,11 @@ pub(crate) struct MountArgs {
     via: Via,
     /// Serve the device in the foreground, until SIGTERM
     #[arg(long)]
-    foreground: bool,
+    pub(super) foreground: bool,
     #[command(flatten)]
-    device: DeviceArgs,
+    pub(super) device: DeviceArgs,
+    #[command(flatten)]
+    pub(super) far: FarMountArgs,
 }
 
 impl MountArgs {
@@ -82,6 +90,12 @@ pub(crate) struct Umount {
 }
 
 pub(crate) fn run(args: &MountArgs, output: Output) -> Outcome {
+    if let Some(name) = pool_mount::name(args)? {
+        return tree_mount::run(args, &directory(&args.dir)?, output, || pool_mount::open(args, &name));
+    }
+    if let Some(endpoint) = far_mount::endpoint(args)? {
+        return tree_mount::run(args, &directory(&args.dir)?, output, || far_mount::open(args, &endpoint));
+    }
     needs_root("longhaul mount", "to mount a file system")?;
     let dir = directory(&args.dir)?;
     if !args.foreground && !background::is_this() {
@@ -94,7 +108,10 @@ pub(crate) fn run(args: &MountArgs, output: Output) -> Outcome {
 
 pub(crate) fn umount(args: &Umount, output: Output) -> Outcome {
     let dir = absolute(&args.dir)?;
-    if users::is_mounted(&dir) {
+    // What a user has mounted through FUSE, the user's process unmounts.
+    let is_far = Attachment::find(&dir)
+        .is_some_and(|(record, _)| [far_mount::VIA, pool_mount::VIA].contains(&&*record.via));
+    if users::is_mounted(&dir) && !is_far {
         needs_root("longhaul umount", "to unmount a file system")?;
     }
     detach_at(&dir, args.lazy, output)
@@ -185,20 +202,11 @@ fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
     }
     let release = Box::new(|lazily| Ok(unmount_served(dir, lazily)?));
     let released = Box::new(|| !users::is_mounted(dir));
-    let requests = &*opened.requests;
+    let size = Box::new(|| opened.requests.info().size);
     let trouble = Box::new(|| opened.trouble());
     let held = &mut held;
-    let service = Service {
-        front_end,
-        path: dir,
-        requests,
-        trouble,
-        release,
-        released,
-        record,
-        held,
-        observer: &output,
-    };
+    let service =
+        Service { front_end, path: dir, size, trouble, release, released, record, held, observer: &output };
     let mut detach_request = None;
     let result = service.run(&events, &mut detach_request);
     background::finish(&log_of(dir), result.is_ok());

@@ -30,12 +30,12 @@ pub(crate) struct DeviceArgs {
 pub(crate) struct UseArgs {
     /// Refuse all writes; the device may then be attached several times
     #[arg(long)]
-    read_only: bool,
+    pub(super) read_only: bool,
     /// Memory for read-ahead and write-behind
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_bytes)]
-    memory: u64,
+    pub(super) memory: u64,
     #[command(flatten)]
-    initiator: InitiatorArgs,
+    pub(super) initiator: InitiatorArgs,
 }
 
 impl UseArgs {

@@ -17,8 +17,9 @@ enum DataVia {
     Ssh,
 }
 
+/// How the program on another machine is reached.
 #[derive(Clone, Debug, clap::Args)]
-pub(crate) struct FarArgs {
+pub(crate) struct RemoteArgs {
     /// The ssh program for HOST:PATH, and its arguments
     #[arg(long, value_name = "COMMAND", default_value = "ssh")]
     ssh: String,
@@ -36,12 +37,18 @@ pub(crate) struct FarArgs {
     /// Range of ports for data connections to HOST [default: any]
     #[arg(long, value_name = "FROM-TO", value_parser = port_range)]
     port_range: Option<(u16, u16)>,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct FarArgs {
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// How data travels to and from HOST
     #[arg(long, value_enum, default_value_t = DataVia::Auto)]
     via: DataVia,
 }
 
-impl FarArgs {
+impl RemoteArgs {
     fn offer(&self) -> Result<Offer, Failure> {
         let version = env!("CARGO_PKG_VERSION");
         match &self.remote_install_from {
@@ -58,16 +65,11 @@ impl FarArgs {
             remote_program: self.remote_program.clone(),
             ports: self.port_range,
             install: self.remote_install.then(|| self.offer()).transpose()?,
-            via: match self.via {
-                DataVia::Auto => Via::Any,
-                DataVia::Direct => Via::Direct,
-                DataVia::Ssh => Via::Ssh,
-            },
+            via: Via::Any,
         })
     }
 
-    /// The same as arguments of another run of this program.
-    pub(crate) fn words(&self) -> Vec<OsString> {
+    fn words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = vec!["--ssh".into(), (&self.ssh).into()];
         if self.remote_install {
             words.push("--remote-install".into());
@@ -80,6 +82,23 @@ impl FarArgs {
         if let Some((from, to)) = self.port_range {
             words.extend(["--port-range".into(), format!("{from}-{to}").into()]);
         }
+        words
+    }
+}
+
+impl FarArgs {
+    pub(crate) fn ssh(&self) -> Result<Ssh, Failure> {
+        let via = match self.via {
+            DataVia::Auto => Via::Any,
+            DataVia::Direct => Via::Direct,
+            DataVia::Ssh => Via::Ssh,
+        };
+        Ok(Ssh { via, ..self.remote.ssh()? })
+    }
+
+    /// The same as arguments of another run of this program.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        let mut words = self.remote.words();
         if let Some(via) = self.via.to_possible_value() {
             words.extend(["--via".into(), via.get_name().into()]);
         }

@@ -1,6 +1,7 @@
-//! `longhaul pool create`, `add-target`, `remove-target`, `import`, `export`, `destroy`, `recover`.
+//! `longhaul pool create`, `add-target`, `import`, `export`, `destroy`, `recover`.
 
-use super::{AddTarget, CreatePool, Domain, Import, PoolNamed, RemoveTarget, TargetSpec};
+use super::moves::{MoveArgs, Mover};
+use super::{AddTarget, CreatePool, Domain, Import, PoolNamed, TargetSpec};
 use crate::events::{IncompleteVolume, PoolGone, PoolImported, PoolMade, PoolRecovered, PoolTargetsChanged};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -65,29 +66,13 @@ pub(super) fn add_targets(args: &AddTarget, output: Output) -> Outcome {
     }
     let capacity = added.iter().map(|target| target.capacity).sum();
     let targets: Vec<String> = added.into_iter().map(|target| target.address).collect();
-    changed("added", targets, capacity, output);
-    Ok(())
-}
-
-pub(super) fn remove_targets(args: &RemoveTarget, output: Output) -> Outcome {
-    let (opened, _) = args.access.open_and_collect(&args.pool)?;
-    let mut removed = Vec::new();
-    for target in &args.targets {
-        removed.push(opened.pool.remove_target(target)?);
-    }
-    let capacity = removed.iter().map(|target| target.capacity).sum();
-    let targets: Vec<String> = removed.into_iter().map(|target| target.address).collect();
-    changed("removed", targets, capacity, output);
-    Ok(())
-}
-
-fn changed(done: &str, targets: Vec<String>, capacity: u64, output: Output) {
     if !output.is_json() {
         for target in &targets {
-            output.line(format_args!("{done} {}", shown(target)));
+            output.line(format_args!("added {}", shown(target)));
         }
     }
     output.event(&PoolTargetsChanged { targets, capacity });
+    Ok(())
 }
 
 pub(super) fn import(args: &Import, output: Output) -> Outcome {
@@ -171,7 +156,12 @@ fn gone(known: &KnownPool, done: &str, output: Output) -> Outcome {
 
 pub(super) fn recover(args: &PoolNamed, output: Output) -> Outcome {
     let opened = args.access.open(&args.pool)?;
-    let recovered = opened.pool.recover()?;
+    let moves = MoveArgs { limit: None, dry_run: false };
+    let left = Mover::new(&opened, &args.access, &moves, output).resumed()?;
+    let mut recovered = opened.pool.recover()?;
+    recovered.waiting.extend(left);
+    recovered.waiting.sort_unstable();
+    recovered.waiting.dedup();
     if !output.is_json() {
         output.line(format_args!(
             "{} volumes finished, {} held by a host, {} namespaces removed",

@@ -1,13 +1,13 @@
 //! `longhaul pool ls` and `status`.
 
 use super::{ListPools, PoolNamed};
-use crate::events::{PendingVolume, PoolList, PoolListed, PoolSummary, PoolTarget};
+use crate::events::{PendingVolume, PoolList, PoolListed, PoolSummary, PoolTargetListed};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use longhaul_block::units::format_size;
-use longhaul_pool::{IntentKind, KnownPool, Pool, Status, TargetStatus, format_time, shown};
+use longhaul_pool::{IntentKind, KnownPool, Pool, Status, format_time, shown};
 
 pub(super) fn list(args: &ListPools, output: Output) -> Outcome {
     let targets = args.access.targets()?;
@@ -45,7 +45,7 @@ pub(super) fn status(args: &PoolNamed, output: Output) -> Outcome {
     let (opened, waiting) = args.access.open_and_collect(&args.pool)?;
     let status = opened.pool.status()?;
     for target in &status.targets {
-        output.event(&event_of(target));
+        output.event(&PoolTargetListed { target: target.into() });
     }
     let summary = summary(&status, opened.known.catalog.to_string(), waiting);
     if !output.is_json() {
@@ -60,17 +60,6 @@ pub(super) fn status(args: &PoolNamed, output: Output) -> Outcome {
     Ok(())
 }
 
-fn event_of(target: &TargetStatus) -> PoolTarget {
-    PoolTarget {
-        address: target.record.address.clone(),
-        domain: target.record.domain.clone(),
-        capacity: target.record.capacity,
-        used: target.used,
-        free: target.space.as_ref().ok().map(|space| space.free),
-        error: target.space.as_ref().err().map(ToString::to_string),
-    }
-}
-
 fn summary(status: &Status, catalog: String, waiting: Vec<String>) -> PoolSummary {
     let pending = status.intents.iter().map(|intent| PendingVolume {
         volume: intent.volume.name.clone(),
@@ -78,6 +67,7 @@ fn summary(status: &Status, catalog: String, waiting: Vec<String>) -> PoolSummar
             IntentKind::Create => "create",
             IntentKind::Remove => "remove",
             IntentKind::Resize => "resize",
+            IntentKind::Move => "move",
         },
         host: intent.host.clone(),
         since: intent.since,

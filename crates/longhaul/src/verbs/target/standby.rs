@@ -1,5 +1,5 @@
-//! Exports with `standby`: of several targets that can serve an array one does, and the others wait for
-//! its end.
+//! Exports of arrays that another host may take over. With `standby`, of several targets that can serve
+//! an array one does, and the others wait for its end; without, a target that was overtaken says so.
 
 use crate::events::AccessChanged;
 use crate::exit::Failure;
@@ -36,7 +36,7 @@ impl Standby {
     }
 }
 
-/// An export that stands by, as its thread sees it.
+/// An export of an array, as its thread sees it.
 pub(super) struct StandbyExport<'a> {
     pub(super) export: &'a Export,
     pub(super) nqn: &'a str,
@@ -102,6 +102,25 @@ impl StandbyExport<'_> {
             return Ok(None);
         }
         watch.start().map(Some).map_err(named)
+    }
+
+    /// Waits until an array that runs here without `standby` has been taken over, if ever, and has the
+    /// namespace inaccessible then.
+    pub(super) fn watch(&self, array: &RunningArray) {
+        let Some((Some(HaltReason::TakenOver), why)) = self.until_halted(array) else { return };
+        let device: Arc<dyn BlockDevice> = Arc::<longhaul_array::ArrayDevice>::clone(array.device());
+        let device = StandbyDevice { info: device.info(), granularity: device.granularity() };
+        self.target.stand_by(self.nqn, self.nsid, device);
+        let user = self.export.user(self.opener).map_or_else(String::new, |user| format!("; {user}"));
+        let (name, of) = (&self.export.name, self.export.device().unwrap_or_default());
+        self.tell(
+            "inaccessible",
+            Some(format!(
+                "{why}{user}. Nothing is written from here any more, and hosts are refused: use the other host, \
+                 and stop this target. Two targets take over from each other if both are started with \
+                 --export {name}={of},standby"
+            )),
+        );
     }
 
     /// Waits until the array has halted, and says why; `None` if the program ends first.

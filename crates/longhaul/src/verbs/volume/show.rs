@@ -1,11 +1,13 @@
 //! `longhaul volume ls` and `info`.
 
 use super::{ListVolumes, VolumeNamed, device};
-use crate::events::{VolumeInfo, VolumeList, VolumeListed, VolumeMember};
-use crate::exit::Outcome;
+use crate::events::{
+    VolumeInfo, VolumeList, VolumeListed, VolumeMember, VolumeMoving, VolumeResizing, VolumeSource,
+};
+use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use longhaul_block::units::format_size;
-use longhaul_pool::{KnownPool, VolumeBrief, VolumeState, format_time};
+use longhaul_pool::{KnownPool, VolumeBrief, VolumeName, VolumeState, format_time};
 use std::fmt::Write;
 
 pub(super) fn list(args: &ListVolumes, output: Output) -> Outcome {
@@ -51,6 +53,7 @@ fn add_event(lines: &mut String, pool: &str, volume: &VolumeBrief<'_>) {
         job: volume.job.as_deref(),
         expires: volume.expires,
         creating: volume.state == VolumeState::Creating,
+        snapshot_of: volume.snapshot_of.as_ref().map(|of| of.name.as_str()),
     };
     // unwrap: it has text for keys, and writing to memory does not fail.
     lines.push_str(&serde_json::to_string(&event).unwrap_or_default());
@@ -68,7 +71,10 @@ fn add_line(lines: &mut String, pool: &str, volume: &VolumeBrief<'_>) {
         let _ = write!(lines, "job {job} ");
     }
     if let Some(expires) = volume.expires {
-        let _ = write!(lines, "until {}", format_time(expires));
+        let _ = write!(lines, "until {} ", format_time(expires));
+    }
+    if let Some(of) = &volume.snapshot_of {
+        let _ = write!(lines, "snapshot of {} ", of.name);
     }
     if volume.state == VolumeState::Creating {
         lines.push_str("(being made)");
@@ -82,6 +88,35 @@ pub(super) fn info(args: &VolumeNamed, output: Output) -> Outcome {
     let volume = opened.pool.volume(&args.volume.name)?;
     let uris = opened.pool.member_uris(&volume)?;
     let status = opened.pool.running_status(&volume)?;
+    let resizing = opened.pool.resizing(&volume)?.map(|resizing| VolumeResizing {
+        size: resizing.size,
+        host: resizing.host,
+        since: resizing.since,
+        under_way: resizing.under_way,
+    });
+    // Of an array that this host runs it is known how far it has come.
+    let filling = |field: &str| status.as_ref().and_then(|status| status["filling"][field].as_u64());
+    let moving = opened.pool.moving(&volume)?.map(|moving| VolumeMoving {
+        index: moving.index,
+        from: moving.from,
+        to: moving.to,
+        target: moving.target,
+        host: moving.host,
+        since: moving.since,
+        under_way: moving.under_way,
+        done: filling("done_bytes"),
+        total: filling("total_bytes"),
+    });
+    let snapshot_of = volume.snapshot_of.as_ref().map(|of| -> Result<VolumeSource, Failure> {
+        let present = opened.pool.volume_of(of.volume)?.map(|volume| volume.name);
+        let exists = present.is_some();
+        Ok(VolumeSource {
+            uuid: of.volume.to_string(),
+            name: present.unwrap_or_else(|| of.name.clone()),
+            exists,
+        })
+    });
+    let snapshot_of = snapshot_of.transpose()?;
     let member = |(uri, member): (Option<String>, &longhaul_pool::Member)| VolumeMember {
         uri,
         namespace: member.namespace.map(|id| id.uuid.to_string()),
@@ -104,16 +139,19 @@ pub(super) fn info(args: &VolumeNamed, output: Output) -> Outcome {
         made_by: volume.made_by.clone(),
         made_at: volume.made_at,
         creating: volume.state == VolumeState::Creating,
+        resizing,
+        moving,
+        snapshot_of,
         health: status.and_then(|status| status["health"].as_str().map(str::to_owned)),
     };
     if !output.is_json() {
-        tell(&info, output);
+        tell(&info, &args.volume, output);
     }
     output.event(&info);
     Ok(())
 }
 
-fn tell(info: &VolumeInfo, output: Output) {
+fn tell(info: &VolumeInfo, name: &VolumeName, output: Output) {
     let VolumeInfo { device, size, layout, width, spares, .. } = info;
     let spares = if *spares == 0 { String::new() } else { format!(" and {spares} spares") };
     output.line(format_args!("{device}: {}, {layout} over {width} members{spares}", format_size(*size)));
@@ -121,6 +159,11 @@ fn tell(info: &VolumeInfo, output: Output) {
         let kind = if index < *width { "member" } else { "spare" };
         let uri = member.uri.as_deref().unwrap_or("missing");
         output.line(format_args!("{kind} {index}: {uri}, {}", format_size(member.size)));
+    }
+    if let Some(VolumeSource { name: source, exists, .. }) = &info.snapshot_of {
+        let gone = if *exists { "" } else { ", which was removed" };
+        let source = super::device(&VolumeName { name: source.clone(), ..name.clone() });
+        output.line(format_args!("snapshot of {source}{gone}"));
     }
     output.line(format_args!("for {}", info.hosts.join(", ")));
     output.line(format_args!("made by {} on {}", info.made_by, format_time(info.made_at)));
@@ -130,9 +173,45 @@ fn tell(info: &VolumeInfo, output: Output) {
     if let Some(expires) = info.expires {
         output.line(format_args!("may be removed after {}", format_time(expires)));
     }
+    if let Some(VolumeResizing { size, host, since, under_way }) = &info.resizing {
+        let (size, since) = (format_size(*size), format_time(*since));
+        match under_way {
+            true => output.line(format_args!("it is being resized to {size}, by {host} since {since}")),
+            false => output.line(format_args!(
+                "a resize to {size}, begun by {host} on {since}, is unfinished: 'longhaul pool recover {}' \
+                 finishes it",
+                name.pool
+            )),
+        }
+    }
+    if let Some(moving) = &info.moving {
+        tell_moving(moving, *width, name, output);
+    }
     match (&info.health, info.creating) {
         (_, true) => output.line("it is being made"),
         (Some(health), false) => output.line(format_args!("a process of this host runs its array: {health}")),
         (None, false) => {}
+    }
+}
+
+fn tell_moving(moving: &VolumeMoving, width: usize, name: &VolumeName, output: Output) {
+    let VolumeMoving { index, from, to, target, host, since, under_way, done, total } = moving;
+    let kind = if *index < width { "member" } else { "spare" };
+    let from = from.as_deref().unwrap_or("a place that is missing");
+    let to = to.as_deref().or(target.as_deref()).unwrap_or("a target that is not known any more");
+    let progress = match done.zip(*total) {
+        Some((done, total)) => format!(", {} of {} are there", format_size(done), format_size(total)),
+        None => String::new(),
+    };
+    let since = format_time(*since);
+    match under_way {
+        true => output.line(format_args!(
+            "{kind} {index} moves from {from} to {to}, by {host} since {since}{progress}"
+        )),
+        false => output.line(format_args!(
+            "a move of {kind} {index} from {from} to {to}, begun by {host} on {since}, is unfinished{progress}: \
+             'longhaul pool recover {}' continues it",
+            name.pool
+        )),
     }
 }

@@ -107,7 +107,10 @@ fn commands_name_allocated_namespaces() {
     let command = SpaceCommand::Grow { nsid: 6, blocks: 1 << 40 };
     assert_eq!(manage(&mut rig, grow), Action::Manage(command));
     let label = Sqe::namespace_change(6, ChangeAction::Label);
-    for sqe in [Sqe::delete_namespace(6), attach, grow, label] {
+    let clone = Sqe::namespace_change(6, ChangeAction::Clone { only_try: true });
+    let command = SpaceCommand::Clone { nsid: 6, only_try: true };
+    assert_eq!((manage(&mut rig, clone), command.data_len()), (Action::Manage(command), LABEL_LEN));
+    for sqe in [Sqe::delete_namespace(6), attach, grow, label, clone] {
         for nsid in [0, 2, 9] {
             assert_eq!(rig.failure(sqe.with_nsid(nsid)), Status::INVALID_NAMESPACE.dnr(), "{sqe:?}");
         }

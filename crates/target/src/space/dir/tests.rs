@@ -108,6 +108,16 @@ impl Files for Crashing {
         self.step(half, |_| FileSystem.extend(path, len, reserve))
     }
 
+    /// A copy: it is the order of steps that is tested, also where no file system shares blocks.
+    fn share(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let half = || drop(std::fs::write(to, b"half"));
+        self.step(half, |crash| {
+            std::fs::copy(from, to)?;
+            crash.unsynced(Some(to), None);
+            Ok(())
+        })
+    }
+
     fn cut(&self, path: &Path, len: u64) -> io::Result<()> {
         self.step(|| {}, |_| FileSystem.cut(path, len))
     }
@@ -207,6 +217,8 @@ fn changes() -> Vec<(&'static str, Change)> {
         ("delete", |space| space.delete(2)),
         ("label", |space| space.set_label(2, &label("another"))),
         ("grow", |space| space.grow(2, 5 << 12)),
+        ("clone", |space| space.clone_of(2, 3, &label("clone")).map(drop)),
+        ("try a clone", |space| space.check_clones()),
     ]
 }
 
@@ -224,7 +236,8 @@ fn before() -> (tempfile::TempDir, Vec<(u32, Uuid, u64, String)>) {
 fn a_change_that_a_crash_ends_at_any_step_is_made_wholly_or_not_at_all() {
     for (name, change) in changes() {
         let (directory, _) = before();
-        let space = DirSpace::open(directory.path(), None).expect("opened");
+        let (whole, _) = Crashing::new(usize::MAX, End::Before);
+        let space = DirSpace::open_with(directory.path(), None, whole).expect("opened");
         change(&space).expect("done");
         let shape = |content: Vec<(u32, Uuid, u64, String)>| -> Vec<(u32, u64, String)> {
             content.into_iter().map(|(nsid, _, size, job)| (nsid, size, job)).collect()
@@ -344,4 +357,87 @@ fn a_damaged_record_costs_its_namespace_and_no_other() {
     std::fs::remove_file(&record).expect("removed");
     drop(DirSpace::open(directory.path(), None).expect("opened"));
     assert!(data.exists(), "nor without a record, which no crash leaves");
+}
+
+/// Read and write through the device of a namespace, as hosts do.
+fn with_device<T: 'static>(
+    space: &DirSpace,
+    nsid: u32,
+    run: impl AsyncFnOnce(std::rc::Rc<dyn longhaul_block::BlockIo>) -> T + 'static,
+) -> T {
+    let found = space.namespaces().into_iter().find(|namespace| namespace.nsid == nsid).expect("there");
+    let engine = longhaul_engine::Engine::new(&longhaul_engine::Config::default()).expect("an engine");
+    engine.block_on(async move { run(found.device.open().await.expect("opened")).await })
+}
+
+fn write(space: &DirSpace, nsid: u32, byte: u8) {
+    let written = with_device(space, nsid, async move |io| {
+        let block = longhaul_engine::Buf::copy_of(&[byte; 4096]);
+        io.write(4096, block, longhaul_block::WriteFlags::default()).await
+    });
+    written.expect("written");
+}
+
+fn read(space: &DirSpace, nsid: u32) -> [u8; 2] {
+    with_device(space, nsid, async |io| {
+        let read = io.read(0, longhaul_engine::BufMut::zeroed(8192)).await.expect("read");
+        [read[4095], read[4096]]
+    })
+}
+
+/// A clone where files share blocks; a copy shows the rest of it elsewhere.
+fn check_a_clone(space: &DirSpace) {
+    space.create(1, &new(16, false)).expect("made");
+    write(space, 1, 7);
+    space.check_clones().expect("tried");
+    let clone = space.clone_of(1, 2, &label("clone")).expect("cloned");
+    assert_eq!((clone.label.job.as_str(), clone.label.thin, clone.shared), ("clone", true, true));
+    assert_eq!(clone.device.info().size, 16 << 12);
+    assert_eq!(read(space, 2), [0, 7]);
+    write(space, 1, 8);
+    write(space, 2, 9);
+    assert_eq!((read(space, 1), read(space, 2)), ([0, 8], [0, 9]));
+    space.delete(1).expect("removed");
+    assert_eq!(read(space, 2), [0, 9]);
+    assert!(matches!(space.clone_of(1, 3, &label("none")), Err(SpaceError::NotFound(1))));
+    assert!(matches!(space.clone_of(2, 2, &label("twice")), Err(SpaceError::Invalid(_))));
+}
+
+#[test]
+fn a_clone_has_what_was_written_before_it_and_a_life_of_its_own() {
+    let directory = tempfile::tempdir_in(root()).expect("a directory");
+    let (files, _) = Crashing::new(usize::MAX, End::Before);
+    let space = DirSpace::open_with(directory.path(), None, files).expect("opened");
+    check_a_clone(&space);
+    check_files(directory.path(), &space);
+}
+
+#[test]
+fn a_clone_shares_blocks_on_xfs() {
+    let Some(xfs) = longhaul_skip::Xfs::mounted(512 << 20) else { return };
+    let space = DirSpace::open(xfs.path(), None).expect("opened");
+    check_a_clone(&space);
+    space.create(3, &new(25_600, false)).expect("made");
+    let free = || space.capacity().expect("known").unallocated;
+    let before = free();
+    // Of what is only reserved nothing is shared: it is written first.
+    std::fs::write(space.path(space.entry(3).expect("there").record.uuid, DATA), vec![1; 100 << 20])
+        .expect("ok");
+    space.clone_of(3, 4, &label("clone")).expect("cloned");
+    assert!(before - free() < 10 << 20, "it has taken {} bytes", before - free());
+    assert!(space.namespaces().len() == 3);
+    check_files(xfs.path(), &space);
+}
+
+#[test]
+fn a_file_system_that_shares_no_blocks_is_named_before_anything_is_made() {
+    let directory = tempfile::tempdir_in(root()).expect("a directory");
+    let space = DirSpace::open(directory.path(), None).expect("opened");
+    space.create(1, &new(16, true)).expect("made");
+    match space.check_clones() {
+        Ok(()) => longhaul_skip::skip!("files share blocks in {}", root().display()),
+        Err(e) => assert!(matches!(&e, SpaceError::NoClones(why) if why.contains("share no blocks")), "{e}"),
+    }
+    assert!(matches!(space.clone_of(1, 2, &label("clone")), Err(SpaceError::NoClones(_))));
+    check_files(directory.path(), &space);
 }

@@ -1,0 +1,100 @@
+//! Pools: from nothing to a volume in use, jobs, many volumes, and a volume with two paths of which one is cut.
+
+pub(crate) mod cut_path;
+pub(crate) mod first_volume;
+pub(crate) mod jobs;
+pub(crate) mod volumes;
+
+use crate::link::Link;
+use crate::process::Guard;
+use crate::program;
+use crate::setup::Setup;
+use anyhow::{Context, Result};
+use longhaul_wan::Conditions;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The host that manages the pool, and uses its volumes.
+const ADMIN: &str = "nqn.2014-08.org.example:admin";
+/// Targets, each behind a link of its own.
+const TARGETS: usize = 6;
+const RATE: u64 = 1_000_000_000;
+const RTT: Duration = Duration::from_millis(15);
+
+/// Targets with a space each, behind links of one client.
+struct Site {
+    // Ended before the links are.
+    _targets: Vec<Guard>,
+    /// The addresses of the targets.
+    addresses: Vec<String>,
+    setup: Setup,
+    home: TempDir,
+    link: Link,
+}
+
+impl Site {
+    fn start(setup: &Setup) -> Result<Site> {
+        let link = Link::start(Conditions::new(RTT, Some(RATE)), Some(TARGETS))?;
+        let home = tempfile::Builder::new().prefix("longhaul-benches-").tempdir_in(&setup.dir)?;
+        let (mut targets, mut addresses) = (Vec::new(), Vec::new());
+        for index in 1..=TARGETS {
+            let setup = link.setup(setup, index);
+            let mut target = Guard(setup.target.start(&mut space(&setup, home.path(), index))?);
+            let ready = target.ready().context("a target did not start")?;
+            addresses.push(ready["listen"][0].as_str().context("a target without an address")?.to_owned());
+            targets.push(target);
+        }
+        let setup = link.setup(setup, 1);
+        let load = setup.load.clone().at_home(home.path());
+        Ok(Site { _targets: targets, addresses, setup: Setup { load, ..setup }, home, link })
+    }
+
+    /// The program on the client, as the host that manages the pool.
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.setup.load.command(&self.setup.program);
+        command.args(args).args(["--hostnqn", ADMIN]);
+        command.env("XDG_CONFIG_HOME", self.home.path());
+        command
+    }
+
+    /// Runs it to its end; the seconds that it took.
+    fn run(&self, args: &[&str]) -> Result<f64> {
+        let began = Instant::now();
+        let ran = program::finish(&mut self.command(args), &self.setup);
+        ran.with_context(|| format!("longhaul {}", args.join(" ")))?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+
+    /// The arguments that make the pool of all targets.
+    fn create(&self) -> Vec<&str> {
+        let targets = self.addresses.iter().flat_map(|address| ["--target", address.as_str()]);
+        ["pool", "create", "bench"].into_iter().chain(targets).collect()
+    }
+}
+
+/// A target with a space in a directory.
+fn space(setup: &Setup, home: &Path, index: usize) -> Command {
+    let space = format!("fast=dir:{},size=8GiB", home.join(format!("space{index}")).display());
+    let mut command = setup.target.command(&setup.program);
+    command
+        .args(["target", "--json", "--discovery", "none", "--insecure", "--threads", "1"])
+        .args(["--listen", &format!("{}:4420", setup.target.address), "--congestion", &setup.congestion])
+        .args(["--space", &space, "--admin", ADMIN])
+        .env("XDG_STATE_HOME", home.join(format!("state{index}")))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    command
+}
+
+/// What people type to have the targets.
+fn target_commands() -> Vec<String> {
+    vec![
+        format!("longhaul wan --rtt 15ms --rate 1Gbit --star {TARGETS} --name link &"),
+        format!(
+            "ip netns exec link-server1 longhaul target --insecure --listen 10.77.1.2:4420 \
+             --space fast=dir:/srv/1,size=8GiB --admin {ADMIN}  # and so on"
+        ),
+    ]
+}

@@ -1,0 +1,287 @@
+//! Both ends against each other, against values that were computed by other means, and against attackers.
+
+use longhaul_auth::{
+    ControllerExchange, ControllerOptions, DhGroup, HashFunction, HostExchange, HostKey, HostOptions,
+    HostStep, Progress, Refused, Secret,
+};
+use longhaul_wire::fabrics::auth::{AuthMessage, Challenge, Negotiate, Reply, Success};
+use proptest::prelude::*;
+
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:host";
+const SUBSYSTEM: &str = "nqn.2026-11.io.longhaul:disk";
+/// Bytes 0 to 31, for SHA-256; bytes 100 to 163, for SHA-512.
+const HOST_SECRET: &str = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+const CONTROLLER_SECRET: &str =
+    "DHHC-1:03:ZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXp7fH1+f4CBgoOEhYaHiImKi4yNjo+QkZKTlJWWl5iZmpucnZ6foKGio8FPdnY=:";
+
+fn random(seed: u64) -> impl FnMut(&mut [u8]) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    move |bytes| random.fill(bytes)
+}
+
+fn host() -> HostOptions {
+    HostOptions {
+        hostnqn: HOST.into(),
+        subnqn: SUBSYSTEM.into(),
+        key: HostKey {
+            secret: HOST_SECRET.parse().unwrap(),
+            controller: Some(CONTROLLER_SECRET.parse().unwrap()),
+        },
+        hashes: HashFunction::ALL.into(),
+        groups: DhGroup::ALL.into(),
+    }
+}
+
+fn controller() -> ControllerOptions {
+    let HostOptions { hostnqn, subnqn, key, hashes, groups } = host();
+    ControllerOptions { hostnqn, subnqn, key, hashes, groups }
+}
+
+/// Runs an exchange; `tamper` sees each message, from the host and to it.
+fn run(
+    host: &HostOptions,
+    mut controller: ControllerExchange,
+    mut tamper: impl FnMut(&mut Vec<u8>),
+) -> (HostStep, Progress) {
+    let (mut random_host, mut random_controller) = (random(1), random(2));
+    let (mut exchange, mut message) = HostExchange::begin(host.clone(), 0x0506);
+    loop {
+        tamper(&mut message);
+        controller.handle(&message, &mut random_controller);
+        let Some(mut answer) = controller.poll() else { panic!("no answer to {message:?}") };
+        tamper(&mut answer);
+        match exchange.handle(&answer, &mut random_host) {
+            HostStep::Send(next) => message = next,
+            end => {
+                if let HostStep::Done(Some(last)) | HostStep::Failed(_, Some(last)) = &end {
+                    controller.handle(last, &mut random_controller);
+                    assert_eq!(controller.poll(), None, "nothing is due");
+                }
+                return (end, controller.progress());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_hash_and_group_authenticates_both() {
+    for hash in HashFunction::ALL {
+        for group in DhGroup::ALL {
+            let wanted = ControllerOptions { hashes: vec![hash], groups: vec![group], ..controller() };
+            let (end, progress) = run(&host(), ControllerExchange::new(wanted.clone()), |_| ());
+            assert!(matches!(end, HostStep::Done(Some(_))), "{hash:?} {group:?}: {end:?}");
+            assert_eq!(progress, Progress::Authenticated);
+            let one_way = HostOptions { key: HostKey { controller: None, ..host().key }, ..host() };
+            let (end, progress) = run(&one_way, ControllerExchange::new(wanted), |_| ());
+            assert_eq!((end, progress), (HostStep::Done(None), Progress::Authenticated));
+        }
+    }
+}
+
+/// The responses of RFC 2104's HMAC over the fields of the specification, computed with another language's
+/// library.
+#[test]
+fn responses_are_those_of_the_specification() {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let fill = |exponent: u8, challenge: u8, sequence: u32| {
+        move |bytes: &mut [u8]| match bytes.len() {
+            4 => bytes.copy_from_slice(&sequence.to_le_bytes()),
+            48 => bytes.fill(challenge),
+            _ => bytes.fill(exponent),
+        }
+    };
+    for (group, expected) in [
+        (
+            DhGroup::Null,
+            "aa89a257336c53eeea8a23eb8bcec5a1fb703c57375eff32c28816ef7492d775b62a81390cd283bad9db035032c04cd7",
+        ),
+        (
+            DhGroup::Ffdhe2048,
+            "1c8072fb5f94bda941dbf4de87b696561c95ddad673b248649f55ff009651e0dd3aa9b462c5d900ae27504ee8a14abc3",
+        ),
+    ] {
+        let options =
+            ControllerOptions { hashes: vec![HashFunction::Sha384], groups: vec![group], ..controller() };
+        let mut controller = ControllerExchange::new(options);
+        let host = host();
+        let (mut exchange, negotiate) = HostExchange::begin(host.clone(), 0x0506);
+        controller.handle(&negotiate, &mut fill(0x11, 0xC1, 0x0102_0304));
+        let step = exchange.handle(&controller.poll().unwrap(), &mut fill(0x22, 0xC2, 0x0A0B_0C0D));
+        let HostStep::Send(reply) = step else { panic!("{step:?}") };
+        let Ok(AuthMessage::Reply(read)) = AuthMessage::decode(&reply) else { panic!("{reply:?}") };
+        assert_eq!((hex(&read.response), read.sequence), (expected.to_owned(), 0x0A0B_0C0D), "{group:?}");
+        controller.handle(&reply, &mut random(0));
+        let Ok(AuthMessage::Success1(read)) = AuthMessage::decode(&controller.poll().unwrap()) else {
+            panic!()
+        };
+        if group == DhGroup::Null {
+            assert_eq!(
+                hex(&read.response.unwrap()),
+                "5a4dcf18b0622291956cc6f48b5b6f64231d8a6d1188e760884fdbd7c29b432c59c48425cab6cbb800effb402a6afc9f"
+            );
+        }
+    }
+}
+
+#[test]
+fn another_secret_name_or_subsystem_is_refused_on_the_side_that_sees_it() {
+    let other = || Secret::generate(HashFunction::Sha256, &mut random(9));
+    let knows = |secret| HostOptions { key: HostKey { secret, ..host().key }, ..host() };
+    let failed = |end: &HostStep| matches!(end, HostStep::Failed(Refused::Failed, _));
+    for stranger in [
+        knows(other()),
+        HostOptions { hostnqn: "nqn.x".into(), ..host() },
+        HostOptions { subnqn: "nqn.y".into(), ..host() },
+        // Of the same bytes, but used as it is.
+        knows(HOST_SECRET.replace(":01:", ":00:").parse().unwrap()),
+    ] {
+        let (end, progress) = run(&stranger, ControllerExchange::new(controller()), |_| ());
+        assert!(failed(&end), "{end:?}");
+        assert_eq!(progress, Progress::Failed(Refused::Failed));
+    }
+    // The host asks for a proof, and the controller has another secret, or none.
+    for secret in [Some(other()), None] {
+        let key = HostKey { controller: secret, ..host().key };
+        let stranger = ControllerOptions { key, ..controller() };
+        let (end, progress) = run(&host(), ControllerExchange::new(stranger), |_| ());
+        assert!(failed(&end), "{end:?}");
+        assert_eq!(progress, Progress::Failed(Refused::Failed));
+    }
+}
+
+#[test]
+fn what_only_one_side_has_is_named() {
+    let only = |hashes: &[HashFunction], groups: &[DhGroup]| ControllerOptions {
+        hashes: hashes.to_vec(),
+        groups: groups.to_vec(),
+        ..controller()
+    };
+    let few = HostOptions { hashes: vec![HashFunction::Sha256], groups: vec![DhGroup::Null], ..host() };
+    for (wanted, why) in [
+        (only(&[HashFunction::Sha512], &DhGroup::ALL), Refused::Hash),
+        (only(&HashFunction::ALL, &[DhGroup::Ffdhe2048]), Refused::Group),
+    ] {
+        let (end, progress) = run(&few, ControllerExchange::new(wanted), |_| ());
+        assert_eq!((end, progress), (HostStep::Failed(why, None), Progress::Failed(why)));
+    }
+    let mut asked = ControllerExchange::new(controller());
+    let negotiate = Negotiate { transaction: 1, secure_channel: 1, hashes: vec![1], groups: vec![0] };
+    asked.handle(&AuthMessage::Negotiate(negotiate).encode(), &mut random(1));
+    assert_eq!(asked.progress(), Progress::Failed(Refused::Concatenation));
+}
+
+/// A controller that chooses what was not offered, as an attacker between both would have it.
+#[test]
+fn a_downgrade_is_refused() {
+    let strict =
+        HostOptions { hashes: vec![HashFunction::Sha512], groups: vec![DhGroup::Ffdhe2048], ..host() };
+    for (hash, group, why) in [(1, 1, Refused::Hash), (3, 0, Refused::Group), (9, 1, Refused::Hash)] {
+        let (mut exchange, _) = HostExchange::begin(strict.clone(), 7);
+        let digest = HashFunction::from_code(hash).map_or(32, HashFunction::digest_len);
+        let public = vec![5; DhGroup::from_code(group).map_or(0, DhGroup::public_len)];
+        let one = Challenge { transaction: 7, hash, group, sequence: 1, challenge: vec![1; digest], public };
+        let end = exchange.handle(&AuthMessage::Challenge(one).encode(), &mut random(1));
+        assert!(matches!(end, HostStep::Failed(found, Some(_)) if found == why), "{end:?}");
+    }
+}
+
+#[test]
+fn a_reply_that_was_right_once_is_not_right_again() {
+    let mut recorded = Vec::new();
+    run(&host(), ControllerExchange::new(controller()), |message| recorded.push(message.clone()));
+    let reply =
+        recorded.iter().find(|one| matches!(AuthMessage::decode(one), Ok(AuthMessage::Reply(_)))).unwrap();
+    let mut again = ControllerExchange::new(controller());
+    let mut drawn = random(77);
+    again.handle(&recorded[0], &mut drawn);
+    again.poll().unwrap();
+    again.handle(reply, &mut drawn);
+    assert_eq!(again.progress(), Progress::Failed(Refused::Failed));
+    // Nor to the same challenge, which is answered once.
+    let mut twice = ControllerExchange::new(controller());
+    let mut drawn = random(2);
+    twice.handle(&recorded[0], &mut drawn);
+    twice.handle(reply, &mut drawn);
+    assert_eq!(twice.progress(), Progress::Authenticated);
+    twice.handle(reply, &mut drawn);
+    assert_eq!(twice.progress(), Progress::Failed(Refused::Message));
+}
+
+/// An attacker without a secret has the controller answer its own challenge.
+#[test]
+fn a_challenge_is_not_reflected() {
+    let options = ControllerOptions { groups: vec![DhGroup::Null], ..controller() };
+    let mut exchange = ControllerExchange::new(options);
+    let negotiate = Negotiate { transaction: 1, secure_channel: 0, hashes: vec![1], groups: vec![0] };
+    exchange.handle(&AuthMessage::Negotiate(negotiate).encode(), &mut random(1));
+    let Ok(AuthMessage::Challenge(posed)) = AuthMessage::decode(&exchange.poll().unwrap()) else { panic!() };
+    let reply = Reply {
+        transaction: 1,
+        response: vec![0; 32],
+        sequence: posed.sequence,
+        challenge: Some(posed.challenge),
+        public: Vec::new(),
+    };
+    exchange.handle(&AuthMessage::Reply(reply).encode(), &mut random(1));
+    let Ok(AuthMessage::Failure1(_)) = AuthMessage::decode(&exchange.poll().unwrap()) else { panic!() };
+    assert_eq!(exchange.progress(), Progress::Failed(Refused::Failed));
+}
+
+#[test]
+fn a_success_without_a_proof_is_none() {
+    let host = host();
+    let (mut exchange, negotiate) = HostExchange::begin(host.clone(), 3);
+    let mut controller = ControllerExchange::new(controller());
+    controller.handle(&negotiate, &mut random(1));
+    let HostStep::Send(_) = exchange.handle(&controller.poll().unwrap(), &mut random(2)) else { panic!() };
+    let success = Success { transaction: 3, digest: 32, response: None };
+    let end = exchange.handle(&AuthMessage::Success1(success).encode(), &mut random(3));
+    assert!(matches!(end, HostStep::Failed(Refused::Failed, Some(_))), "{end:?}");
+    // Nor one that comes before the challenge.
+    let (mut exchange, _) = HostExchange::begin(host.clone(), 3);
+    let success = Success { transaction: 3, digest: 32, response: None };
+    let end = exchange.handle(&AuthMessage::Success1(success).encode(), &mut random(3));
+    assert!(matches!(end, HostStep::Failed(Refused::Message, Some(_))), "{end:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// One bit of one message is another one: neither side believes the other, but for bits that nothing
+    /// depends on.
+    #[test]
+    fn a_changed_message_authenticates_nobody(which in 0usize..4, bit in any::<prop::sample::Index>()) {
+        let options = ControllerOptions { groups: vec![DhGroup::Null], ..controller() };
+        let (mut n, mut counts) = (0, true);
+        let (end, progress) = run(&host(), ControllerExchange::new(options), |message| {
+            if n == which {
+                let bit = bit.index(8 * message.len());
+                let before = AuthMessage::decode(message);
+                message[bit / 8] ^= 1 << (bit % 8);
+                // Reserved bits, and offers that are not taken.
+                counts = before != AuthMessage::decode(message) && which != 0;
+            }
+            n += 1;
+        });
+        if counts {
+            prop_assert!(matches!(end, HostStep::Failed(..)), "{:?}", end);
+            prop_assert!(matches!(progress, Progress::Failed(_)), "{:?}", progress);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_handled(messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..120), 0..5)) {
+        let mut exchange = ControllerExchange::new(controller());
+        for message in &messages {
+            exchange.handle(message, &mut random(1));
+            exchange.poll();
+            prop_assert!(exchange.progress() != Progress::Authenticated);
+        }
+        let host = host();
+        let (mut exchange, _) = HostExchange::begin(host.clone(), 1);
+        for message in &messages {
+            let step = exchange.handle(message, &mut random(1));
+            prop_assert!(!matches!(step, HostStep::Done(_)), "{:?}", step);
+        }
+    }
+}

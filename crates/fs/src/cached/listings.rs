@@ -1,0 +1,212 @@
+//! WalkListings of directories that a walk through a tree will ask for next.
+//!
+//! `find`, `du` and `ls -R` list one directory after the other, each a round trip away. When a directory is
+//! listed that an earlier listing has shown, the others that were shown and not listed yet are listed ahead,
+//! [`WINDOW`] of them at a time.
+//!
+//! Invariants:
+//! - a listing that is handed out is younger than [`NAMES_VALID`], and no change was made through the cache
+//!   since it was requested;
+//! - entries that are not handed out are forgotten, as listing them has counted as a lookup.
+
+use super::{CacheState, CacheStep, Shared};
+use crate::call::{Call, DirectoryEntry, Node, Reply, Stream};
+use crate::{Done, FileKind, NAMES_VALID};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Directories that are listed ahead, requested and not handed out yet.
+const WINDOW: usize = 64;
+/// Most directories that are remembered to be listed.
+const KNOWN_MAX: usize = 20_000;
+/// Numbers of listings that this cache makes; those of its user are smaller.
+const OWN: u64 = 1 << 63;
+
+/// Place in the order of a walk: the newest listing first, as a walk goes down before it goes on.
+type WalkOrder = (std::cmp::Reverse<u64>, usize);
+
+#[derive(Default)]
+pub(super) struct WalkListings {
+    ahead: HashMap<Node, ListedAhead>,
+    /// Directories that were shown and not listed, in the order in which a walk will get to them.
+    order: BTreeMap<WalkOrder, Node>,
+    places: HashMap<Node, WalkOrder>,
+    /// WalkListings that were shown.
+    shown: u64,
+    /// Rises with each change: what was requested before is not handed out.
+    epoch: u64,
+    requested: u64,
+}
+
+/// A listing that was requested ahead.
+enum ListedAhead {
+    /// Calls that wait for it.
+    UnderWay(Vec<(Call, Done)>),
+    Here {
+        entries: Vec<DirectoryEntry>,
+        is_last: bool,
+        since: Instant,
+    },
+}
+
+impl WalkListings {
+    fn forget(&mut self, node: Node) -> bool {
+        match self.places.remove(&node) {
+            Some(place) => self.order.remove(&place).is_some(),
+            None => false,
+        }
+    }
+
+    /// Remembers the directories of a listing.
+    fn show(&mut self, entries: &[DirectoryEntry]) {
+        self.shown += 1;
+        let is_directory = |entry: &&DirectoryEntry| entry.attributes.kind() == FileKind::Directory;
+        for (index, entry) in entries.iter().filter(is_directory).enumerate() {
+            let (node, place) = (entry.attributes.node, (std::cmp::Reverse(self.shown), index));
+            self.forget(node);
+            self.places.insert(node, place);
+            self.order.insert(place, node);
+        }
+        while self.order.len() > KNOWN_MAX {
+            let Some((_, node)) = self.order.pop_last() else { return };
+            self.places.remove(&node);
+        }
+    }
+}
+
+fn forget_entries(entries: Vec<DirectoryEntry>, steps: &mut Vec<CacheStep>) {
+    for entry in entries {
+        let forget = Call::Forget { node: entry.attributes.node, lookups: 1 };
+        steps.push(CacheStep::Start(forget, Box::new(|_| {})));
+    }
+}
+
+impl Shared {
+    /// Lists a directory.
+    pub(super) fn list(
+        self: &Arc<Self>,
+        state: &mut CacheState,
+        (node, stream, after): (Node, Stream, u64),
+        done: Done,
+        steps: &mut Vec<CacheStep>,
+    ) {
+        let call = Call::ReadDirectory { node, stream, after };
+        if after > 0 {
+            return steps.push(CacheStep::Start(call, self.sized(done)));
+        }
+        let listings = &mut state.listings;
+        let was_shown = listings.forget(node);
+        match listings.ahead.remove(&node) {
+            Some(ListedAhead::UnderWay(mut waiting)) => {
+                waiting.push((call, done));
+                listings.ahead.insert(node, ListedAhead::UnderWay(waiting));
+                return;
+            }
+            Some(ListedAhead::Here { entries, is_last, since }) if since.elapsed() < NAMES_VALID => {
+                listings.show(&entries);
+                steps.push(CacheStep::Finish(done, Ok(Reply::Listing(entries, is_last))));
+                return self.list_ahead(state, steps);
+            }
+            Some(ListedAhead::Here { entries, .. }) => forget_entries(entries, steps),
+            None => {}
+        }
+        let (shared, done) = (Arc::clone(self), self.sized(done));
+        let shown: Done = Box::new(move |result| {
+            let mut steps = Vec::new();
+            if let Ok(Reply::Listing(entries, _)) = &result {
+                let mut state = shared.lock();
+                state.listings.show(entries);
+                if was_shown {
+                    shared.list_ahead(&mut state, &mut steps);
+                }
+            }
+            done(result);
+            shared.run(steps);
+        });
+        steps.push(CacheStep::Start(call, shown));
+        if was_shown {
+            self.list_ahead(state, steps);
+        }
+    }
+
+    /// Requests listings of the directories that a walk will get to next.
+    fn list_ahead(self: &Arc<Self>, state: &mut CacheState, steps: &mut Vec<CacheStep>) {
+        let listings = &mut state.listings;
+        if listings.ahead.len() >= WINDOW {
+            // A walk that has gone elsewhere leaves them.
+            let old = |ahead: &ListedAhead| matches!(ahead, ListedAhead::Here { since, .. } if since.elapsed() >= NAMES_VALID);
+            for (_, ahead) in listings.ahead.extract_if(|_, ahead| old(ahead)) {
+                if let ListedAhead::Here { entries, .. } = ahead {
+                    forget_entries(entries, steps);
+                }
+            }
+        }
+        while listings.ahead.len() < WINDOW {
+            let Some((_, node)) = listings.order.pop_first() else { return };
+            listings.places.remove(&node);
+            listings.ahead.insert(node, ListedAhead::UnderWay(Vec::new()));
+            listings.requested += 1;
+            let (stream, epoch) = (Stream(OWN + listings.requested), listings.epoch);
+            let shared = Arc::clone(self);
+            let listed: Done = Box::new(move |result| shared.listed(node, epoch, result));
+            steps.push(CacheStep::Start(Call::ReadDirectory { node, stream, after: 0 }, self.sized(listed)));
+            // Longer ones are continued in the listing of their reader.
+            steps.push(CacheStep::Start(Call::CloseDirectory { stream }, Box::new(|_| {})));
+        }
+    }
+
+    /// A listing that was requested ahead has come, or failed.
+    fn listed(self: &Arc<Self>, node: Node, epoch: u64, result: Result<Reply, Errno>) {
+        let mut steps = Vec::new();
+        let mut state = self.lock();
+        let listings = &mut state.listings;
+        let is_current = listings.epoch == epoch;
+        let waiting = match listings.ahead.remove(&node) {
+            Some(ListedAhead::UnderWay(waiting)) if is_current => waiting,
+            // One of a later time.
+            Some(other) => {
+                listings.ahead.insert(node, other);
+                Vec::new()
+            }
+            None => Vec::new(),
+        };
+        let mut again = waiting.into_iter();
+        if let Ok(Reply::Listing(entries, is_last)) = result {
+            match again.next() {
+                Some((_, done)) => {
+                    listings.show(&entries);
+                    steps.push(CacheStep::Finish(done, Ok(Reply::Listing(entries, is_last))));
+                    self.list_ahead(&mut state, &mut steps);
+                }
+                None if is_current => {
+                    let since = Instant::now();
+                    listings.ahead.insert(node, ListedAhead::Here { entries, is_last, since });
+                }
+                None => forget_entries(entries, &mut steps),
+            }
+        }
+        // Other readers of the same directory, and all after an error, list it themselves.
+        for (call, done) in again {
+            steps.push(CacheStep::Start(call, self.sized(done)));
+        }
+        drop(state);
+        self.run(steps);
+    }
+}
+
+impl CacheState {
+    /// Something is changed: listings from before are not handed out.
+    pub(super) fn drop_listings(&mut self, steps: &mut Vec<CacheStep>) {
+        self.listings.epoch += 1;
+        for (_, ahead) in self.listings.ahead.drain() {
+            match ahead {
+                ListedAhead::Here { entries, .. } => forget_entries(entries, steps),
+                ListedAhead::UnderWay(waiting) => {
+                    steps.extend(waiting.into_iter().map(|(call, done)| CacheStep::Start(call, done)));
+                }
+            }
+        }
+    }
+}

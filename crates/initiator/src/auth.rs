@@ -1,0 +1,126 @@
+//! Authentication of a queue behind its Connect, where the target or this host wants it.
+
+use crate::call::{Data, Done};
+use crate::error::{Error, Result, reason};
+use crate::options::Options;
+use crate::queue::Queue;
+use crate::setup::{Endpoint, bytes_of};
+use longhaul_auth::{DhGroup, HashFunction, HostExchange, HostOptions, HostStep};
+use longhaul_engine::{Buf, BufMut, Memory};
+use longhaul_wire::command::{Sqe, fctype};
+use longhaul_wire::fabrics::ConnectResponse;
+use longhaul_wire::fabrics::auth::{MESSAGE_MAX, authreq};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// Authenticates the queue. Returns the round trips that it took, one after another; none where neither side
+/// wants it.
+///
+/// # Errors
+/// The target refuses this host, or does not prove what it is; the target wants it and this host has no
+/// secret, or the other way round.
+pub(crate) async fn authenticate(
+    endpoint: &Endpoint,
+    options: &Options,
+    queue: &Queue,
+    subnqn: &str,
+    connected: ConnectResponse,
+) -> Result<u32> {
+    const WHAT: &str = "authentication";
+    if connected.authreq & authreq::SECURE_CHANNEL != 0 {
+        return Err(
+            endpoint.incompatible("it wants a secure channel (TLS), which this version does not have")
+        );
+    }
+    let key = match options.key() {
+        None if connected.authreq & authreq::TRANSACTION == 0 => return Ok(0),
+        None => {
+            let why = format!(
+                "it wants a proof that this is {}: make a secret known to both with 'longhaul key make', and name \
+                 its directory with --keys",
+                options.hostnqn
+            );
+            return Err(endpoint.refused(WHAT, why));
+        }
+        Some(key) if connected.authreq & authreq::TRANSACTION == 0 => {
+            // An attacker between both would leave it out.
+            return match key.controller {
+                None => Ok(0),
+                Some(_) => Err(endpoint.refused(WHAT, "it does not prove what it is, as --keys wants")),
+            };
+        }
+        Some(key) => key.clone(),
+    };
+    let host = HostOptions {
+        hostnqn: options.hostnqn.clone(),
+        subnqn: subnqn.to_owned(),
+        key,
+        hashes: HashFunction::ALL.into(),
+        groups: DhGroup::ALL.into_iter().filter(|group| *group != DhGroup::Null).collect(),
+    };
+    let (mut exchange, mut message) = HostExchange::begin(host, transaction());
+    let mut round_trips = 0;
+    loop {
+        let data = Data::Write(Memory::Shared(Buf::copy_of(&message)));
+        let send = Sqe::authentication(fctype::AUTHENTICATION_SEND, message.len() as u32);
+        submit(endpoint, options, queue, "Authentication Send", send, data).await?;
+        let data = Data::Read(Memory::Buf(BufMut::zeroed(MESSAGE_MAX)));
+        let receive = Sqe::authentication(fctype::AUTHENTICATION_RECEIVE, MESSAGE_MAX as u32);
+        let answer = submit(endpoint, options, queue, "Authentication Receive", receive, data).await?;
+        round_trips += 2;
+        let answer = bytes_of(&answer);
+        // Milliseconds of arithmetic: other tasks of the thread go on.
+        let handled = longhaul_engine::blocking(move || {
+            let step = exchange.handle(&answer, &mut longhaul_engine::random);
+            (exchange, step)
+        });
+        let step;
+        (exchange, step) = handled.await;
+        let (result, last) = match step {
+            HostStep::Send(next) => {
+                message = next;
+                continue;
+            }
+            HostStep::Done(last) => (Ok(()), last),
+            HostStep::Failed(why, last) => (Err(endpoint.refused(WHAT, why)), last),
+        };
+        if let Some(last) = last {
+            let send = Sqe::authentication(fctype::AUTHENTICATION_SEND, last.len() as u32);
+            let data = Data::Write(Memory::Shared(Buf::copy_of(&last)));
+            let sent = submit(endpoint, options, queue, "Authentication Send", send, data).await;
+            round_trips += 1;
+            if result.is_ok() {
+                sent?;
+            }
+        }
+        return result.map(|()| round_trips);
+    }
+}
+
+async fn submit(
+    endpoint: &Endpoint,
+    options: &Options,
+    queue: &Queue,
+    what: &'static str,
+    sqe: Sqe,
+    data: Data,
+) -> Result<Done> {
+    let limit = options.connect_timeout.min(endpoint.patience);
+    let answer = endpoint.within(limit, what, async {
+        queue.submit(sqe, data).await.map_err(|e| endpoint.unreachable(reason(&e)))
+    });
+    let done = answer.await?;
+    match done.cqe.status().is_success() {
+        true => Ok(done),
+        false => Err(Error::Refused {
+            addr: endpoint.name.clone(),
+            what: what.to_owned(),
+            reason: done.cqe.status().to_string(),
+        }),
+    }
+}
+
+/// An identifier that no other exchange of this process has at the same time.
+fn transaction() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}

@@ -1,0 +1,165 @@
+//! `fs`
+
+use super::Bytes;
+use serde::Serialize;
+
+/// `fs create`: the file system was made.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsMade {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// UUID of the file system.
+    pub(crate) uuid: String,
+    /// Size that was asked for.
+    pub(crate) size: Bytes,
+    /// Redundancy of its stripes.
+    pub(crate) layout: String,
+    /// Members.
+    pub(crate) width: usize,
+    /// Addresses of the targets of its members.
+    pub(crate) targets: Vec<String>,
+    /// NQNs of the hosts that may mount it.
+    pub(crate) hosts: Vec<String>,
+}
+
+/// `fs ls`: a file system.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "fs")]
+pub(crate) struct FsListed {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// Size that was asked for.
+    pub(crate) size: Bytes,
+    /// Redundancy of its stripes.
+    pub(crate) layout: String,
+    /// Members.
+    pub(crate) width: usize,
+    /// It is being made.
+    pub(crate) creating: bool,
+}
+
+/// `fs ls`: the end of the list.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsList {
+    /// Number of file systems.
+    pub(crate) file_systems: usize,
+    /// Their size together.
+    pub(crate) size: Bytes,
+}
+
+/// `fs status`: all about a file system.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsShown {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// UUID of the file system.
+    pub(crate) uuid: String,
+    /// `healthy`; `degraded` with members missing that redundancy makes up for; `failed` with more, or without
+    /// metadata.
+    pub(crate) health: String,
+    /// Bytes of content that its segments have room for.
+    pub(crate) size: Bytes,
+    /// Bytes of content that its free segments have room for.
+    pub(crate) free: Bytes,
+    /// Redundancy of its stripes.
+    pub(crate) layout: String,
+    /// Members.
+    pub(crate) members: Vec<FsMember>,
+    /// NQNs of the hosts that may mount it.
+    pub(crate) hosts: Vec<String>,
+    /// The hosts that have it mounted.
+    pub(crate) mounts: Vec<FsMount>,
+}
+
+/// A member of a file system.
+#[derive(Serialize)]
+pub(crate) struct FsMember {
+    /// URI with which its hosts connect to it; null if it is missing.
+    pub(crate) uri: Option<String>,
+    /// Size of the namespace.
+    pub(crate) size: Bytes,
+    /// Why its target does not answer; null if it does.
+    pub(crate) error: Option<String>,
+    /// The part of its units that is at this place, while it is filled after a move; null otherwise.
+    pub(crate) filled: Option<f64>,
+}
+
+/// A mount of a file system.
+#[derive(Serialize)]
+pub(crate) struct FsMount {
+    /// Number of the session.
+    pub(crate) session: u64,
+    /// The host.
+    pub(crate) host: String,
+}
+
+/// `fs check`: what was found.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsChecked {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// Objects that are no directories.
+    pub(crate) files: u64,
+    /// Directories.
+    pub(crate) directories: u64,
+    /// Bytes of content.
+    pub(crate) bytes: Bytes,
+    /// Segments that are not free.
+    pub(crate) segments_used: u32,
+    /// All segments.
+    pub(crate) segments: u32,
+    /// Sessions that are over, whose things the next mount removes.
+    pub(crate) left: usize,
+    /// Number of problems.
+    pub(crate) problems: usize,
+    /// The first hundred of them, a sentence each.
+    pub(crate) described: Vec<String>,
+}
+
+/// `fs scrub`: what was found.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsScrubbed {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// Bytes of units that were read.
+    pub(crate) bytes: Bytes,
+    /// Units whose content had another checksum.
+    pub(crate) wrong: u64,
+    /// Units that could not be read, as their members are missing.
+    pub(crate) missing: u64,
+    /// Bytes of files that were in stripes with wrong units, and were written anew.
+    pub(crate) repaired: Bytes,
+    /// Bytes of files that could not be written anew.
+    pub(crate) waiting: Bytes,
+    /// Bytes of files that are lost.
+    pub(crate) lost: Bytes,
+    /// Inodes of these files.
+    pub(crate) files: Vec<u64>,
+}
+
+/// `fs resize`: the file system has grown.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsResized {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// Size that was asked for before.
+    pub(crate) before: Bytes,
+    /// Size that it has now, at least.
+    pub(crate) size: Bytes,
+}
+
+/// `fs rm`: the file systems are removed.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsRemoved {
+    /// Their names.
+    pub(crate) names: Vec<String>,
+    /// What waits for a target and is removed later, with the reason.
+    pub(crate) waiting: Vec<String>,
+}

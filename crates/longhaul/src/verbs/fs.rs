@@ -1,0 +1,402 @@
+//! `longhaul fs`.
+
+use crate::arguments::parse_bytes;
+use crate::events::{
+    FsChecked, FsList, FsListed, FsMade, FsMember, FsMount, FsRemoved, FsResized, FsScrubbed, FsShown,
+};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::Output;
+use crate::pools::{PoolArgs, end};
+use crate::screen::Line;
+use crate::words::file_layouts;
+use longhaul_array::{DEFAULT_UNIT, Layout};
+use longhaul_block::units::format_size;
+use longhaul_pool::{KnownPool, Removed, VolumeLayout, VolumeRecord, VolumeRequest, VolumeState};
+use longhaul_poolfs::{FsName, FsStatus, SCHEME, ScrubReport};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct FsVerbArgs {
+    #[command(subcommand)]
+    verb: FsVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum FsVerb {
+    /// Make a file system
+    Create(CreateFs),
+    /// List the file systems of pools
+    #[command(alias = "list")]
+    Ls(ListFs),
+    /// Show a file system: its members, its mounts
+    #[command(alias = "info")]
+    Status(FsNamed),
+    /// Check the metadata of a file system
+    Check(FsNamed),
+    /// Read all content of a file system, and repair what is wrong
+    Scrub(ScrubFs),
+    /// Make a file system larger, while it is used
+    Resize(ResizeFs),
+    /// Remove file systems and their files
+    Rm(RemoveFs),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Its data is in different failure domains, on the targets with the most free
+capacity, and its metadata in the catalog of the pool: in a file, one host mounts
+it; in etcd, many do.
+
+Example:
+  longhaul fs create scratch/home --size 2TiB --layout parity
+  longhaul mount fs:scratch/home /home/me/shared")]
+struct CreateFs {
+    /// The file system: POOL/NAME
+    name: FsName,
+    /// Bytes of files that it has room for
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    size: u64,
+    /// parity, double-parity, mirror (two copies), or stripe (one)
+    #[arg(long, value_name = "KIND", value_parser = file_layouts(), hide_possible_values = true)]
+    layout: Layout,
+    /// Members [default: one for each failure domain, at most 8]
+    #[arg(long, value_name = "N")]
+    width: Option<usize>,
+    /// Most bytes of a stripe on one member: 64KiB to 1MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    stripe_unit: Option<u64>,
+    /// Most members in one failure domain
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    per_domain: usize,
+    /// Take capacity as it is written to, instead of all of it now
+    #[arg(long)]
+    thin: bool,
+    /// Host that may mount it [default: this one]; may be repeated
+    #[arg(long = "for", value_name = "HOSTNQN")]
+    hosts: Vec<String>,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct ListFs {
+    /// Pools [default: all that this host knows]
+    #[arg(value_name = "POOL")]
+    pools: Vec<String>,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct FsNamed {
+    /// The file system: POOL/NAME
+    name: FsName,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct ScrubFs {
+    /// The file system: POOL/NAME
+    name: FsName,
+    /// Most bytes per second that are read
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    limit: Option<u64>,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct ResizeFs {
+    /// The file system: POOL/NAME
+    name: FsName,
+    /// Its new size: it does not shrink
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    size: u64,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct RemoveFs {
+    /// The file systems: POOL/NAME
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<FsName>,
+    /// Also those that a host has mounted, or had when it crashed
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+pub(crate) fn run(args: FsVerbArgs, output: Output) -> Outcome {
+    match args.verb {
+        FsVerb::Create(args) => create(&args, output),
+        FsVerb::Ls(args) => list(&args, output),
+        FsVerb::Status(args) => status(&args, output),
+        FsVerb::Check(args) => check(&args, output),
+        FsVerb::Scrub(args) => scrub(&args, output),
+        FsVerb::Resize(args) => resize(&args, output),
+        FsVerb::Rm(args) => remove(&args, output),
+    }
+}
+
+/// The name of its redundancy.
+fn layout(volume: &VolumeRecord) -> &'static str {
+    match volume.shape.layout {
+        VolumeLayout::Files(layout) => layout.name(),
+        other => other.name(),
+    }
+}
+
+fn create(args: &CreateFs, output: Output) -> Outcome {
+    let (opened, _) = args.access.open_and_collect(&args.name.pool)?;
+    let kind = VolumeLayout::Files(args.layout);
+    let width = match args.width {
+        Some(width) => width,
+        None => opened.pool.suited_width(kind, 0)?,
+    };
+    let hosts = if args.hosts.is_empty() { vec![args.access.hostnqn()] } else { args.hosts.clone() };
+    let request = VolumeRequest {
+        name: args.name.name.clone(),
+        size: args.size,
+        layout: kind,
+        width,
+        spares: 0,
+        unit: args.stripe_unit.unwrap_or(DEFAULT_UNIT),
+        per_domain: args.per_domain,
+        hosts,
+        job: None,
+        expires: None,
+        thin: args.thin,
+    };
+    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let volume = longhaul_poolfs::create(&opened.pool, &request, owner)?;
+    let name = format!("{SCHEME}{}", args.name);
+    if !output.is_json() {
+        output.line(format_args!("longhaul mount {name} DIR"));
+    }
+    output.event(&FsMade {
+        name,
+        uuid: volume.uuid.to_string(),
+        size: volume.shape.size,
+        layout: layout(&volume).to_owned(),
+        width,
+        targets: opened.pool.member_addresses(&volume)?,
+        hosts: request.hosts,
+    });
+    Ok(())
+}
+
+fn list(args: &ListFs, output: Output) -> Outcome {
+    let pools: Vec<String> = match (&args.pools[..], &args.access.catalog) {
+        ([], None) => KnownPool::all()?.into_iter().map(|pool| pool.name).collect(),
+        ([], Some(catalog)) => KnownPool::new("", catalog)?.host(args.access.targets()?)?.pools()?,
+        (pools, _) => pools.to_vec(),
+    };
+    let (mut file_systems, mut size) = (0, 0u64);
+    for pool in &pools {
+        for volume in longhaul_poolfs::list(&args.access.open(pool)?.pool)? {
+            let creating = volume.state == VolumeState::Creating;
+            let listed = FsListed {
+                name: format!("{SCHEME}{pool}/{}", volume.name),
+                size: volume.shape.size,
+                layout: layout(&volume).to_owned(),
+                width: volume.shape.width,
+                creating,
+            };
+            if !output.is_json() {
+                let note = if creating { " (being made)" } else { "" };
+                let FsListed { name, layout, width, .. } = &listed;
+                output
+                    .line(format_args!("{name:<32} {:>10} {layout} {width}{note}", format_size(listed.size)));
+            }
+            output.event(&listed);
+            file_systems += 1;
+            size = size.saturating_add(listed.size);
+        }
+    }
+    output.event(&FsList { file_systems, size });
+    if !output.is_json() {
+        output.line(format_args!("{file_systems} file systems, {}", format_size(size)));
+    }
+    Ok(())
+}
+
+fn status(args: &FsNamed, output: Output) -> Outcome {
+    let opened = args.access.open(&args.name.pool)?;
+    let FsStatus { volume, is_whole, size, free, filling, sessions } =
+        longhaul_poolfs::status(&opened.pool, &args.name.name)?;
+    let targets = opened.pool.status()?.targets;
+    let uris = opened.pool.member_uris(&volume)?;
+    let members: Vec<FsMember> = uris
+        .into_iter()
+        .zip(&volume.members)
+        .map(|(uri, member)| {
+            let target = targets.iter().find(|target| target.record.id == member.target);
+            let error = match (&uri, target.map(|target| &target.space)) {
+                (None, _) | (_, None) => Some("it was not found".to_owned()),
+                (_, Some(Err(e))) => Some(e.to_string()),
+                (_, Some(Ok(_))) => None,
+            };
+            FsMember { uri, size: volume.shape.member_size, error, filled: None }
+        })
+        .collect();
+    let mut members = members;
+    for (member, done, all) in filling {
+        if let Some(member) = members.get_mut(member) {
+            member.filled = Some(f64::from(done) / f64::from(all.max(1)));
+        }
+    }
+    let missing = members.iter().filter(|member| member.error.is_some()).count();
+    let health = match missing {
+        _ if !is_whole => "failed",
+        0 => "healthy",
+        _ if missing <= volume.shape.redundancy() => "degraded",
+        _ => "failed",
+    };
+    let shown = FsShown {
+        name: format!("{SCHEME}{}", args.name),
+        uuid: volume.uuid.to_string(),
+        health: health.to_owned(),
+        size,
+        free,
+        layout: layout(&volume).to_owned(),
+        members,
+        hosts: volume.hosts.clone(),
+        mounts: sessions.into_iter().map(|(session, host)| FsMount { session, host }).collect(),
+    };
+    if !output.is_json() {
+        tell(&shown, output);
+    }
+    output.event(&shown);
+    if health == "healthy" {
+        return Ok(());
+    }
+    let message = match is_whole {
+        true => format!("{}: {health}: {missing} members cannot be reached", shown.name),
+        false => {
+            format!("{}: failed: it has no metadata; remove it: longhaul fs rm {}", shown.name, args.name)
+        }
+    };
+    let exit = if health == "degraded" { Exit::Partly } else { Exit::Failed };
+    Err(Failure { in_result: true, ..Failure::new(exit, message) })
+}
+
+fn tell(shown: &FsShown, output: Output) {
+    let FsShown { name, health, layout, members, .. } = shown;
+    let (size, free) = (format_size(shown.size), format_size(shown.free));
+    let width = members.len();
+    output.line(format_args!("{name}: {health}, {size}, {free} free, {layout} over {width} members"));
+    for (index, member) in members.iter().enumerate() {
+        let uri = member.uri.as_deref().unwrap_or("missing");
+        let why = member.error.as_ref().map(|why| format!(", unreachable: {why}")).unwrap_or_default();
+        let filled =
+            member.filled.map(|part| format!(", filled to {:.0} %", part * 100.0)).unwrap_or_default();
+        output.line(format_args!("member {index}: {uri}, {}{filled}{why}", format_size(member.size)));
+    }
+    output.line(format_args!("for {}", shown.hosts.join(", ")));
+    for mount in &shown.mounts {
+        output.line(format_args!("mounted on {} (session {})", mount.host, mount.session));
+    }
+}
+
+fn check(args: &FsNamed, output: Output) -> Outcome {
+    let opened = args.access.open(&args.name.pool)?;
+    let volume = longhaul_poolfs::find(&opened.pool, &args.name.name)?;
+    let shown = args.name.to_string();
+    let report = longhaul_poolfs::check(&*opened.pool.host().catalog, volume.uuid, &shown)?;
+    let checked = FsChecked {
+        name: format!("{SCHEME}{}", args.name),
+        files: report.files,
+        directories: report.directories,
+        bytes: report.bytes,
+        segments_used: report.segments.0,
+        segments: report.segments.1,
+        left: report.left.len(),
+        problems: report.count,
+        described: report.problems,
+    };
+    if !output.is_json() {
+        let FsChecked { name, files, directories, problems, .. } = &checked;
+        let bytes = format_size(checked.bytes);
+        output.line(format_args!(
+            "{name}: {files} files with {bytes}, {directories} directories: {problems} problems"
+        ));
+        for problem in &checked.described {
+            output.line(problem);
+        }
+        if checked.left > 0 {
+            output.note(format_args!(
+                "{} hosts were lost: the next mount removes what they left",
+                checked.left
+            ));
+        }
+    }
+    output.event(&checked);
+    if checked.problems == 0 {
+        return Ok(());
+    }
+    let message = format!("the metadata of {} has {} problems", checked.name, checked.problems);
+    Err(Failure { in_result: true, ..Failure::new(Exit::Mismatch, message) })
+}
+
+fn scrub(args: &ScrubFs, output: Output) -> Outcome {
+    let opened = args.access.open(&args.name.pool)?;
+    let line = Line::new();
+    let mut show = |report: &ScrubReport| {
+        line.show(None, format!("{} read, {} units wrong", format_size(report.bytes), report.wrong));
+    };
+    let opener = args.access.initiator.opener();
+    let report = longhaul_poolfs::scrub(&opened.pool, &args.name.name, &opener, args.limit, &mut show)?;
+    drop(line);
+    let name = format!("{SCHEME}{}", args.name);
+    let ScrubReport { bytes, wrong, missing, repaired, waiting, lost, files, .. } = report;
+    if !output.is_json() {
+        output.line(format_args!(
+            "{name}: {} read, {wrong} units wrong, {} repaired, {missing} missing, {} lost",
+            format_size(bytes),
+            format_size(repaired),
+            format_size(lost)
+        ));
+        for inode in &files {
+            output.line(format_args!("inode {inode} has lost content"));
+        }
+    }
+    let files = files.into_iter().collect();
+    output.event(&FsScrubbed { name: name.clone(), bytes, wrong, missing, repaired, waiting, lost, files });
+    let (exit, message) = match (lost, waiting + missing) {
+        (0, 0) => return Ok(()),
+        (0, _) => (Exit::Partly, format!("{name}: members are missing: what they have is not repaired")),
+        (lost, _) => (Exit::Mismatch, format!("{name}: {} of content are lost", format_size(lost))),
+    };
+    Err(Failure { in_result: true, ..Failure::new(exit, message) })
+}
+
+fn resize(args: &ResizeFs, output: Output) -> Outcome {
+    let (opened, _) = args.access.open_and_collect(&args.name.pool)?;
+    let before = longhaul_poolfs::find(&opened.pool, &args.name.name)?.shape.size;
+    let size = longhaul_poolfs::resize(&opened.pool, &args.name.name, args.size)?.shape.size;
+    let name = format!("{SCHEME}{}", args.name);
+    if !output.is_json() {
+        output.line(format_args!("{name} has {} instead of {}", format_size(size), format_size(before)));
+    }
+    output.event(&FsResized { name, before, size });
+    Ok(())
+}
+
+fn remove(args: &RemoveFs, output: Output) -> Outcome {
+    let (mut names, mut waiting) = (Vec::new(), Vec::new());
+    for name in &args.names {
+        let (opened, _) = args.access.open_and_collect(&name.pool)?;
+        if let Removed::Later(why) = longhaul_poolfs::remove(&opened.pool, &name.name, args.force)? {
+            waiting.extend(why);
+        }
+        names.push(format!("{SCHEME}{name}"));
+        if !output.is_json() {
+            output.line(format_args!("removed {SCHEME}{name}"));
+        }
+    }
+    let what = names.join(", ");
+    output.event(&FsRemoved { names, waiting: waiting.clone() });
+    end(&waiting, &what, output)
+}

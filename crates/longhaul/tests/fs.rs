@@ -1,0 +1,352 @@
+//! File systems in pools: `longhaul fs`, and `longhaul mount fs:POOL/NAME`, over targets that run as programs.
+//! What mounts needs FUSE, and is skipped with a message elsewhere.
+
+mod common;
+
+use common::site::{ADMIN, Site};
+use common::{Ran, finish, mounts_below, text, until};
+use longhaul_torture::fsx::Fsx;
+use longhaul_torture::stress::Plan;
+use serde_json::{Value, json};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A pool with a file system, and places to mount it at.
+struct Shared {
+    site: Site,
+}
+
+impl Shared {
+    fn new(targets: usize, args: &[&str]) -> Shared {
+        let site = Site::new(targets);
+        site.create();
+        let made = site.last(&[&["fs", "create", "p/f"], args].concat());
+        assert_eq!((&made["name"], &made["hosts"]), (&json!("fs:p/f"), &json!([ADMIN])));
+        Shared { site }
+    }
+
+    /// `None`, with the reason on standard error, where FUSE is missing.
+    fn with_fuse(targets: usize, args: &[&str]) -> Option<Shared> {
+        longhaul_skip::can_open(&["/dev/fuse"]).then(|| Shared::new(targets, args))
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        let at = self.site.path(name);
+        fs::create_dir_all(&at).expect("made");
+        at
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = common::command(args);
+        command.env("XDG_STATE_HOME", self.site.path("host")).env("XDG_RUNTIME_DIR", self.site.path("host"));
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        finish(self.command(args).spawn().expect("started"))
+    }
+
+    fn mount(&self, at: &str) -> Value {
+        self.mount_with(at, &[])
+    }
+
+    fn mount_with(&self, at: &str, args: &[&str]) -> Value {
+        let at = self.at(at);
+        let mount = ["mount", "fs:p/f", text(&at), "--json", "--hostnqn", ADMIN];
+        let ran = self.run(&[&mount[..], args].concat());
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.events().remove(0)
+    }
+
+    fn umount(&self, at: &str) {
+        let ran = self.run(&["umount", text(&self.at(at))]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    }
+
+    /// The metadata has no problem.
+    fn check(&self) -> Value {
+        let checked = self.site.last(&["fs", "check", "p/f"]);
+        assert_eq!(checked["problems"], 0, "{checked}");
+        checked
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        for mounted in mounts_below(self.site.directory.path()) {
+            self.run(&["umount", "--lazy", &mounted]);
+        }
+    }
+}
+
+#[test]
+fn a_file_system_is_made_listed_and_removed() {
+    let shared = Shared::new(4, &["--size", "64MiB", "--layout", "parity"]);
+    let site = &shared.site;
+    let listed = site.done(&["fs", "ls"]);
+    assert_eq!((&listed[0]["name"], &listed[0]["layout"]), (&json!("fs:p/f"), &json!("parity")));
+    assert_eq!((&listed[0]["width"], &listed[1]["file_systems"]), (&json!(4), &json!(1)));
+    let status = site.last(&["fs", "status", "p/f"]);
+    assert_eq!((&status["health"], &status["size"]), (&json!("healthy"), &status["free"]));
+    assert!(status["size"].as_u64().expect("a size") >= 64 << 20);
+    assert_eq!((status["members"].as_array().expect("members").len(), &status["mounts"]), (4, &json!([])));
+    assert_eq!(shared.check()["directories"], 1);
+    // It is no device, and no volume may have its name.
+    assert!(
+        site.refused(1, &["fs", "create", "p/f", "--size", "1MiB", "--layout", "mirror"]).contains("already")
+    );
+    assert!(
+        site.refused(1, &["volume", "create", "p/f", "--size", "1MiB", "--layout", "single"])
+            .contains("already")
+    );
+    assert!(site.refused(6, &["volume", "rm", "p/f"]).contains("longhaul fs rm p/f"));
+    assert!(
+        site.refused(2, &["bench", "volume:p/f", "--rw", "read", "--size", "1m"])
+            .contains("longhaul mount fs:p/f")
+    );
+    assert!(
+        site.refused(6, &["volume", "resize", "p/f", "--size", "1GiB"]).contains("longhaul fs resize p/f")
+    );
+    assert!(site.refused(1, &["fs", "status", "p/x"]).contains("no file system called x"));
+    assert!(
+        site.refused(2, &["fs", "create", "p/x", "--size", "1MiB", "--layout", "stripe+mirror"])
+            .contains("cannot have")
+    );
+    let grown = site.last(&["fs", "resize", "p/f", "--size", "96MiB"]);
+    assert_eq!((&grown["before"], &grown["size"]), (&json!(64 << 20), &json!(96 << 20)));
+    let status = site.last(&["fs", "status", "p/f"]);
+    assert!(status["size"].as_u64().expect("a size") >= 96 << 20, "{status}");
+    assert_eq!(site.last(&["fs", "scrub", "p/f"])["wrong"], 0);
+    assert_eq!(site.last(&["fs", "rm", "p/f"])["names"], json!(["fs:p/f"]));
+    assert_eq!(site.last(&["fs", "ls"])["file_systems"], 0);
+    assert_eq!((site.files(), &site.last(&["pool", "status", "p"])["used"]), (0, &json!(0)));
+    site.done(&["pool", "destroy", "p"]);
+}
+
+#[test]
+fn files_of_a_mounted_file_system_are_as_those_of_any_other() {
+    let Some(shared) = Shared::with_fuse(4, &["--size", "128MiB", "--layout", "parity"]) else { return };
+    let ready = shared.mount("here");
+    assert_eq!((&ready["via"], &ready["source"]), (&json!("pool"), &json!("fs:p/f")));
+    let here = shared.at("here");
+    fs::create_dir_all(here.join("a/b")).expect("made");
+    let content: Vec<u8> = (0..3 << 20).map(|at: u32| (at % 251) as u8).collect();
+    fs::write(here.join("a/b/large"), &content).expect("written");
+    assert!(fs::read(here.join("a/b/large")).expect("read") == content);
+    let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe");
+    fs::write(here.join(odd), b"odd").expect("written");
+    symlink("a/b/large", here.join("link")).expect("linked");
+    assert_eq!(fs::metadata(here.join("link")).expect("followed").len(), 3 << 20);
+    fs::hard_link(here.join(odd), here.join("hard")).expect("linked");
+    assert_eq!(fs::metadata(here.join("hard")).expect("there").nlink(), 2);
+    fs::rename(here.join("a"), here.join("c")).expect("renamed");
+    let mut open = File::open(here.join("hard")).expect("opened");
+    fs::remove_file(here.join("hard")).expect("removed");
+    fs::remove_file(here.join(odd)).expect("removed");
+    let mut found = String::new();
+    open.read_to_string(&mut found).expect("read");
+    assert_eq!(found, "odd");
+    drop(open);
+    assert_eq!(fs::remove_dir(here.join("c")).expect_err("not empty").kind(), ErrorKind::DirectoryNotEmpty);
+    assert!(shared.site.refused(6, &["fs", "rm", "p/f"]).contains("it is mounted on"));
+    assert_eq!(shared.site.last(&["fs", "status", "p/f"])["mounts"].as_array().expect("mounts").len(), 1);
+    shared.umount("here");
+    shared.check();
+    assert_eq!(fs::read_dir(&here).expect("a directory").count(), 0);
+    shared.mount("here");
+    assert!(fs::read(here.join("c/b/large")).expect("read") == content);
+    shared.umount("here");
+    assert_eq!(shared.site.last(&["fs", "status", "p/f"])["mounts"], json!([]));
+}
+
+#[test]
+fn content_survives_torture() {
+    let Some(shared) = Shared::with_fuse(4, &["--size", "256MiB", "--layout", "parity"]) else { return };
+    shared.mount("here");
+    let here = shared.at("here");
+    let mut contents = Vec::new();
+    for seed in 1..=2 {
+        let mut fsx = Fsx::new(&here.join(format!("file-{seed}")), seed).expect("a file");
+        fsx.run(300).unwrap_or_else(|e| panic!("{e:?}"));
+        contents.push(fsx.content().to_vec());
+    }
+    let plan = Plan { workers: 4, changes: 100, seed: 3 };
+    plan.run(&here).unwrap_or_else(|e| panic!("{e:?}"));
+    shared.umount("here");
+    shared.check();
+    shared.mount("here");
+    for (seed, content) in (1..=2).zip(contents) {
+        assert!(fs::read(here.join(format!("file-{seed}"))).expect("read") == content, "seed {seed}");
+        fs::remove_file(here.join(format!("file-{seed}"))).expect("removed");
+    }
+    let files = plan.check(&here).unwrap_or_else(|e| panic!("{e:?}"));
+    assert!(files > 30, "only {files} files");
+    shared.umount("here");
+}
+
+#[test]
+fn a_lost_target_is_made_up_for() {
+    let Some(mut shared) = Shared::with_fuse(4, &["--size", "64MiB", "--layout", "parity"]) else { return };
+    shared.mount("here");
+    let here = shared.at("here");
+    let content = vec![7; 5 << 20];
+    fs::write(here.join("before"), &content).expect("written");
+    let at = shared.site.kill(1);
+    shared.umount("here");
+    shared.mount("here");
+    assert!(fs::read(here.join("before")).expect("read") == content);
+    fs::write(here.join("after"), &content).expect("written");
+    let status = shared.site.run(&["fs", "status", "p/f"]);
+    assert_eq!((status.code, &status.events()[0]["health"]), (Some(3), &json!("degraded")));
+    until("the mount says so", || {
+        let listed = shared.run(&["attach", "--list", "--json"]).events();
+        listed[0]["health"] == "degraded"
+    });
+    shared.site.restart(1, &at);
+    until("the member is used again", || {
+        let listed = shared.run(&["attach", "--list", "--json"]).events();
+        listed[0]["health"] == "healthy"
+    });
+    for name in ["before", "after"] {
+        assert!(fs::read(here.join(name)).expect("read") == content, "{name}");
+    }
+    shared.umount("here");
+    shared.check();
+}
+
+#[test]
+fn a_tree_that_is_made_under_leases_is_there_for_another_mount() {
+    let Some(shared) = Shared::with_fuse(3, &["--size", "64MiB", "--layout", "mirror"]) else { return };
+    shared.mount_with("one", &["--close", "lease"]);
+    shared.mount("two");
+    let (one, two) = (shared.at("one"), shared.at("two"));
+    let content = |directory: u8, file: u8| vec![directory ^ file; 3000 + usize::from(file)];
+    for directory in 0..5u8 {
+        let to = one.join(format!("top/d{directory}"));
+        fs::create_dir_all(&to).expect("made");
+        for file in 0..40u8 {
+            let name = to.join(format!("f{file}"));
+            fs::write(to.join("part"), content(directory, file)).expect("written");
+            fs::rename(to.join("part"), &name).expect("moved");
+            fs::set_permissions(&name, std::os::unix::fs::PermissionsExt::from_mode(0o640)).expect("changed");
+        }
+        symlink("f1", to.join("link")).expect("linked");
+        // It looks at once: what was closed is there.
+        let seen = two.join(format!("top/d{directory}"));
+        assert_eq!(fs::read_dir(&seen).expect("listed").count(), 41);
+        assert!(fs::read(seen.join("f39")).expect("read") == content(directory, 39));
+    }
+    File::open(one.join("top")).expect("opened").sync_all().expect("durable");
+    shared.check();
+    let plan = Plan { workers: 4, changes: 100, seed: 5 };
+    plan.run(&one).unwrap_or_else(|e| panic!("{e:?}"));
+    shared.umount("one");
+    shared.check();
+    plan.check(&two).unwrap_or_else(|e| panic!("{e:?}"));
+    for directory in 0..5u8 {
+        for file in 0..40u8 {
+            let name = two.join(format!("top/d{directory}/f{file}"));
+            assert!(fs::read(&name).expect("read") == content(directory, file), "{}", name.display());
+            assert_eq!(fs::metadata(&name).expect("there").mode() & 0o7777, 0o640);
+        }
+    }
+    shared.umount("two");
+    shared.check();
+}
+
+#[test]
+fn two_mounts_read_what_the_other_has_closed() {
+    let Some(shared) = Shared::with_fuse(3, &["--size", "64MiB", "--layout", "mirror"]) else { return };
+    shared.mount("one");
+    shared.mount("two");
+    let (one, two) = (shared.at("one"), shared.at("two"));
+    for round in 0..10u8 {
+        fs::write(one.join("file"), vec![round; 10_000 + usize::from(round)]).expect("written");
+        until("its name is seen", || two.join("file").exists());
+        let found = fs::read(two.join("file")).expect("read");
+        assert!(found == vec![round; 10_000 + usize::from(round)], "round {round}");
+    }
+    let append = |dir: &PathBuf, word: &'static str| {
+        let path = dir.join("log");
+        std::thread::spawn(move || {
+            for line in 0..30 {
+                let mut file = OpenOptions::new().append(true).create(true).open(&path).expect("opened");
+                file.write_all(format!("{word} {line:03}\n").as_bytes()).expect("written");
+            }
+        })
+    };
+    fs::write(one.join("log"), b"").expect("made");
+    for thread in [append(&one, "one"), append(&two, "two")] {
+        thread.join().expect("no panic");
+    }
+    let log = fs::read_to_string(one.join("log")).expect("read");
+    for word in ["one", "two"] {
+        let lines: Vec<&str> = log.lines().filter(|line| line.starts_with(word)).collect();
+        let expected: Vec<String> = (0..30).map(|line| format!("{word} {line:03}")).collect();
+        assert_eq!(lines, expected);
+    }
+    shared.umount("one");
+    shared.umount("two");
+    shared.check();
+}
+
+#[test]
+fn what_cannot_be_mounted_is_refused_with_the_reason() {
+    let Some(shared) = Shared::with_fuse(3, &["--size", "32MiB", "--layout", "stripe"]) else { return };
+    let here = shared.at("here");
+    let refused = |name: &str, more: &[&str], code: i32, part: &str| {
+        let ran = shared.run(&[&["mount", name, text(&here)], more].concat());
+        assert_eq!(ran.code, Some(code), "{name}: {}", ran.stderr);
+        assert!(ran.stderr.contains(part), "{name}: {}", ran.stderr);
+    };
+    let own = ["--hostnqn", ADMIN];
+    refused("fs:p/x", &own, 1, "no file system called x in pool p");
+    refused("fs:q/f", &own, 2, "no pool q is known");
+    refused("fs:p", &own, 2, "the form is POOL/NAME");
+    refused("fs:p/f", &["--hostnqn", "nqn.2014-08.org.example:other"], 6, "is not for this host");
+    shared.mount("here");
+    refused("fs:p/f", &own, 6, "mounted already");
+    let file = File::create(here.join("file")).expect("made");
+    file.write_at(b"x", 0).expect("written");
+    drop(file);
+    shared.umount("here");
+}
+
+#[test]
+fn a_lost_target_is_replaced_and_a_member_moves_while_it_is_mounted() {
+    let Some(mut shared) = Shared::with_fuse(5, &["--size", "48MiB", "--layout", "parity", "--width", "3"])
+    else {
+        return;
+    };
+    shared.mount("here");
+    let here = shared.at("here");
+    let content: Vec<u8> = (0..5 << 20).map(|at: u32| (at % 241) as u8).collect();
+    fs::write(here.join("before"), &content).expect("written");
+    let members = |shared: &Shared| -> Vec<String> {
+        let status = shared.site.run(&["fs", "status", "p/f"]).events().remove(0);
+        let members = status["members"].as_array().expect("members").iter();
+        members.map(|member| member["uri"].as_str().unwrap_or("missing").to_owned()).collect()
+    };
+    let at = members(&shared);
+    let lost = (0..5).find(|n| at[1].contains(&shared.site.addr(*n))).expect("the target of member 1");
+    shared.site.kill(lost);
+    let repaired = shared.site.run(&["volume", "repair", "p/f"]);
+    assert!(matches!(repaired.code, Some(0 | 3)), "{repaired:?}");
+    let after = members(&shared);
+    assert_ne!(after[1], at[1]);
+    assert_eq!((&after[0], &after[2]), (&at[0], &at[2]));
+    assert_eq!(shared.site.last(&["fs", "status", "p/f"])["health"], "healthy");
+    fs::write(here.join("after"), &content).expect("written");
+    // Another member may be missing by now.
+    let moved = (0..5).find(|n| *n != lost && after[0].contains(&shared.site.addr(*n))).expect("member 0");
+    shared.site.kill(moved);
+    for name in ["before", "after"] {
+        assert!(fs::read(here.join(name)).expect("read") == content, "{name}");
+    }
+    shared.umount("here");
+    shared.check();
+}

@@ -1,0 +1,218 @@
+//! Segments that nothing refers to any more become free, and what lost hosts leave is removed.
+//!
+//! What a transaction adds to segments and frees there is in a record of its own, so that transactions of
+//! different hosts never wait for each other. These records are added up here, later.
+//!
+//! Invariant: a segment has no session only if all that was added to it is in its record. So bytes that are
+//! added and not freed are those of extents, and a segment without a session in which both are equal has no
+//! extent and gets none.
+
+use crate::schema::{Account, SegmentRecord, decode_orphan, unreadable};
+use crate::session::FsSession;
+use crate::store::{Draft, lock};
+use longhaul_fs::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// Records that one transaction adds up, and segments that it changes: half of what a transaction may have
+/// each.
+pub(crate) const FOLDED: usize = 48;
+
+impl FsSession {
+    /// Makes up the books of segments, frees those without content, and removes what lost hosts leave.
+    pub(crate) fn clean(&self) -> Result<(), Errno> {
+        let _one = lock(&self.cleans);
+        self.follow()?;
+        // Others wait for what is not used: for room, or to fill a member.
+        if self.members.is_any_filling() || self.is_short_of_room()? {
+            self.segments.give_up_idle();
+        }
+        let full = self.segments.full();
+        // What is in the full ones was committed before this.
+        self.fold(self.store.session())?;
+        for segment in full {
+            self.release(segment, self.store.session())?;
+            self.segments.released(segment);
+        }
+        self.clean_up()
+    }
+
+    /// Adds up the records of a session.
+    pub(crate) fn fold(&self, session: u64) -> Result<(), Errno> {
+        let keys = self.store.keys();
+        let prefix = keys.account(session, 0);
+        let prefix = &prefix[..prefix.len() - 8];
+        loop {
+            let page = self.store.page(prefix, prefix, FOLDED)?;
+            if page.is_empty() {
+                return Ok(());
+            }
+            let records: Vec<Vec<u8>> = page.into_iter().map(|entry| entry.key).collect();
+            self.store.change(|draft| {
+                let mut sum: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+                // Another session may have done it, if this one counts as lost.
+                for entry in draft.get_all(&records)? {
+                    let Account(mut account) = Account::decode(&entry.value)
+                        .ok_or_else(|| unreadable("an account", &entry.value))?;
+                    let mut left = BTreeMap::new();
+                    while let Some((segment, (added, freed))) = account.pop_first() {
+                        if sum.len() >= FOLDED && !sum.contains_key(&segment) {
+                            left.insert(segment, (added, freed));
+                            continue;
+                        }
+                        let of = sum.entry(segment).or_default();
+                        *of = (of.0 + added, of.1 + freed);
+                    }
+                    match left.is_empty() {
+                        true => draft.delete(&entry.key),
+                        false => draft.put(&entry.key, Account(left).encode()),
+                    }
+                }
+                for (segment, (added, freed)) in sum {
+                    self.book(draft, segment, |record| {
+                        record.added += added;
+                        record.freed += freed;
+                    })?;
+                }
+                Ok(())
+            })?;
+        }
+    }
+
+    /// Adds up the records of all sessions: what others have freed may be all that is left of a segment.
+    pub(crate) fn fold_all(&self) -> Result<(), Errno> {
+        self.sessions_with_accounts(u64::MAX)?.into_iter().try_for_each(|session| self.fold(session))
+    }
+
+    /// Changes the record of a segment, which is free if nothing is left of it.
+    fn book(
+        &self,
+        draft: &mut Draft<'_>,
+        segment: u32,
+        change: impl FnOnce(&mut SegmentRecord),
+    ) -> Result<(), Errno> {
+        let key = draft.keys().segment(segment);
+        let Some(bytes) = draft.get(&key)? else {
+            tracing::error!("segment {segment} has content, and counts as free: run 'longhaul fs check'");
+            return Ok(());
+        };
+        let mut record =
+            SegmentRecord::decode(&bytes).ok_or_else(|| unreadable("the record of a segment", &bytes))?;
+        change(&mut record);
+        match record.session == 0 && record.added == record.freed {
+            true => draft.delete(&key),
+            false => draft.put(&key, record.encode()),
+        }
+        Ok(())
+    }
+
+    /// A session writes to a segment no more.
+    pub(crate) fn release(&self, segment: u32, session: u64) -> Result<(), Errno> {
+        self.store.change(|draft| {
+            let bytes = draft.get(&draft.keys().segment(segment))?;
+            match bytes.and_then(|bytes| SegmentRecord::decode(&bytes)) {
+                Some(record) if record.session == session => {
+                    self.book(draft, segment, |record| record.session = 0)
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
+    /// Takes over what sessions leave that are over.
+    fn clean_up(&self) -> Result<(), Errno> {
+        let keys = self.store.keys();
+        let segments = self.segments.all(&self.store)?;
+        let numbers = |entries: Vec<longhaul_catalog::Entry>| -> Vec<u64> {
+            entries.iter().filter_map(|entry| Some(keys.parse(&entry.key, 1)?.0[0])).collect()
+        };
+        let mut orphans: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for entry in self.store.range(&keys.orphans())? {
+            let session = decode_orphan(&entry.value).ok_or_else(|| unreadable("an orphan", &entry.value))?;
+            orphans
+                .entry(session)
+                .or_default()
+                .extend(keys.parse(&entry.key, 1).map(|(numbers, _)| numbers[0]));
+        }
+        let mut named: BTreeSet<u64> = segments.values().map(|record| record.session).collect();
+        named.extend(orphans.keys());
+        named.extend(numbers(self.store.page(&keys.accounts(), &keys.accounts(), 1)?));
+        named.remove(&0);
+        if named.iter().all(|session| *session == self.store.session()) {
+            return Ok(());
+        }
+        // Read last: a session whose things were seen before was there before.
+        let live: BTreeSet<u64> = numbers(self.store.range(&keys.sessions())?).into_iter().collect();
+        let all_named = named.iter().chain(&live);
+        let accounted = self.sessions_with_accounts(all_named.copied().max().unwrap_or(0))?;
+        named.extend(accounted);
+        let now = longhaul_engine::now();
+        let mut over = lock(&self.over);
+        over.retain(|session, _| named.contains(session) && !live.contains(session));
+        let settled: Vec<u64> = named
+            .iter()
+            .copied()
+            .filter(|session| !live.contains(session))
+            .filter(|session| {
+                let since = *over.entry(*session).or_insert(now);
+                now.saturating_duration_since(since) >= self.settle
+            })
+            .collect();
+        drop(over);
+        for session in settled {
+            tracing::info!("session {session} is over: what it leaves is taken over");
+            for inode in orphans.remove(&session).unwrap_or_default() {
+                self.reap(inode)?;
+            }
+            self.fold(session)?;
+            for (segment, _) in segments.iter().filter(|(_, record)| record.session == session) {
+                self.release(*segment, session)?;
+            }
+        }
+        // What was removed for others is in books of this session.
+        self.fold(self.store.session())
+    }
+
+    /// Sessions that have records which are not added up.
+    fn sessions_with_accounts(&self, last: u64) -> Result<BTreeSet<u64>, Errno> {
+        let keys = self.store.keys();
+        let (mut found, mut after) = (BTreeSet::new(), keys.accounts());
+        loop {
+            let page = self.store.page(&keys.accounts(), &after, 1)?;
+            let Some((numbers, _)) = page.first().and_then(|entry| keys.parse(&entry.key, 2)) else {
+                return Ok(found);
+            };
+            found.insert(numbers[0]);
+            if numbers[0] > last {
+                return Ok(found);
+            }
+            after = keys.account(numbers[0], u64::MAX);
+        }
+    }
+
+    /// What is done now and then.
+    fn tidy_up(&self) -> Result<(), Errno> {
+        self.clean()?;
+        self.repair_noted().map(drop)?;
+        self.compact_ahead()
+    }
+
+    /// Cleans at this interval until the sender is dropped.
+    pub(crate) fn clean_always(self: &Arc<FsSession>, interval: Duration) -> std::io::Result<Sender<()>> {
+        let (end, ended) = channel::<()>();
+        let session = Arc::clone(self);
+        std::thread::Builder::new().name("longhaul-clean".into()).spawn(move || {
+            while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                if session.store.has_ended() {
+                    return;
+                }
+                if let Err(e) = session.tidy_up() {
+                    tracing::debug!("the books are made up later: {e}");
+                }
+            }
+        })?;
+        Ok(end)
+    }
+}

@@ -1,0 +1,220 @@
+//! Sizes of files, and holes in them.
+
+use crate::content::{GROUP_CHUNKS, PREPARE, PUT_BYTES, SPLIT, TRIMMED, without_privileges};
+use crate::extent::{Extent, ExtentList};
+use crate::node::OpenNode;
+use crate::schema::{CHUNK, Content, InodeRecord, decode_extents, encode_extents, unreadable};
+use crate::session::FsSession;
+use crate::store::{Draft, lock};
+use longhaul_fs::{Errno, FileKind};
+use std::cell::Cell;
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl FsSession {
+    /// Changes the size of a file, and other attributes by `change` in the same transaction.
+    pub(crate) fn resize(
+        &self,
+        number: u64,
+        node: Option<&OpenNode>,
+        size: u64,
+        change: impl Fn(&mut InodeRecord),
+    ) -> Result<InodeRecord, Errno> {
+        if size > i64::MAX as u64 {
+            return Err(Errno::FBIG);
+        }
+        self.settle(number)?;
+        let _one = node.map(|node| lock(&node.commits));
+        if let Some(node) = node {
+            let mut state = node.lock();
+            let before = state.dirty.bytes();
+            state.dirty.remove(size..u64::MAX);
+            self.dirty.fetch_sub(before - state.dirty.bytes(), Relaxed);
+            drop(state);
+            match size {
+                0 => self.abandon(node),
+                _ => self.commit_alone(node)?,
+            }
+        }
+        let resized = loop {
+            let trims = Cell::new(false);
+            let resized = self.store.change(|draft| {
+                let mut inode = draft.needed(number)?;
+                match inode.kind() {
+                    FileKind::Regular => {}
+                    FileKind::Directory => return Err(Errno::ISDIR),
+                    _ => return Err(Errno::INVAL),
+                }
+                trims.set(inode.trims);
+                if inode.trims {
+                    return Err(PREPARE);
+                }
+                if size < inode.size {
+                    self.cut(draft, number, &mut inode, size)?;
+                }
+                let has_changed = size != inode.size;
+                inode.size = size;
+                inode.mode = without_privileges(inode.mode);
+                if has_changed {
+                    inode.modified = self.now();
+                }
+                inode.changed = self.now();
+                change(&mut inode);
+                draft.put_inode(number, inode.clone());
+                Ok(inode)
+            });
+            match resized {
+                Err(PREPARE) if trims.get() => self.trim(number)?,
+                resized => break resized?,
+            }
+        };
+        if resized.trims {
+            self.trim(number)?;
+        }
+        let resized = self.store.inode(number)?.unwrap_or(resized);
+        if let Some(node) = node {
+            let mut state = node.lock();
+            state.replace(resized.clone());
+        }
+        Ok(resized)
+    }
+
+    /// Cuts the map of a file at `size`; chunks behind it are trimmed later.
+    fn cut(
+        &self,
+        draft: &mut Draft<'_>,
+        number: u64,
+        inode: &mut InodeRecord,
+        size: u64,
+    ) -> Result<(), Errno> {
+        match &mut inode.content {
+            Content::Inline(list) => {
+                let removed = list.remove(size..u64::MAX);
+                self.free(draft, inode, &removed);
+            }
+            Content::Chunks => {
+                let key = draft.keys().chunk(number, size / CHUNK);
+                if !size.is_multiple_of(CHUNK)
+                    && let Some(bytes) = draft.get(&key)?
+                {
+                    let mut list = decode_extents(&bytes).ok_or_else(|| unreadable("a chunk", &bytes))?;
+                    let removed = list.remove(size..u64::MAX);
+                    draft.put(&key, encode_extents(&list));
+                    self.free(draft, inode, &removed);
+                }
+                inode.trims = true;
+            }
+            Content::None | Content::Link(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Chunks of an inode from `first` on: at most `most`.
+    pub(crate) fn chunk_keys(
+        &self,
+        number: u64,
+        first: u64,
+        most: usize,
+    ) -> Result<Vec<(u64, Vec<u8>)>, Errno> {
+        let keys = self.store.keys();
+        let prefix = keys.chunks(number);
+        let after = match first.checked_sub(1) {
+            Some(before) => keys.chunk(number, before),
+            None => prefix.clone(),
+        };
+        let page = self.store.page(&prefix, &after, most)?;
+        let number = |entry: longhaul_catalog::Entry| Some((keys.parse(&entry.key, 2)?.0[1], entry.key));
+        Ok(page.into_iter().filter_map(number).collect())
+    }
+
+    /// Removes the chunks of an inode that are behind its end, if it has such.
+    pub(crate) fn trim(&self, number: u64) -> Result<(), Errno> {
+        loop {
+            let Some(inode) = self.store.inode(number)? else { return Ok(()) };
+            if !inode.trims {
+                return Ok(());
+            }
+            let chunks = self.chunk_keys(number, inode.size.div_ceil(CHUNK), TRIMMED)?;
+            self.store.change(|draft| {
+                let Some(mut inode) = draft.inode(number)? else { return Ok(()) };
+                if !inode.trims {
+                    return Ok(());
+                }
+                let keys: Vec<Vec<u8>> = chunks.iter().map(|(_, key)| key.clone()).collect();
+                for entry in draft.get_all(&keys)? {
+                    let list =
+                        decode_extents(&entry.value).ok_or_else(|| unreadable("a chunk", &entry.value))?;
+                    let removed: Vec<Extent> = list.iter().cloned().collect();
+                    self.free(draft, &mut inode, &removed);
+                    draft.delete(&entry.key);
+                }
+                if chunks.len() < TRIMMED {
+                    inode.trims = false;
+                    if inode.size == 0 {
+                        inode.content = Content::Inline(ExtentList::default());
+                    }
+                }
+                draft.put_inode(number, inode);
+                Ok(())
+            })?;
+        }
+    }
+
+    /// Makes a range of a file a hole.
+    pub(crate) fn punch(&self, node: &OpenNode, range: Range<u64>) -> Result<(), Errno> {
+        self.settle(node.inode)?;
+        let _one = lock(&node.commits);
+        self.commit_alone(node)?;
+        let number = node.inode;
+        let (mut first, mut most) = (range.start / CHUNK, GROUP_CHUNKS);
+        loop {
+            let chunks = self.chunk_keys(number, first, most)?;
+            let is_last = chunks.len() < most;
+            let within: Vec<(u64, Vec<u8>)> =
+                chunks.into_iter().filter(|(chunk, _)| chunk * CHUNK < range.end).collect();
+            let punched = self.store.change(|draft| {
+                let mut inode = draft.needed(number)?;
+                let (mut removed, mut put) = (Vec::new(), 0);
+                match &mut inode.content {
+                    Content::Inline(list) => removed = list.remove(range.clone()),
+                    Content::Chunks => {
+                        let keys: Vec<Vec<u8>> = within.iter().map(|(_, key)| key.clone()).collect();
+                        for entry in draft.get_all(&keys)? {
+                            let mut list = decode_extents(&entry.value)
+                                .ok_or_else(|| unreadable("a chunk", &entry.value))?;
+                            removed.extend(list.remove(range.clone()));
+                            match list.is_empty() {
+                                true => draft.delete(&entry.key),
+                                false => {
+                                    let value = encode_extents(&list);
+                                    put += value.len();
+                                    draft.put(&entry.key, value);
+                                }
+                            }
+                        }
+                        if put > PUT_BYTES && within.len() > 1 {
+                            return Err(SPLIT);
+                        }
+                    }
+                    Content::None | Content::Link(_) => return Err(Errno::NODEV),
+                }
+                self.free(draft, &mut inode, &removed);
+                inode.touch(self.now());
+                draft.put_inode(number, inode);
+                Ok(())
+            });
+            match punched {
+                Err(SPLIT) => {
+                    most = within.len() / 2;
+                    continue;
+                }
+                punched => punched?,
+            }
+            match within.last() {
+                Some((last, _)) if !is_last => first = last + 1,
+                _ => break,
+            }
+        }
+        self.refresh(node).map(drop)
+    }
+}

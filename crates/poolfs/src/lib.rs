@@ -1,0 +1,66 @@
+//! File systems in pools: files by name, striped over targets with parity, shared by hosts.
+//!
+//! A file system has a data namespace on each of its targets, and its metadata in the catalog of the pool.
+//! [`PoolFs`] is one mount of it: a [`FileSystem`](longhaul_fs::FileSystem) whose reads and writes go to the
+//! targets directly, with no server between.
+//!
+//! | room | contents |
+//! |---|---|
+//! | `schema`, `settings`, `extent`, `bytes` | keys and records in the catalog |
+//! | `store` | optimistic transactions on them |
+//! | `session` | one mount: its lease, its open files |
+//! | `names`, `listing` | directories |
+//! | `lease` | directories of which this host has a lease: what is made there is written behind |
+//! | `content`, `node`, `runs` | reading, writing, and the commit of what was written |
+//! | `stripe`, `segment`, `members` | units with parity, where they are placed, and the devices |
+//! | `fill`, `moving` | members at other places, and what is written there; for the pool that moves them |
+//! | `cleaner` | segments become free again, and what lost hosts leave is removed |
+//! | `compact`, `relocate`, `maps` | content moves out of segments that are mostly dead, and from there the map of a file is found |
+//! | `calls`, `workers` | the calls of the interface, each on a thread |
+//! | `check`, `scrub` | the metadata against itself; content against its checksums |
+//! | `client` | files by their paths, for programs |
+//! | `manage` | making, listing and removing file systems, and opening their members |
+//!
+//! What is on the members and in the catalog, and why it survives crashes, is described in
+//! `docs/file-systems.md`.
+
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod calls;
+mod check;
+mod cleaner;
+mod client;
+mod compact;
+mod content;
+mod extent;
+mod fill;
+mod lease;
+mod listing;
+mod manage;
+mod maps;
+mod members;
+mod moving;
+mod names;
+mod node;
+mod relocate;
+mod runs;
+mod schema;
+mod scrub;
+mod segment;
+mod session;
+mod settings;
+mod store;
+mod stripe;
+pub mod testing;
+mod workers;
+
+pub use check::{FsReport, check};
+pub use client::Client;
+pub use fill::FillProgress;
+pub use manage::{FsName, FsStatus, SCHEME, create, find, is_fs, list, open, remove, resize, scrub, status};
+pub use members::{MemberStatus, OpenMember};
+pub use moving::HostMembers;
+pub use scrub::ScrubReport;
+pub use session::FsOptions;
+pub use workers::PoolFs;

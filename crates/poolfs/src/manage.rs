@@ -1,0 +1,397 @@
+//! Making, listing and removing the file systems of a pool, and opening their members.
+//!
+//! A file system is a volume of the pool, whose namespaces have no array, and metadata in the catalog. The
+//! volume is made first and removed first: metadata without a volume is what a crash leaves of a removal,
+//! and is removed by the next one; a volume without metadata is what a crash leaves of making, and can only be
+//! removed.
+
+use crate::members::OpenMember;
+use crate::schema::{Keys, SegmentRecord, decode_filled, decode_session};
+use crate::scrub::ScrubReport;
+use crate::segment::{SegmentUse, Segments};
+use crate::session::{FsOptions, format, settings};
+use crate::settings::FsSettings;
+use crate::workers::PoolFs;
+use longhaul_block::{BlockDevice, IoError};
+use longhaul_catalog::{Catalog, Expect, Txn};
+use longhaul_device::{Error, ErrorKind, Opener, Result};
+use longhaul_initiator::Options;
+use longhaul_pool::{Pool, Removed, VolumeName, VolumeRecord, VolumeRequest, VolumeState, file_segment};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// What names of file systems begin with.
+pub const SCHEME: &str = "fs:";
+
+/// How long I/O to a member waits for a connection that is lost. The member counts as missing then, until it
+/// can be connected again.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// Keys that one transaction removes.
+const REMOVED: usize = 100;
+
+/// `POOL/NAME`, with or without `fs:` before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FsName {
+    /// Name of the pool.
+    pub pool: String,
+    /// Name of the file system.
+    pub name: String,
+}
+
+impl FromStr for FsName {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<FsName, String> {
+        let VolumeName { pool, name } =
+            text.strip_prefix(SCHEME).unwrap_or(text).parse().map_err(|e: String| {
+                e.replace("is no volume", "is no file system").replace("of a volume", "of a file system")
+            })?;
+        Ok(FsName { pool, name })
+    }
+}
+
+impl fmt::Display for FsName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.pool, self.name)
+    }
+}
+
+/// A file system, as its metadata says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FsStatus {
+    /// Its volume.
+    pub volume: VolumeRecord,
+    /// It has metadata: otherwise it was not made whole, or the catalog was made again from the targets.
+    pub is_whole: bool,
+    /// Bytes of content that it has room for.
+    pub size: u64,
+    /// Bytes of content for which there is room.
+    pub free: u64,
+    /// Members that are filled: which one, segments done, and all.
+    pub filling: Vec<(usize, u32, u32)>,
+    /// Hosts that have it mounted, by session.
+    pub sessions: Vec<(u64, String)>,
+}
+
+/// Whether a volume is the data of a file system.
+pub fn is_fs(volume: &VolumeRecord) -> bool {
+    volume.shape.layout.is_files()
+}
+
+fn of_catalog(e: longhaul_catalog::Error) -> Error {
+    longhaul_pool::Error::from(e).into()
+}
+
+fn settings_of(pool: &Pool, volume: &VolumeRecord) -> Result<FsSettings> {
+    let shape = &volume.shape;
+    let Some((data, parity)) = shape.layout.file_stripe(shape.width) else {
+        return Err(Error::new(
+            ErrorKind::Invalid,
+            format!("{} is no layout of a file system", shape.layout),
+        ));
+    };
+    let segment = file_segment(shape.member_size);
+    Ok(FsSettings {
+        format: FsSettings::FORMAT,
+        pool: pool.record().uuid,
+        members: shape.width,
+        data,
+        parity,
+        unit: shape.unit,
+        segment,
+        segments: u32::try_from(shape.member_size / segment).unwrap_or(u32::MAX),
+        places: Vec::new(),
+    })
+}
+
+/// Makes a file system, whose top directory belongs to this user and group.
+///
+/// # Errors
+/// Those of [`Pool::create_volume`].
+pub fn create(pool: &Pool, request: &VolumeRequest, owner: (u32, u32)) -> Result<VolumeRecord> {
+    sweep(pool)?;
+    let volume = pool.create_volume(request)?;
+    let made = settings_of(pool, &volume)
+        .and_then(|settings| format(&*pool.host().catalog, volume.uuid, &settings, owner));
+    if let Err(e) = made {
+        if let Err(left) = pool.remove_volume(&volume.name) {
+            tracing::warn!("volume {} is left: {left}", volume.name);
+        }
+        return Err(e);
+    }
+    Ok(volume)
+}
+
+/// The volume of a file system.
+///
+/// # Errors
+/// The pool has no file system of that name.
+pub fn find(pool: &Pool, name: &str) -> Result<VolumeRecord> {
+    let missing = |why: &str| {
+        let what = format!("there is no file system called {name} in pool {}{why}", pool.record().name);
+        Error::new(ErrorKind::Failed, what)
+    };
+    match pool.volume(name) {
+        Ok(volume) if is_fs(&volume) => Ok(volume),
+        Ok(_) => Err(missing(": that is a volume")),
+        Err(longhaul_pool::Error::NotFound { .. }) => Err(missing("")),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// All file systems of a pool, by name.
+///
+/// # Errors
+/// The catalog cannot be read.
+pub fn list(pool: &Pool) -> Result<Vec<VolumeRecord>> {
+    Ok(pool.volumes()?.into_iter().filter(is_fs).collect())
+}
+
+fn sessions(catalog: &dyn Catalog, uuid: Uuid) -> Result<Vec<(u64, String)>> {
+    let keys = Keys::new(uuid);
+    let found = catalog.range(&keys.sessions(), None).map_err(of_catalog)?;
+    let session = |entry: &longhaul_catalog::Entry| {
+        Some((keys.parse(&entry.key, 1)?.0[0], decode_session(&entry.value)?))
+    };
+    Ok(found.entries.iter().filter_map(session).collect())
+}
+
+/// The members that are filled.
+fn filling(catalog: &dyn Catalog, keys: &Keys, settings: &FsSettings) -> Result<Vec<(usize, u32, u32)>> {
+    let members = (0..settings.members).filter(|member| settings.place(*member).fills);
+    members
+        .map(|member| {
+            let found = catalog.get(&keys.filled(member as u64)).map_err(of_catalog)?;
+            let done = found.and_then(|entry| decode_filled(&entry.value)).unwrap_or(0);
+            Ok((member, done, settings.segments))
+        })
+        .collect()
+}
+
+/// Makes a file system `size` bytes large, at least, while it is used: its namespaces grow, and then it does.
+///
+/// # Errors
+/// Those of [`Pool::resize_volume`].
+pub fn resize(pool: &Pool, name: &str, size: u64) -> Result<VolumeRecord> {
+    let volume = find(pool, name)?;
+    let volume = pool.resize_volume(&volume.name, size)?;
+    let catalog = &*pool.host().catalog;
+    let key = Keys::new(volume.uuid).settings();
+    loop {
+        let entry = catalog.get(&key).map_err(of_catalog)?;
+        let entry = entry.ok_or_else(|| Error::new(ErrorKind::Failed, format!("{name} has no metadata")))?;
+        let before = FsSettings::decode(name, &entry.value)?;
+        let segments = u32::try_from(volume.shape.member_size / before.segment).unwrap_or(u32::MAX);
+        if segments <= before.segments {
+            return Ok(volume);
+        }
+        let after = FsSettings { segments, ..before };
+        let txn = Txn::new().expect(&key, Expect::Modified(entry.modified)).put(&key, &after.encode());
+        // Whatever the answer is: it is looked at again.
+        match catalog.commit(&txn) {
+            Ok(_) | Err(longhaul_catalog::Error::Unknown { .. }) => {}
+            Err(e) => return Err(of_catalog(e)),
+        }
+    }
+}
+
+/// Reads all content of a file system, with `limit` bytes a second at most, and repairs what is wrong. This host
+/// has to be one of those that it is for.
+///
+/// # Errors
+/// As for [`open`]; the catalog cannot be read.
+pub fn scrub(
+    pool: &Pool,
+    name: &str,
+    opener: &Opener,
+    limit: Option<u64>,
+    show: &mut dyn FnMut(&ScrubReport),
+) -> Result<ScrubReport> {
+    let fs = open(pool, name, opener, FsOptions { tidy: Duration::ZERO, ..FsOptions::default() })?;
+    let failed =
+        |e| Error::new(ErrorKind::Failed, format!("{name} is not read to its end: {e}; the log says why"));
+    fs.session().scrub(limit, show).map_err(failed)
+}
+
+/// The segments of a file system that are not free.
+fn segments_in_use(catalog: &dyn Catalog, keys: &Keys, name: &str) -> Result<BTreeMap<u32, SegmentUse>> {
+    let damaged =
+        || Error::new(ErrorKind::Failed, format!("records of {name} are damaged: run 'longhaul fs check'"));
+    let records = catalog.range(&keys.segments(), None).map_err(of_catalog)?.entries;
+    let accounts = catalog.range(&keys.accounts(), None).map_err(of_catalog)?.entries;
+    let record = |entry: &longhaul_catalog::Entry| {
+        let number = u32::try_from(keys.parse(&entry.key, 1)?.0[0]).ok()?;
+        Some((number, SegmentRecord::decode(&entry.value)?))
+    };
+    let records: Option<BTreeMap<u32, SegmentRecord>> = records.iter().map(record).collect();
+    let accounts = accounts.iter().map(|entry| &entry.value[..]);
+    SegmentUse::sum(records.ok_or_else(damaged)?, accounts).ok_or_else(damaged)
+}
+
+/// What the metadata of a file system says.
+///
+/// # Errors
+/// The pool has no such file system, or the catalog cannot be read.
+pub fn status(pool: &Pool, name: &str) -> Result<FsStatus> {
+    let volume = find(pool, name)?;
+    let catalog = &*pool.host().catalog;
+    let shown = format!("{}/{name}", pool.record().name);
+    let Some(settings) = settings(catalog, volume.uuid, &shown)? else {
+        return Ok(FsStatus {
+            volume,
+            is_whole: false,
+            size: 0,
+            free: 0,
+            filling: Vec::new(),
+            sessions: Vec::new(),
+        });
+    };
+    let used = segments_in_use(catalog, &Keys::new(volume.uuid), &shown)?;
+    Ok(FsStatus {
+        is_whole: true,
+        size: Segments::size(&settings, settings.segments),
+        free: Segments::available(&settings, settings.segments, &used),
+        filling: filling(catalog, &Keys::new(volume.uuid), &settings)?,
+        sessions: sessions(catalog, volume.uuid)?,
+        volume,
+    })
+}
+
+/// Removes a file system and its files. One that a host has mounted only if `force` is set: calls there fail
+/// from then on.
+///
+/// # Errors
+/// The pool has no such file system; [`ErrorKind::Refused`] if it is mounted.
+pub fn remove(pool: &Pool, name: &str, force: bool) -> Result<Removed> {
+    let volume = find(pool, name)?;
+    let users = sessions(&*pool.host().catalog, volume.uuid)?;
+    if !users.is_empty() && !force {
+        let hosts: Vec<&str> = users.iter().map(|(_, host)| host.as_str()).collect();
+        let why = format!(
+            "file system {}/{name} is not removed: it is mounted on {}; unmount it, or give --force",
+            pool.record().name,
+            hosts.join(", ")
+        );
+        return Err(Error::new(ErrorKind::Refused, why));
+    }
+    let removed = pool.remove_volume(name)?;
+    remove_metadata(&*pool.host().catalog, volume.uuid)?;
+    sweep(pool)?;
+    Ok(removed)
+}
+
+/// Removes all keys of a file system, its settings last, by which [`sweep`] finds it again.
+fn remove_metadata(catalog: &dyn Catalog, uuid: Uuid) -> Result<()> {
+    let keys = Keys::new(uuid);
+    let last = keys.settings();
+    let mut after = keys.all().to_vec();
+    loop {
+        let page = catalog.page(keys.all(), &after, REMOVED).map_err(of_catalog)?;
+        let Some(end) = page.last() else { break };
+        after.clone_from(&end.key);
+        let gone = page.iter().filter(|entry| entry.key != last);
+        let txn = gone.fold(Txn::new(), |txn, entry| txn.delete(&entry.key));
+        commit(catalog, &txn)?;
+    }
+    commit(catalog, &Txn::new().delete(&last))
+}
+
+/// Makes a transaction that may be made twice.
+fn commit(catalog: &dyn Catalog, txn: &Txn) -> Result<()> {
+    loop {
+        match catalog.commit(txn) {
+            Err(longhaul_catalog::Error::Unknown { .. }) => {}
+            result => return result.map(drop).map_err(of_catalog),
+        }
+    }
+}
+
+/// Removes metadata of file systems of this pool whose volumes are gone.
+fn sweep(pool: &Pool) -> Result<()> {
+    let catalog = &*pool.host().catalog;
+    let all = b"fs/";
+    let (mut after, mut found) = (all.to_vec(), Vec::new());
+    loop {
+        let page = catalog.page(all, &after, 1).map_err(of_catalog)?;
+        let Some(entry) = page.first() else { break };
+        let name = entry.key[all.len()..].split(|byte| *byte == b'/').next().unwrap_or_default();
+        after = [&all[..], name, b"0"].concat();
+        let Some(uuid) = std::str::from_utf8(name).ok().and_then(|name| name.parse::<Uuid>().ok()) else {
+            continue;
+        };
+        // One of a later version is of a later program.
+        if let Ok(Some(settings)) = settings(catalog, uuid, "")
+            && settings.pool == pool.record().uuid
+        {
+            found.push(uuid);
+        }
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
+    // Read last: metadata is made after the volume.
+    let intents = pool.intents()?.into_iter().map(|(intent, _)| intent.volume.uuid);
+    let known: BTreeSet<Uuid> =
+        pool.volumes()?.into_iter().map(|volume| volume.uuid).chain(intents).collect();
+    found.into_iter().filter(|uuid| !known.contains(uuid)).try_for_each(|uuid| remove_metadata(catalog, uuid))
+}
+
+/// Opens a file system on this host, which has to be one of those that it is for.
+///
+/// # Errors
+/// It does not exist, is not for this host, or has too few members that can be reached.
+pub fn open(pool: &Pool, name: &str, opener: &Opener, options: FsOptions) -> Result<PoolFs> {
+    find(pool, name)?;
+    let volume = pool.usable_volume(name, opener)?;
+    open_volume(pool, &volume, opener, options)
+}
+
+/// Opens a file system for its members to be moved, on a host that has them attached.
+pub(crate) fn open_for_moves(pool: &Pool, volume: &VolumeRecord, opener: &Opener) -> Result<PoolFs> {
+    // What this session does, it does when it is told to.
+    open_volume(pool, volume, opener, FsOptions { tidy: Duration::ZERO, ..FsOptions::default() })
+}
+
+fn open_volume(pool: &Pool, volume: &VolumeRecord, opener: &Opener, options: FsOptions) -> Result<PoolFs> {
+    let name = &volume.name;
+    if volume.state != VolumeState::Ready {
+        let why = format!("file system {}/{name} is being made: mount it later", pool.record().name);
+        return Err(Error::new(ErrorKind::Refused, why));
+    }
+    let connections = Opener::new(Options { ctrl_loss: Some(PATIENCE), ..opener.options().clone() });
+    let uris = pool.member_uris(volume)?;
+    let member = |(uri, member): (Option<String>, &longhaul_pool::Member)| {
+        let name = uri.clone().unwrap_or_else(|| "a member that was not found".into());
+        let (opener, pool, volume) = (connections.clone(), pool.clone(), volume.uuid);
+        let made_on = member.namespace.map(|id| id.uuid);
+        let open: OpenMember = Box::new(move |namespace| {
+            let found = match namespace {
+                Some(other) if Some(other) != made_on => {
+                    let found = pool.namespace_uri(volume, other);
+                    found.map_err(|e| IoError::Unreachable(e.to_string()))?
+                }
+                _ => uri.clone(),
+            };
+            let wanted = namespace.or(made_on);
+            let uri = &found.ok_or_else(|| IoError::Offline("it was not found".into()))?;
+            let device = opener.connect(uri).map_err(|e| IoError::Unreachable(e.to_string()))?;
+            if device.info().uuid != wanted {
+                return Err(IoError::Offline(format!("{uri} is another namespace")));
+            }
+            Ok(device as Arc<dyn BlockDevice>)
+        });
+        (name, open)
+    };
+    let members = uris.into_iter().zip(&volume.members).map(member).collect();
+    let options = FsOptions {
+        name: format!("{}/{name}", pool.record().name),
+        host: pool.host().name.clone(),
+        engine: opener.config(),
+        ..options
+    };
+    PoolFs::open(Arc::clone(&pool.host().catalog), volume.uuid, members, &options)
+}

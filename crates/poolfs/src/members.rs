@@ -1,0 +1,468 @@
+//! The members of a file system: one device each, all of them opened on one engine thread.
+//!
+//! A member that has moved, or was replaced, has units that are not at its new place yet: these are read at the
+//! former one, if there is one. What is new is written to the new place alone.
+//!
+//! Invariants:
+//! - an operation of a member that is down fails at once, so that no read waits for it and no stripe is
+//!   placed on it;
+//! - a write is waited for until its device has ended it: what was given up here cannot change the device
+//!   later. Reads are given up when their device is away.
+
+use crate::settings::MemberPlace;
+use futures_channel::mpsc;
+use futures_util::StreamExt;
+use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags};
+use longhaul_engine::{Buf, BufMut, Config, Thread, since, spawn, timeout};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use uuid::Uuid;
+
+/// How long a member that failed is left alone before it is opened again.
+const AGAIN: Duration = Duration::from_secs(2);
+/// How long a read waits for a device that is away: a connection that is made again at once.
+const AWAY: Duration = Duration::from_secs(1);
+/// How often it looks whether the device is away.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Opens the device of a member, again each time that it was lost: the namespace with this UUID, or that which the
+/// member was made on.
+pub type OpenMember = Box<dyn Fn(Option<Uuid>) -> IoResult<Arc<dyn BlockDevice>> + Send + Sync>;
+
+/// What is done with the devices, on their thread.
+type MemberJob = Box<dyn FnOnce(&OpenDevices) + Send>;
+/// The devices that are open, by member.
+type OpenDevices = Rc<RefCell<Vec<Option<MemberDevice>>>>;
+/// A device, and the number of the place that it is at.
+type MemberDevice = (Rc<dyn BlockIo>, u64);
+
+/// What becomes of a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberStatus {
+    /// Its device, or what it was called when it could not be opened.
+    pub name: String,
+    /// Why it is not used; `None` while it is.
+    pub down: Option<String>,
+}
+
+struct MemberState {
+    name: String,
+    info: Option<DeviceInfo>,
+    down: Option<(String, Instant)>,
+    /// The namespace; none if there is no such place.
+    namespace: Option<Option<Uuid>>,
+    /// Rises with each place.
+    place: u64,
+}
+
+/// A place of a member: where it is, or was.
+struct Member {
+    open: Arc<OpenMember>,
+    state: Mutex<MemberState>,
+    /// Bytes from here on are to be read at the former place; the largest number if all are here.
+    filled: AtomicU64,
+}
+
+/// See the module.
+pub(crate) struct Members {
+    shared: Arc<Shared>,
+    watcher: Option<std::thread::JoinHandle<()>>,
+    _thread: Thread,
+}
+
+struct Shared {
+    /// The members, and then the former places of each.
+    all: Vec<Member>,
+    jobs: mpsc::UnboundedSender<MemberJob>,
+    /// The members are closed, and the thread that watches them ends.
+    ends: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// The result of an operation under way.
+pub(crate) struct Pending<T> {
+    at: usize,
+    result: std_mpsc::Receiver<IoResult<T>>,
+}
+
+impl<T> Pending<T> {
+    fn ready(at: usize, result: IoResult<T>) -> Pending<T> {
+        let (sender, receiver) = std_mpsc::channel();
+        let _ = sender.send(result);
+        Pending { at, result: receiver }
+    }
+}
+
+impl<T> Pending<T> {
+    /// Where it is under way, for [`Members::read_other`].
+    pub(crate) fn place(&self) -> usize {
+        self.at
+    }
+}
+
+/// What tells one place of a member, and one life of its device, from others.
+fn generation(io: &Rc<dyn BlockIo>, place: u64) -> u64 {
+    place << 40 | io.generation()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn gone() -> IoError {
+    IoError::Offline("the thread that serves the members has ended".into())
+}
+
+/// A read that is given up when its device is away.
+async fn patient<T: Unpin>(io: Rc<dyn BlockIo>, mut operation: IoFuture<T>) -> IoResult<T> {
+    loop {
+        if let Ok(result) = timeout(LOOK, &mut operation).await {
+            return result;
+        }
+        if io.away_since().is_some_and(|then| since(then) > AWAY) {
+            return Err(IoError::Unreachable("the connection is lost".into()));
+        }
+    }
+}
+
+impl Members {
+    /// Opens all members that can be opened.
+    pub(crate) fn open(
+        all: Vec<(String, OpenMember)>,
+        places: &[MemberPlace],
+        config: Config,
+    ) -> IoResult<Members> {
+        let thread = Thread::start("longhaul-fs", config)?;
+        let (jobs, mut inbox) = mpsc::unbounded::<MemberJob>();
+        let count = all.len();
+        let slots = 2 * count;
+        drop(thread.handle().spawn(move || async move {
+            let devices: OpenDevices = Rc::new(RefCell::new(vec![None; slots]));
+            while let Some(job) = inbox.next().await {
+                job(&devices);
+            }
+        }));
+        let member = |(name, open): &(String, Arc<OpenMember>), namespace| {
+            let state = MemberState {
+                name: name.clone(),
+                info: None,
+                down: Some(("it was not opened yet".into(), longhaul_engine::now())),
+                namespace,
+                place: 0,
+            };
+            Member { open: Arc::clone(open), state: Mutex::new(state), filled: AtomicU64::new(u64::MAX) }
+        };
+        let opens: Vec<(String, Arc<OpenMember>)> =
+            all.into_iter().map(|(name, open)| (name, Arc::new(open))).collect();
+        let now = opens.iter().zip(places).map(|(open, place)| member(open, Some(place.namespace)));
+        let former = opens.iter().map(|open| member(open, None));
+        let all: Vec<Member> = now.chain(former).collect();
+        let shared = Arc::new(Shared { all, jobs, ends: Mutex::new(false), changed: Condvar::new() });
+        std::thread::scope(|scope| {
+            for index in 0..count {
+                let shared = &shared;
+                scope.spawn(move || shared.open(index));
+            }
+        });
+        let watched = Arc::clone(&shared);
+        let watcher =
+            std::thread::Builder::new().name("longhaul-member".into()).spawn(move || watched.watch())?;
+        let members = Members { shared, watcher: Some(watcher), _thread: thread };
+        for (index, place) in places.iter().enumerate() {
+            members.follow(index, place, 0);
+        }
+        Ok(members)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.shared.all.len() / 2
+    }
+
+    pub(crate) fn status(&self) -> Vec<MemberStatus> {
+        let status = |member: &Member| {
+            let state = lock(&member.state);
+            MemberStatus { name: state.name.clone(), down: state.down.as_ref().map(|(why, _)| why.clone()) }
+        };
+        self.now().iter().map(status).collect()
+    }
+
+    /// Which members are used.
+    pub(crate) fn live(&self) -> Vec<bool> {
+        self.now().iter().map(|member| lock(&member.state).down.is_none()).collect()
+    }
+
+    fn now(&self) -> &[Member] {
+        &self.shared.all[..self.count()]
+    }
+
+    /// Tries again at once to open the members that are down.
+    pub(crate) fn open_again(&self) {
+        for index in 0..self.shared.all.len() {
+            if self.shared.is_due(index, Duration::ZERO) {
+                self.shared.open(index);
+            }
+        }
+    }
+
+    /// Uses a member where it is now, and its former place for what is not there yet: bytes from `filled` on.
+    pub(crate) fn follow(&self, member: usize, place: &MemberPlace, filled: u64) {
+        let former = self.count() + member;
+        for (at, namespace) in
+            [(former, place.former.map(|former| former.namespace)), (member, Some(place.namespace))]
+        {
+            let Some(one) = self.shared.all.get(at) else { return };
+            let mut state = lock(&one.state);
+            if state.namespace == namespace {
+                continue;
+            }
+            state.namespace = namespace;
+            state.place += 1;
+            (state.info, state.down) = (None, Some(("it has moved".into(), longhaul_engine::now())));
+            drop(state);
+            match namespace {
+                Some(_) => self.shared.open(at),
+                None => self.shared.close(at),
+            }
+        }
+        if let Some(one) = self.shared.all.get(member) {
+            one.filled.store(if place.fills { filled } else { u64::MAX }, Relaxed);
+        }
+    }
+
+    /// Whether a byte of a member may not be at its place yet.
+    pub(crate) fn is_filling(&self, member: u8, offset: u64) -> bool {
+        self.shared.all.get(usize::from(member)).is_some_and(|one| one.filled.load(Relaxed) <= offset)
+    }
+
+    /// Whether units of a member are still to be written to where it is now.
+    pub(crate) fn is_any_filling(&self) -> bool {
+        (0..self.count()).any(|member| self.is_filling(member as u8, u64::MAX - 1))
+    }
+
+    /// A member that is filled, and has no former place.
+    pub(crate) fn filling(&self) -> Option<String> {
+        let is_it = |member: &usize| {
+            self.is_filling(*member as u8, u64::MAX - 1) && self.former(*member as u8).is_none()
+        };
+        let found = (0..self.count()).find(is_it)?;
+        Some(format!("member {found}, {},", lock(&self.shared.all[found].state).name))
+    }
+
+    fn former(&self, member: u8) -> Option<usize> {
+        let at = self.count() + usize::from(member);
+        lock(&self.shared.all.get(at)?.state).namespace.map(|_| at)
+    }
+
+    /// Begins to read where it probably is.
+    pub(crate) fn read(&self, member: u8, offset: u64, len: usize) -> Pending<BufMut> {
+        let former = self.former(member).filter(|_| self.is_filling(member, offset));
+        self.read_at(former.unwrap_or(usize::from(member)), offset, len)
+    }
+
+    /// Begins to read at the other place of a member than where that was read, if it has one.
+    pub(crate) fn read_other(
+        &self,
+        member: u8,
+        (offset, len): (u64, usize),
+        than: usize,
+    ) -> Option<Pending<BufMut>> {
+        let former = self.former(member)?;
+        let other = if than == former { usize::from(member) } else { former };
+        Some(self.read_at(other, offset, len))
+    }
+
+    /// Begins to read at the place where a member is now.
+    pub(crate) fn read_now(&self, member: u8, offset: u64, len: usize) -> Pending<BufMut> {
+        self.read_at(member.into(), offset, len)
+    }
+
+    fn read_at(&self, at: usize, offset: u64, len: usize) -> Pending<BufMut> {
+        self.shared.start(at, move |io, _| {
+            let operation = io.read(offset, BufMut::zeroed(len));
+            let io = Rc::clone(io);
+            match operation.try_ready() {
+                Ok(result) => IoFuture::ready(result),
+                Err(operation) => IoFuture::new(patient(io, operation)),
+            }
+        })
+    }
+
+    /// Writes; gives the [generation](BlockIo::generation) that the device had before.
+    pub(crate) fn write(&self, member: u8, offset: u64, data: Buf) -> Pending<u64> {
+        self.shared.start(member.into(), move |io, place| {
+            let generation = generation(io, place);
+            match io.write(offset, data, WriteFlags::default()).try_ready() {
+                Ok(result) => IoFuture::ready(result.map(|()| generation)),
+                Err(operation) => IoFuture::new(async move { operation.await.map(|()| generation) }),
+            }
+        })
+    }
+
+    /// Makes what was written to a member durable; gives the generation that it has afterwards.
+    fn flush(&self, member: u8) -> Pending<u64> {
+        self.shared.start(member.into(), |io, place| {
+            let (operation, io) = (io.flush(), Rc::clone(io));
+            IoFuture::new(async move { operation.await.map(|()| generation(&io, place)) })
+        })
+    }
+
+    /// Makes what was written to these members durable. What was written to one in the generation that
+    /// is returned for it is durable; nothing is of one without a generation.
+    pub(crate) fn flush_all(&self, members: impl IntoIterator<Item = u8>) -> BTreeMap<u8, Option<u64>> {
+        let under_way: Vec<(u8, Pending<u64>)> =
+            members.into_iter().map(|member| (member, self.flush(member))).collect();
+        under_way.into_iter().map(|(member, pending)| (member, self.wait(pending).ok())).collect()
+    }
+
+    /// Waits for an operation. A member that has failed is down from then on.
+    pub(crate) fn wait<T>(&self, pending: Pending<T>) -> IoResult<T> {
+        let result = pending.result.recv().unwrap_or_else(|_| Err(gone()));
+        if let Err(e) = &result {
+            self.shared.failed(pending.at, e);
+        }
+        result
+    }
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        *lock(&self.shared.ends) = true;
+        self.shared.changed.notify_all();
+        self.shared.jobs.close_channel();
+        if let Some(watcher) = self.watcher.take() {
+            let _ = watcher.join();
+        }
+    }
+}
+
+impl Shared {
+    fn start<T: Send + Unpin + 'static>(
+        &self,
+        member: usize,
+        begin: impl FnOnce(&Rc<dyn BlockIo>, u64) -> IoFuture<T> + Send + 'static,
+    ) -> Pending<T> {
+        let Some(state) = self.all.get(member).map(|member| lock(&member.state)) else {
+            return Pending::ready(member, Err(IoError::Offline(format!("there is no member {member}"))));
+        };
+        if let Some((why, _)) = &state.down {
+            return Pending::ready(member, Err(IoError::Offline(why.clone())));
+        }
+        drop(state);
+        let (done, result) = std_mpsc::channel();
+        let job: MemberJob = Box::new(move |devices| {
+            let Some((io, place)) = devices.borrow().get(member).cloned().flatten() else {
+                let _ = done.send(Err(gone()));
+                return;
+            };
+            match begin(&io, place).try_ready() {
+                Ok(result) => drop(done.send(result)),
+                Err(under_way) => spawn(async move { drop(done.send(under_way.await)) }).detach(),
+            }
+        });
+        // If the thread has ended the job is dropped, and `wait` says so.
+        let _ = self.jobs.unbounded_send(job);
+        Pending { at: member, result }
+    }
+
+    fn failed(&self, index: usize, e: &IoError) {
+        // The data is wrong, not the member; and a full medium can be read.
+        if matches!(e, IoError::Integrity(_) | IoError::NoSpace) {
+            return;
+        }
+        let Some(member) = self.all.get(index) else { return };
+        let mut state = lock(&member.state);
+        if state.down.is_none() {
+            tracing::warn!("member {} is not used any more: {e}", state.name);
+            state.down = Some((e.to_string(), longhaul_engine::now()));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Opens the device of a member, and uses it from then on.
+    fn open(&self, index: usize) {
+        let member = &self.all[index];
+        let (namespace, place) = {
+            let state = lock(&member.state);
+            let Some(namespace) = state.namespace else { return };
+            (namespace, state.place)
+        };
+        let opened = (member.open)(namespace).and_then(|device| {
+            let info = device.info();
+            let (done, result) = std_mpsc::channel();
+            let job: MemberJob = Box::new(move |devices| {
+                let devices = Rc::clone(devices);
+                // One that is opened at the next place meanwhile stays.
+                let is_later =
+                    move |slot: &Option<MemberDevice>| slot.as_ref().is_some_and(|(_, at)| *at > place);
+                if !is_later(&devices.borrow()[index]) {
+                    devices.borrow_mut()[index] = None;
+                }
+                // Other members have work meanwhile.
+                spawn(async move {
+                    let opened = device.open().await.map(|io| {
+                        let slot = &mut devices.borrow_mut()[index];
+                        if !is_later(slot) {
+                            *slot = Some((io, place));
+                        }
+                    });
+                    let _ = done.send(opened);
+                })
+                .detach();
+            });
+            let _ = self.jobs.unbounded_send(job);
+            result.recv().unwrap_or_else(|_| Err(gone()))?;
+            Ok(info)
+        });
+        let mut state = lock(&member.state);
+        if state.place != place {
+            // It has moved meanwhile, and is opened there.
+            return;
+        }
+        match opened {
+            Ok(info) => {
+                if state.info.is_some() {
+                    tracing::info!("member {} is used again", state.name);
+                }
+                if place > 0 {
+                    state.name.clone_from(&info.name);
+                }
+                (state.info, state.down) = (Some(info), None);
+            }
+            Err(e) => state.down = Some((e.to_string(), longhaul_engine::now())),
+        }
+    }
+
+    /// Closes the device of a place that is not used any more.
+    fn close(&self, index: usize) {
+        let job: MemberJob = Box::new(move |devices| drop(devices.borrow_mut()[index].take()));
+        let _ = self.jobs.unbounded_send(job);
+    }
+
+    /// Whether a place has been down for as long.
+    fn is_due(&self, index: usize, long: Duration) -> bool {
+        let state = lock(&self.all[index].state);
+        state.namespace.is_some() && state.down.as_ref().is_some_and(|(_, then)| since(*then) >= long)
+    }
+
+    /// Opens members again that are down.
+    fn watch(&self) {
+        let mut ends = lock(&self.ends);
+        while !*ends {
+            ends = self.changed.wait_timeout(ends, AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+            if *ends {
+                return;
+            }
+            let due: Vec<usize> = (0..self.all.len()).filter(|index| self.is_due(*index, AGAIN)).collect();
+            if !due.is_empty() {
+                drop(ends);
+                due.into_iter().for_each(|index| self.open(index));
+                ends = lock(&self.ends);
+            }
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! A session: one mount of a file system, on one host.
+//!
+//! Its record is under a lease, which a thread keeps. While it is there the session may change the file
+//! system; each of its transactions expects it. When the host is lost, or cannot reach the catalog for as
+//! long as the lease lasts, the record is gone: other sessions release its segments then, and remove the
+//! files that it had open without names.
+
+use crate::lease::Leases;
+use crate::listing::Pages;
+use crate::members::{MemberStatus, Members, OpenMember};
+use crate::node::OpenNode;
+use crate::relocate::FileExtent;
+use crate::schema::{CountersRecord, InodeRecord, Keys, encode_session, unreadable};
+use crate::segment::Segments;
+use crate::settings::{FsSettings, MemberPlace};
+use crate::store::{Store, lock};
+use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, Revision, Txn};
+use longhaul_device::{Error, ErrorKind, Result};
+use longhaul_engine::Config;
+use longhaul_fs::{Errno, Time};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// The lease is kept this many times while it lasts: one of these may be late.
+const KEPT: u32 = 3;
+/// Pause after a try that failed.
+const RETRY: Duration = Duration::from_secs(1);
+/// How often a transaction is tried that other hosts get ahead of.
+const TRIES: usize = 100;
+
+/// How a file system is opened.
+#[derive(Clone, Debug)]
+pub struct FsOptions {
+    /// Its name, for messages: `POOL/NAME`.
+    pub name: String,
+    /// What other hosts can read about this one.
+    pub host: String,
+    /// How long after the last sign of this host others take over what it leaves.
+    pub ttl: Duration,
+    /// How long a session is over before its segments are used by others: above what a write may be under
+    /// way that the lost host has sent.
+    pub settle: Duration,
+    /// Interval at which the books of segments are made up, and what lost hosts leave is removed. Zero: only
+    /// when space is short.
+    pub tidy: Duration,
+    /// Bytes of writes that are in memory.
+    pub memory: usize,
+    /// Leases on directories are taken: `close` and the making of names do not wait until they are durable.
+    pub leases: bool,
+    /// How long what waits for a catalog that is away waits, with leases.
+    pub patience: Duration,
+    /// User and group that own new files.
+    pub owner: (u32, u32),
+    /// Engine of the thread that does the I/O of the members.
+    pub engine: Config,
+}
+
+impl Default for FsOptions {
+    fn default() -> FsOptions {
+        FsOptions {
+            name: "file system".into(),
+            host: String::new(),
+            ttl: Duration::from_secs(30),
+            settle: Duration::from_secs(60),
+            tidy: Duration::from_secs(5),
+            memory: 64 << 20,
+            leases: true,
+            patience: Duration::from_secs(60),
+            owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            engine: Config::default(),
+        }
+    }
+}
+
+/// A file that is open.
+pub(crate) struct OpenHandle {
+    pub(crate) node: Arc<OpenNode>,
+    pub(crate) appends: bool,
+    /// An error that the next call for it reports.
+    pub(crate) error: Option<Errno>,
+}
+
+/// See the module.
+pub(crate) struct FsSession {
+    pub(crate) settings: FsSettings,
+    pub(crate) store: Store,
+    pub(crate) members: Members,
+    pub(crate) segments: Segments,
+    pub(crate) leases: Leases,
+    /// Bytes of writes that are in memory, and how many there may be.
+    pub(crate) dirty: AtomicUsize,
+    pub(crate) memory: usize,
+    pub(crate) owner: (u32, u32),
+    pub(crate) nodes: Mutex<HashMap<u64, Arc<OpenNode>>>,
+    pub(crate) handles: Mutex<HashMap<u64, OpenHandle>>,
+    pub(crate) next_handle: AtomicU64,
+    pub(crate) pages: Mutex<Pages>,
+    pub(crate) settle: Duration,
+    /// Sessions that were found to be over, and since when that is known.
+    pub(crate) over: Mutex<HashMap<u64, std::time::Instant>>,
+    /// One thread makes up the books at a time, and one moves content out of segments.
+    pub(crate) cleans: Mutex<()>,
+    pub(crate) compacts: Mutex<()>,
+    /// Segments whose content could not be read to be moved.
+    pub(crate) stuck: Mutex<BTreeSet<u32>>,
+    /// Extents of stripes that have a wrong unit, with their inodes.
+    pub(crate) wrong: Mutex<Vec<FileExtent>>,
+    /// One thread follows the members at a time.
+    pub(crate) follows: Mutex<()>,
+    /// The session ends: what can be left is left.
+    pub(crate) is_ending: AtomicBool,
+}
+
+fn of_catalog(e: &CatalogError) -> Error {
+    let kind = match e {
+        CatalogError::Unreachable { .. } => ErrorKind::Unreachable,
+        CatalogError::Busy { .. } => ErrorKind::TimedOut,
+        _ => ErrorKind::Failed,
+    };
+    Error::new(kind, e)
+}
+
+/// Makes the metadata of a new file system: its settings and the top directory, of this user and group.
+///
+/// # Errors
+/// There is metadata of this file system already, or the catalog cannot be changed.
+pub(crate) fn format(
+    catalog: &dyn Catalog,
+    uuid: Uuid,
+    settings: &FsSettings,
+    owner: (u32, u32),
+) -> Result<()> {
+    let keys = Keys::new(uuid);
+    let root = InodeRecord::new(0o40_755, owner, now());
+    // The top directory is inode 1, and the one that it is in is itself.
+    let root = InodeRecord { parent: ROOT, ..root };
+    let counters = CountersRecord { inode: ROOT + 1, session: 1 };
+    let key = keys.settings();
+    let txn = Txn::new()
+        .expect(&key, Expect::Absent)
+        .put(&key, &settings.encode())
+        .put(&keys.counters(), &counters.encode())
+        .put(&keys.inode(ROOT), &root.encode());
+    for _ in 0..TRIES {
+        match catalog.commit(&txn) {
+            Ok(Commit::Done(_)) => return Ok(()),
+            Err(CatalogError::Unknown { .. }) => {}
+            Ok(Commit::Conflict(_)) => {
+                // It may be an earlier try whose answer was lost.
+                let found = catalog.get(&keys.inode(ROOT)).map_err(|e| of_catalog(&e))?;
+                let is_ours = found.is_some_and(|found| found.value == root.encode());
+                return match is_ours {
+                    true => Ok(()),
+                    false => Err(Error::new(ErrorKind::Failed, "there is such a file system already")),
+                };
+            }
+            Err(e) => return Err(of_catalog(&e)),
+        }
+    }
+    Err(Error::new(ErrorKind::Failed, "it is unknown whether the file system was made: try again"))
+}
+
+/// The settings of a file system, if it has metadata.
+pub(crate) fn settings(catalog: &dyn Catalog, uuid: Uuid, name: &str) -> Result<Option<FsSettings>> {
+    Ok(settings_at(catalog, uuid, name)?.map(|(settings, _)| settings))
+}
+
+/// The settings with their revision.
+pub(crate) fn settings_at(
+    catalog: &dyn Catalog,
+    uuid: Uuid,
+    name: &str,
+) -> Result<Option<(FsSettings, Revision)>> {
+    let found = catalog.get(&Keys::new(uuid).settings()).map_err(|e| of_catalog(&e))?;
+    found.map(|entry| Ok((FsSettings::decode(name, &entry.value)?, entry.modified))).transpose()
+}
+
+/// Inode of the top directory.
+pub(crate) const ROOT: u64 = 1;
+
+/// The time of the wall clock.
+pub(crate) fn now() -> Time {
+    let now = longhaul_engine::wall_time();
+    Time { seconds: now.as_secs().cast_signed(), nanoseconds: now.subsec_nanos() }
+}
+
+impl FsSession {
+    /// Opens the file system `uuid` on these members; also returns the revision of the catalog as of which the
+    /// session has begun.
+    pub(crate) fn open(
+        catalog: Arc<dyn Catalog>,
+        uuid: Uuid,
+        members: Vec<(String, OpenMember)>,
+        options: &FsOptions,
+    ) -> Result<(FsSession, Revision)> {
+        let failed = |why: &dyn std::fmt::Display| {
+            Error::new(ErrorKind::Failed, format!("file system {} cannot be used: {why}", options.name))
+        };
+        let Some((settings, settings_at)) = settings_at(&*catalog, uuid, &options.name)? else {
+            return Err(failed(
+                &"its metadata is missing: it was not made whole, or the catalog was made again from the targets; \
+                  remove it with 'longhaul fs rm'",
+            ));
+        };
+        if settings.members != members.len() {
+            return Err(failed(&format!("it has {} members, not {}", members.len(), settings.members)));
+        }
+        let places: Vec<MemberPlace> = (0..settings.members).map(|member| settings.place(member)).collect();
+        let members = Members::open(members, &places, options.engine.clone()).map_err(|e| failed(&e))?;
+        let down: Vec<MemberStatus> =
+            members.status().into_iter().filter(|member| member.down.is_some()).collect();
+        if down.len() > settings.parity {
+            let why = |member: &MemberStatus| {
+                format!("{}: {}", member.name, member.down.as_deref().unwrap_or_default())
+            };
+            let all: Vec<String> = down.iter().map(why).collect();
+            let what = format!(
+                "file system {} has too few members: {} of {} cannot be reached, and {} may be missing: {}",
+                options.name,
+                down.len(),
+                settings.members,
+                settings.parity,
+                all.join("; ")
+            );
+            return Err(Error::new(ErrorKind::Unreachable, what));
+        }
+        let keys = Keys::new(uuid);
+        let valid = longhaul_engine::now() + options.ttl;
+        let lease = catalog.grant(options.ttl).map_err(|e| of_catalog(&e))?;
+        let (session, at) = begin(&*catalog, &keys, lease, &options.host)?;
+        let session = FsSession {
+            leases: Leases::new(options.leases, options.patience),
+            segments: Segments::new(&settings),
+            settings,
+            store: Store::new(catalog, keys, session, (lease, valid), settings_at),
+            members,
+            dirty: AtomicUsize::new(0),
+            memory: options.memory,
+            owner: options.owner,
+            nodes: Mutex::default(),
+            handles: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+            pages: Mutex::default(),
+            settle: options.settle,
+            over: Mutex::default(),
+            cleans: Mutex::default(),
+            compacts: Mutex::default(),
+            stuck: Mutex::default(),
+            follows: Mutex::default(),
+            wrong: Mutex::default(),
+            is_ending: AtomicBool::new(false),
+        };
+        Ok((session, at))
+    }
+
+    /// The time of changes.
+    #[allow(clippy::unused_self, reason = "the clock of the session")]
+    pub(crate) fn now(&self) -> Time {
+        now()
+    }
+
+    /// The file, if it is open here.
+    pub(crate) fn open_node(&self, inode: u64) -> Option<Arc<OpenNode>> {
+        lock(&self.nodes).get(&inode).cloned()
+    }
+
+    /// Opens a file whose inode is known; returns its handle. If it `is_read`, this is how it is now, and what is
+    /// known here may be older.
+    pub(crate) fn open_handle(
+        &self,
+        inode: u64,
+        record: InodeRecord,
+        appends: bool,
+        is_read: bool,
+    ) -> (u64, Arc<OpenNode>) {
+        let mut nodes = lock(&self.nodes);
+        let node = match nodes.get(&inode) {
+            Some(node) => Arc::clone(node),
+            None => {
+                let node = Arc::new(OpenNode::new(inode, record.clone()));
+                nodes.insert(inode, Arc::clone(&node));
+                node
+            }
+        };
+        let mut state = node.lock();
+        state.handles += 1;
+        // Close-to-open: content of other hosts is seen from now on.
+        if is_read && state.inode.stamp != record.stamp {
+            // Another thread may have committed since it was read.
+            state.replace(self.store.newest(inode).unwrap_or(record));
+        }
+        drop((state, nodes));
+        let handle = self.next_handle.fetch_add(1, Relaxed);
+        lock(&self.handles).insert(handle, OpenHandle { node: Arc::clone(&node), appends, error: None });
+        (handle, node)
+    }
+
+    /// All descriptors of a file hear of an error once; the one that had it hears of it now.
+    pub(crate) fn report<T>(
+        &self,
+        handle: u64,
+        result: std::result::Result<T, Errno>,
+    ) -> std::result::Result<T, Errno> {
+        let mut handles = lock(&self.handles);
+        if let Err(e) = result {
+            let node = handles.get(&handle).map(|open| Arc::clone(&open.node));
+            for (number, open) in handles.iter_mut() {
+                if *number != handle && node.as_ref().is_some_and(|node| Arc::ptr_eq(node, &open.node)) {
+                    open.error = Some(e);
+                }
+            }
+        } else if let Some(e) = handles.get_mut(&handle).and_then(|open| open.error.take()) {
+            return Err(e);
+        }
+        result
+    }
+
+    /// Keeps the lease until the sender is dropped.
+    pub(crate) fn keep(self: &Arc<FsSession>, ttl: Duration) -> std::io::Result<Sender<()>> {
+        let (end, ended) = channel::<()>();
+        let session = Arc::clone(self);
+        std::thread::Builder::new().name("longhaul-lease".into()).spawn(move || {
+            let (store, lease) = (&session.store, session.store.lease());
+            let mut kept = std::time::Instant::now();
+            let mut pause = ttl / KEPT;
+            while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                pause = ttl / KEPT;
+                let begun = std::time::Instant::now();
+                match store.catalog().keep(lease) {
+                    Ok(left) => {
+                        kept = begun;
+                        store.kept(begun + left.min(ttl));
+                    }
+                    Err(CatalogError::LeaseExpired(_)) => {
+                        tracing::error!(
+                            "the session of this mount has run out, as the catalog did not hear of it for \
+                             long: unmount it, and mount it again"
+                        );
+                        return store.end();
+                    }
+                    // The next time may be in time yet.
+                    Err(e) => {
+                        tracing::warn!("the lease of the session is not kept: {e}");
+                        pause = RETRY.min(ttl / KEPT);
+                    }
+                }
+                if kept.elapsed() > ttl * 2 {
+                    tracing::warn!("the session of this mount may have run out: the catalog does not answer");
+                }
+            }
+        })?;
+        Ok(end)
+    }
+
+    /// Ends the session: its segments are released, and its record is removed.
+    pub(crate) fn end(&self) {
+        if let Err(e) = self.write_out() {
+            tracing::error!("new files and names are lost: {e}");
+        }
+        let open: Vec<Arc<OpenNode>> = lock(&self.nodes).values().cloned().collect();
+        for node in open {
+            if let Err(e) = self.commit(&node) {
+                tracing::error!("inode {}: what was written is lost: {e}", node.inode);
+            }
+        }
+        self.leases.end();
+        self.is_ending.store(true, Relaxed);
+        self.segments.end();
+        let _compacts = lock(&self.compacts);
+        if let Err(e) = self.clean() {
+            tracing::debug!("the books are left to another session: {e}");
+        }
+        self.store.end();
+        if let Err(e) = self.store.catalog().revoke(self.store.lease()) {
+            tracing::debug!("the session is left to run out: {e}");
+        }
+    }
+}
+
+/// Puts the record of a session; its number, and the revision of the catalog.
+fn begin(
+    catalog: &dyn Catalog,
+    keys: &Keys,
+    lease: longhaul_catalog::LeaseId,
+    host: &str,
+) -> Result<(u64, Revision)> {
+    for _ in 0..TRIES {
+        let key = keys.counters();
+        let entry = catalog.get(&key).map_err(|e| of_catalog(&e))?;
+        let entry = entry.ok_or_else(|| Error::new(ErrorKind::Failed, "the file system was removed"))?;
+        let Some(mut counters) = CountersRecord::decode(&entry.value) else {
+            unreadable("the counters of the file system", &entry.value);
+            return Err(Error::new(ErrorKind::Failed, "the counters of the file system cannot be read"));
+        };
+        let session = counters.session;
+        counters.session += 1;
+        let txn = Txn::new()
+            .expect(&key, Expect::Modified(entry.modified))
+            .put(&key, &counters.encode())
+            .put_leased(&keys.session(session), &encode_session(host), lease);
+        match catalog.commit(&txn) {
+            Ok(Commit::Done(at)) => return Ok((session, at)),
+            // A number that was taken by a try whose answer was lost stays unused.
+            Ok(Commit::Conflict(_)) | Err(CatalogError::Unknown { .. }) => {}
+            Err(e) => return Err(of_catalog(&e)),
+        }
+    }
+    Err(Error::new(ErrorKind::Failed, "other hosts changed the file system each time: try again"))
+}

@@ -1,0 +1,127 @@
+//! How a file system lies on its members: its first record in the catalog, as JSON.
+
+use crate::schema::FORMAT;
+use longhaul_device::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// How a file system lies on its members. Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FsSettings {
+    pub(crate) format: u64,
+    /// The pool that has it.
+    pub(crate) pool: Uuid,
+    /// Members.
+    pub(crate) members: usize,
+    /// Most data units of a stripe.
+    pub(crate) data: usize,
+    /// Units of parity of a stripe.
+    pub(crate) parity: usize,
+    /// Largest unit of a stripe.
+    pub(crate) unit: u64,
+    /// A segment on one member.
+    pub(crate) segment: u64,
+    /// Number of segments.
+    pub(crate) segments: u32,
+    /// Where the members are, once one has moved; otherwise where they were made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) places: Vec<MemberPlace>,
+}
+
+/// Where a member is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemberPlace {
+    /// Its namespace; that which it was made on if there is none.
+    pub(crate) namespace: Option<Uuid>,
+    /// Units are still to be written to it that were there before it was the member.
+    pub(crate) fills: bool,
+    /// The namespace that it moves from, which has these units; none if that is lost.
+    pub(crate) former: Option<FormerPlace>,
+}
+
+/// Where a member was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FormerPlace {
+    /// Its namespace; that which the member was made on if there is none.
+    pub(crate) namespace: Option<Uuid>,
+}
+
+#[derive(Deserialize)]
+struct SettingsVersion {
+    format: u64,
+}
+
+impl FsSettings {
+    /// The version of settings that this program makes.
+    pub(crate) const FORMAT: u64 = FORMAT as u64;
+    /// The version of those with places of members, which programs of version 1 do not know.
+    pub(crate) const FORMAT_PLACES: u64 = 2;
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        // unwrap: numbers only, and writing to memory does not fail.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Reads the settings of the file system `name`.
+    pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<FsSettings> {
+        let failed =
+            |why: String| Error::new(ErrorKind::Failed, format!("file system {name} cannot be used: {why}"));
+        let damaged = |e: serde_json::Error| failed(format!("its settings are damaged: {e}"));
+        let version: SettingsVersion = serde_json::from_slice(bytes).map_err(damaged)?;
+        if !(FsSettings::FORMAT..=FsSettings::FORMAT_PLACES).contains(&version.format) {
+            return Err(failed(format!(
+                "it has format {}, and this program knows format {}: use a newer program",
+                version.format,
+                FsSettings::FORMAT_PLACES
+            )));
+        }
+        serde_json::from_slice(bytes).map_err(damaged)
+    }
+
+    /// Where a member is.
+    pub(crate) fn place(&self, member: usize) -> MemberPlace {
+        self.places.get(member).copied().unwrap_or_default()
+    }
+
+    /// Changes where a member is.
+    pub(crate) fn set_place(&mut self, member: usize, place: MemberPlace) {
+        self.format = FsSettings::FORMAT_PLACES;
+        self.places.resize(self.members, MemberPlace::default());
+        if let Some(of) = self.places.get_mut(member) {
+            *of = place;
+        }
+    }
+
+    /// Bytes of content that a whole stripe has.
+    pub(crate) fn stripe(&self) -> u64 {
+        self.unit * self.data as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_a_later_version_are_refused_with_a_sentence() {
+        let settings = FsSettings {
+            format: 1,
+            pool: Uuid::nil(),
+            members: 3,
+            data: 2,
+            parity: 1,
+            unit: 1 << 18,
+            segment: 1 << 26,
+            segments: 16,
+            places: Vec::new(),
+        };
+        let text = r#"{"format":1,"pool":"00000000-0000-0000-0000-000000000000","members":3,"data":2,"parity":1,"unit":262144,"segment":67108864,"segments":16}"#;
+        assert_eq!(settings.encode(), text.as_bytes());
+        assert_eq!(FsSettings::decode("p/f", text.as_bytes()).expect("read"), settings);
+        let later = text.replace("\"format\":1", "\"format\":3");
+        let error = FsSettings::decode("p/f", later.as_bytes()).expect_err("later").to_string();
+        assert!(error.contains("it has format 3, and this program knows format 2"), "{error}");
+        let error = FsSettings::decode("p/f", b"{").expect_err("damaged").to_string();
+        assert!(error.contains("its settings are damaged"), "{error}");
+    }
+}

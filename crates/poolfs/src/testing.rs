@@ -1,0 +1,229 @@
+//! A file system on disks in memory, for tests and simulations: hosts that crash, disks that fail.
+
+use crate::members::OpenMember;
+use crate::session::{FsOptions, format};
+use crate::settings::FsSettings;
+use crate::store::lock;
+use crate::workers::PoolFs;
+use crate::{FillProgress, FsReport, ScrubReport, check};
+use longhaul_block::testing::FaultDisk;
+use longhaul_block::{BlockDevice, IoError};
+use longhaul_catalog::Catalog;
+use longhaul_device::Result;
+use longhaul_fs::Errno;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use uuid::Uuid;
+
+/// Bytes of a segment on one disk.
+pub const SEGMENT: u64 = 256 << 10;
+/// Largest unit of a stripe.
+pub const UNIT: u64 = 64 << 10;
+
+/// A disk that hosts reach, or do not.
+#[derive(Clone)]
+pub struct TestDisk {
+    /// The disk.
+    pub disk: FaultDisk,
+    gone: Arc<AtomicBool>,
+}
+
+impl TestDisk {
+    fn new(segments: u32) -> TestDisk {
+        TestDisk { disk: FaultDisk::new(SEGMENT * u64::from(segments)), gone: Arc::default() }
+    }
+
+    /// Takes the disk away, or gives it back.
+    pub fn set_gone(&self, is_gone: bool) {
+        self.gone.store(is_gone, Relaxed);
+        self.disk.disconnect(is_gone);
+    }
+}
+
+/// A file system in memory.
+pub struct TestFs {
+    /// Its metadata.
+    pub catalog: Arc<dyn Catalog>,
+    /// Its members.
+    pub disks: Vec<TestDisk>,
+    /// Disks that members may move to.
+    others: Arc<Mutex<BTreeMap<Uuid, TestDisk>>>,
+    /// Identifies it.
+    pub uuid: Uuid,
+}
+
+impl TestFs {
+    /// Makes a file system with these units of data and parity on as many disks, of `segments` segments.
+    ///
+    /// # Errors
+    /// The catalog cannot be changed.
+    pub fn new(
+        catalog: Arc<dyn Catalog>,
+        members: usize,
+        (data, parity): (usize, usize),
+        segments: u32,
+    ) -> Result<TestFs> {
+        let settings = FsSettings {
+            format: FsSettings::FORMAT,
+            pool: Uuid::nil(),
+            members,
+            data,
+            parity,
+            unit: UNIT,
+            segment: SEGMENT,
+            segments,
+            places: Vec::new(),
+        };
+        let uuid = Uuid::new_v4();
+        format(&*catalog, uuid, &settings, (1, 2))?;
+        let disks = (0..members).map(|_| TestDisk::new(segments)).collect();
+        Ok(TestFs { catalog, disks, others: Arc::default(), uuid })
+    }
+
+    /// A disk of this many segments that a member can move to.
+    pub fn add_disk(&self, segments: u32) -> (Uuid, TestDisk) {
+        let (uuid, disk) = (Uuid::new_v4(), TestDisk::new(segments));
+        lock(&self.others).insert(uuid, disk.clone());
+        (uuid, disk)
+    }
+
+    /// Options without threads that work by themselves, and without waits.
+    pub fn options() -> FsOptions {
+        FsOptions {
+            name: "test".into(),
+            host: "host".into(),
+            settle: std::time::Duration::ZERO,
+            tidy: std::time::Duration::ZERO,
+            memory: 4 << 20,
+            leases: false,
+            owner: (1, 2),
+            ..FsOptions::default()
+        }
+    }
+
+    /// The same for hosts that take leases on directories, by which names and files are written behind.
+    pub fn leased() -> FsOptions {
+        FsOptions { leases: true, ..TestFs::options() }
+    }
+
+    /// Opens it, by a catalog of the caller such as one that fails.
+    ///
+    /// # Errors
+    /// Those of [`PoolFs::open`].
+    pub fn open_by(&self, catalog: Arc<dyn Catalog>, options: &FsOptions) -> Result<PoolFs> {
+        let member = |(index, disk): (usize, &TestDisk)| {
+            let (own, others) = (disk.clone(), Arc::clone(&self.others));
+            let open: OpenMember = Box::new(move |namespace| {
+                let disk = match namespace {
+                    Some(uuid) => {
+                        lock(&others).get(&uuid).cloned().ok_or(IoError::Offline("removed".into()))?
+                    }
+                    None => own.clone(),
+                };
+                match disk.gone.load(Relaxed) {
+                    true => Err(IoError::Unreachable("the disk is gone".into())),
+                    false => Ok(Arc::new(disk.disk.clone()) as Arc<dyn BlockDevice>),
+                }
+            });
+            (format!("disk {index}"), open)
+        };
+        let members = self.disks.iter().enumerate().map(member).collect();
+        PoolFs::open(catalog, self.uuid, members, options)
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Those of [`PoolFs::open`].
+    pub fn open(&self) -> Result<PoolFs> {
+        self.open_by(Arc::clone(&self.catalog), &TestFs::options())
+    }
+
+    /// Checks it.
+    ///
+    /// # Errors
+    /// Those of [`check`].
+    pub fn check(&self) -> Result<FsReport> {
+        check(&*self.catalog, self.uuid, "test")
+    }
+}
+
+impl PoolFs {
+    /// Ends as a host does that is lost: what was not committed is gone, and its session is there until its
+    /// lease has run out.
+    pub fn lose(self) {
+        self.crash();
+    }
+
+    /// Makes up the books of segments now, and removes what lost hosts leave.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog cannot be changed.
+    pub fn tidy(&self) -> std::result::Result<(), Errno> {
+        self.session().clean()
+    }
+
+    /// Moves content out of segments that are mostly dead; how many segments became free.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog or the members cannot be changed.
+    pub fn compact(&self) -> std::result::Result<usize, Errno> {
+        self.session().compact_now()
+    }
+
+    /// A member is on this disk from now on. It moves, or what it had is lost.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog cannot be changed.
+    pub fn place_member(&self, member: usize, disk: Uuid, moves: bool) -> std::result::Result<(), Errno> {
+        self.session().place_member(member, disk, moves)
+    }
+
+    /// Writes what a member is to have to where it is now.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog or the member cannot be changed.
+    pub fn fill(&self, member: usize) -> std::result::Result<FillProgress, Errno> {
+        self.session().fill(member, None, &mut |_| {})
+    }
+
+    /// It has as many segments from now on.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog cannot be changed.
+    pub fn grow(&self, segments: u32) -> std::result::Result<(), Errno> {
+        self.session().grow(segments)
+    }
+
+    /// Reads everything, and repairs it.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog cannot be read.
+    pub fn scrub(&self) -> std::result::Result<ScrubReport, Errno> {
+        self.session().scrub(None, &mut |_| {})
+    }
+
+    /// Repairs what reads have found to be wrong; how many stripes were.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog or the members cannot be changed.
+    pub fn repair(&self) -> std::result::Result<usize, Errno> {
+        self.session().repair_noted()
+    }
+
+    /// Tries now to open members that are missing.
+    pub fn find_members(&self) {
+        self.session().members.open_again();
+    }
+
+    /// Bytes of writes that are in memory.
+    pub fn unwritten(&self) -> usize {
+        self.session().dirty.load(Relaxed)
+    }
+
+    /// The lease of its session, to end it as if it had run out.
+    pub fn lease(&self) -> longhaul_catalog::LeaseId {
+        self.session().store.lease()
+    }
+}

@@ -1,0 +1,183 @@
+//! A mounted file system, whose calls are executed by threads.
+
+use crate::members::{MemberStatus, OpenMember};
+use crate::session::{FsOptions, FsSession};
+use crate::store::lock;
+use longhaul_catalog::Catalog;
+use longhaul_device::{Error, ErrorKind, Result};
+use longhaul_fs::{Answer, Call, Done, Errno, FileSystem};
+use std::collections::VecDeque;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use uuid::Uuid;
+
+/// Most threads: calls that wait at the same time for a catalog or members that are far away. As many cells of
+/// 1 MiB are read ahead at a time.
+const THREADS: usize = 128;
+
+#[derive(Default)]
+struct Queue {
+    calls: VecDeque<(Call, Answer)>,
+    threads: usize,
+    idle: usize,
+    ends: bool,
+}
+
+struct Workers {
+    session: Arc<FsSession>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+/// A file system that this host has mounted.
+pub struct PoolFs {
+    workers: Arc<Workers>,
+    /// They end the threads that keep the lease and clean.
+    threads: Option<(Sender<()>, Option<Sender<()>>)>,
+}
+
+impl Workers {
+    fn run(&self) {
+        loop {
+            let mut queue = lock(&self.queue);
+            let (call, answer) = loop {
+                if let Some(next) = queue.calls.pop_front() {
+                    break next;
+                }
+                if queue.ends {
+                    queue.threads -= 1;
+                    drop(queue);
+                    self.changed.notify_all();
+                    return;
+                }
+                queue.idle += 1;
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.idle -= 1;
+            };
+            drop(queue);
+            answer.give(self.session.execute(call));
+        }
+    }
+}
+
+impl PoolFs {
+    /// Opens the file system `uuid` of a catalog on its members, each with its name for messages.
+    ///
+    /// # Errors
+    /// It has no metadata of a version that this program knows, too few members can be reached, or the catalog
+    /// cannot be changed.
+    pub fn open(
+        catalog: Arc<dyn Catalog>,
+        uuid: Uuid,
+        members: Vec<(String, OpenMember)>,
+        options: &FsOptions,
+    ) -> Result<PoolFs> {
+        let (session, at) = FsSession::open(catalog, uuid, members, options)?;
+        let session = Arc::new(session);
+        let failed = |e: std::io::Error| Error::new(ErrorKind::Failed, format!("cannot start a thread: {e}"));
+        let keeper = session.keep(options.ttl).map_err(failed)?;
+        if options.leases {
+            session.listen_always(at + 1).and_then(|()| session.write_always()).map_err(failed)?;
+        }
+        let cleaner = match options.tidy.is_zero() {
+            true => None,
+            false => Some(session.clean_always(options.tidy).map_err(failed)?),
+        };
+        let workers = Workers { session, queue: Mutex::default(), changed: Condvar::new() };
+        Ok(PoolFs { workers: Arc::new(workers), threads: Some((keeper, cleaner)) })
+    }
+
+    pub(crate) fn session(&self) -> &Arc<FsSession> {
+        &self.workers.session
+    }
+
+    /// Its members, as they are now.
+    pub fn members(&self) -> Vec<MemberStatus> {
+        self.workers.session.members.status()
+    }
+
+    /// What is wrong with it, as `CONDITION: DETAIL`; `None` if nothing is.
+    pub fn trouble(&self) -> Option<String> {
+        if self.workers.session.store.has_ended() {
+            return Some("failed: its session has run out: unmount it, and mount it again".into());
+        }
+        let down: Vec<String> = self
+            .members()
+            .into_iter()
+            .filter_map(|member| Some(format!("{}: {}", member.name, member.down?)))
+            .collect();
+        let (missing, may_be) = (down.len(), self.workers.session.settings.parity);
+        match missing {
+            0 => self.workers.session.members.filling().map(|name| format!("degraded: {name} is filled")),
+            _ if missing > may_be => {
+                Some(format!("failed: {missing} members are missing: {}", down.join("; ")))
+            }
+            _ => Some(format!("degraded: {missing} members are missing: {}", down.join("; "))),
+        }
+    }
+
+    fn stop(&mut self) {
+        lock(&self.workers.queue).ends = true;
+        self.workers.changed.notify_all();
+        let mut queue = lock(&self.workers.queue);
+        while queue.threads > 0 {
+            queue = self.workers.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends as a host does that is lost: nothing is committed, and the session runs out by itself.
+    pub(crate) fn crash(mut self) {
+        self.stop();
+        self.workers.session.store.end();
+        self.threads = None;
+    }
+}
+
+impl FileSystem for PoolFs {
+    fn start(&self, call: Call, done: Done) {
+        let answer = Answer::new(done);
+        let mut queue = lock(&self.workers.queue);
+        if queue.ends {
+            drop(queue);
+            return answer.give(Err(Errno::IO));
+        }
+        queue.calls.push_back((call, answer));
+        let is_short = queue.idle < queue.calls.len() && queue.threads < THREADS;
+        if is_short {
+            queue.threads += 1;
+        }
+        drop(queue);
+        if !is_short {
+            return self.workers.changed.notify_one();
+        }
+        let workers = Arc::clone(&self.workers);
+        let started = std::thread::Builder::new().name("longhaul-fs".into()).spawn(move || workers.run());
+        if let Err(e) = started {
+            let mut queue = lock(&self.workers.queue);
+            queue.threads -= 1;
+            tracing::warn!("cannot start a thread: {e}");
+            // Without any, nothing would answer.
+            let unanswered =
+                if queue.threads == 0 { std::mem::take(&mut queue.calls) } else { VecDeque::new() };
+            drop(queue);
+            unanswered.into_iter().for_each(|(_, answer)| answer.give(Err(Errno::AGAIN)));
+        }
+    }
+}
+
+impl Drop for PoolFs {
+    /// Ends the session: what was written is committed.
+    fn drop(&mut self) {
+        if let Some(threads) = self.threads.take() {
+            self.stop();
+            self.workers.session.end();
+            drop(threads);
+        }
+    }
+}
+
+impl std::fmt::Debug for PoolFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PoolFs").field("members", &self.members()).finish_non_exhaustive()
+    }
+}

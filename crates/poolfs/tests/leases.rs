@@ -1,0 +1,356 @@
+//! Hosts that take leases on directories: what is made there is acknowledged from memory.
+
+mod common;
+
+use common::dying::{Dying, End};
+use common::{APPEND, Calls, ROOT, WRITE, assert_right, mount, parity, pattern};
+use longhaul_block::IoError;
+use longhaul_block::filter::OpKind;
+use longhaul_block::testing::{Fault, FaultRule};
+use longhaul_fs::{Call, Changes, Errno, FileSystem, Node, Reply, Time, TimeChange};
+use longhaul_poolfs::testing::TestFs;
+use longhaul_poolfs::{FsOptions, PoolFs};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn sync(fs: &PoolFs, node: Node) -> common::Result<()> {
+    fs.wait(Call::SyncDirectory { node }).map(drop)
+}
+
+fn change(fs: &PoolFs, node: Node, changes: Changes) -> common::Result<longhaul_fs::Attributes> {
+    match fs.wait(Call::Change { node, handle: None, changes })? {
+        Reply::Attributes(attributes) => Ok(attributes),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Transactions that `fs` has made by this catalog, which counts them from above.
+fn used(counting: &Dying, before: &mut u64) -> u64 {
+    let left = counting.left();
+    std::mem::replace(before, left) - left
+}
+
+#[test]
+fn files_are_made_without_waiting_and_written_together() {
+    let fs = parity();
+    let counting = Dying::new(&fs.catalog, 1 << 32, End::Before);
+    let mounted = fs.open_by(counting.clone(), &TestFs::leased()).expect("mounted");
+    let mut before = counting.left();
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    for directory in 0..10u8 {
+        let below = mounted.make_directory(top, &[b'd', directory + 1]).expect("made").node;
+        for file in 0..50u8 {
+            let name = [b'A' + file];
+            let content = pattern(usize::from(file) * 40, u64::from(file));
+            let node = mounted.put(below, &name, &content).expect("written");
+            let time = TimeChange::At(Time { seconds: 1_000_000 + i64::from(file), nanoseconds: 7 });
+            let changes = Changes { mode: Some(0o600), modified: Some(time), ..Changes::default() };
+            change(&mounted, node, changes).expect("changed");
+        }
+    }
+    sync(&mounted, top).expect("synced");
+    let transactions = used(&counting, &mut before);
+    assert!(transactions < 40, "{transactions} transactions for 510 objects");
+    let report = assert_right(&fs);
+    assert_eq!((report.files, report.directories), (500, 12));
+    // Small files share stripes.
+    let files: u64 = (0..50).map(|file| file * 40).sum::<u64>() * 10;
+    assert_eq!(report.bytes, files);
+    assert!(report.segments.0 < 4, "{report:?}");
+    mounted.lose();
+    let other = fs.open().expect("mounted");
+    for directory in 0..10u8 {
+        let below = other.lookup(other.lookup(ROOT, b"top").expect("there").node, &[b'd', directory + 1]);
+        let below = below.expect("there").node;
+        let all = other.list(below).expect("listed");
+        assert_eq!(all.len(), 50);
+        for file in 0..50u8 {
+            let attributes = all[&vec![b'A' + file]];
+            assert_eq!(attributes.mode & 0o7777, 0o600);
+            assert_eq!(attributes.modified, Time { seconds: 1_000_000 + i64::from(file), nanoseconds: 7 });
+            let content = pattern(usize::from(file) * 40, u64::from(file));
+            assert!(other.content(below, &[b'A' + file]).expect("read") == content);
+        }
+    }
+}
+
+#[test]
+fn another_host_sees_at_once_what_was_closed() {
+    let fs = parity();
+    let (one, two) = (mount(&fs, true), mount(&fs, false));
+    let top = one.make_directory(ROOT, b"top").expect("made").node;
+    for round in 0..20u64 {
+        let name = format!("{round}").into_bytes();
+        one.put(top, &name, &pattern(5000, round)).expect("written");
+        match round % 4 {
+            0 => assert!(two.content(top, &name).expect("read") == pattern(5000, round), "round {round}"),
+            1 => assert_eq!(two.list(top).expect("listed").len() as u64, round + 1),
+            2 => assert_eq!(two.attributes(top), one.attributes(top)),
+            _ => {
+                assert_eq!(two.create(top, &name, common::EXCLUSIVE).map(drop), Err(Errno::EXIST));
+                two.remove(top, &name, false).expect("removed");
+                two.put(top, &name, b"two").expect("written");
+                assert_eq!(one.content(top, &name), Ok(b"two".to_vec()));
+            }
+        }
+    }
+    drop((one, two));
+    assert_eq!(assert_right(&fs).files, 20);
+}
+
+#[test]
+fn a_directory_in_which_another_host_makes_something_is_not_removed() {
+    let fs = parity();
+    let (one, two) = (mount(&fs, true), mount(&fs, true));
+    for round in 0..30u8 {
+        let name = [b'd', round + 1];
+        let inner = one.make_directory(ROOT, &name).expect("made").node;
+        let removed = std::thread::scope(|scope| {
+            let made = scope.spawn(|| one.put(inner, b"file", b"content").map(drop));
+            let removed = scope.spawn(|| two.remove(ROOT, &name, true));
+            let (made, removed) = (made.join().expect("no panic"), removed.join().expect("no panic"));
+            assert!(made.is_ok() != removed.is_ok(), "round {round}: {made:?} {removed:?}");
+            removed.is_ok()
+        });
+        if !removed {
+            assert_eq!(two.content(inner, b"file"), Ok(b"content".to_vec()));
+        }
+    }
+    drop((one, two));
+    assert_right(&fs);
+}
+
+#[test]
+fn hosts_that_use_one_directory_at_the_same_time_lose_nothing() {
+    let fs = parity();
+    let hosts: Vec<PoolFs> = (0..3).map(|_| mount(&fs, true)).collect();
+    let top = hosts[0].make_directory(ROOT, b"top").expect("made").node;
+    std::thread::scope(|scope| {
+        for (index, host) in hosts.iter().enumerate() {
+            scope.spawn(move || {
+                for number in 0..40 {
+                    let (name, moved) = (format!("{index} {number}"), format!("{index} moved {number}"));
+                    host.put(top, name.as_bytes(), &pattern(3000, number)).expect("written");
+                    match number % 4 {
+                        0 => host.rename((top, name.as_bytes()), (top, moved.as_bytes()), 0).expect("moved"),
+                        1 => host.remove(top, name.as_bytes(), false).expect("removed"),
+                        2 => drop(host.lookup(top, format!("{} {number}", (index + 1) % 3).as_bytes())),
+                        _ => {}
+                    }
+                }
+            });
+        }
+    });
+    for host in &hosts {
+        let all = host.list(top).expect("listed");
+        assert_eq!(all.len(), 90);
+        for index in 0..3 {
+            for number in (0..40).filter(|number| number % 4 != 1) {
+                let name = if number % 4 == 0 {
+                    format!("{index} moved {number}")
+                } else {
+                    format!("{index} {number}")
+                };
+                assert!(host.content(top, name.as_bytes()).expect("read") == pattern(3000, number), "{name}");
+            }
+        }
+    }
+    drop(hosts);
+    assert_eq!(assert_right(&fs).files, 90);
+}
+
+#[test]
+fn a_host_that_is_lost_holds_nobody_up() {
+    let fs = parity();
+    let (one, two) = (mount(&fs, true), mount(&fs, true));
+    let top = one.make_directory(ROOT, b"top").expect("made").node;
+    one.put(top, b"kept", b"kept").expect("written");
+    sync(&one, top).expect("synced");
+    one.put(top, b"lost", b"lost").expect("written");
+    let lease = one.lease();
+    one.lose();
+    // Its lease runs out while another host waits for it.
+    let catalog = Arc::clone(&fs.catalog);
+    let found = std::thread::scope(|scope| {
+        let found = scope.spawn(|| two.list(top));
+        scope.spawn(move || catalog.revoke(lease).expect("ended"));
+        found.join().expect("no panic")
+    });
+    let found = found.expect("listed");
+    assert!(found.contains_key(&b"kept"[..]), "{found:?}");
+    two.put(top, b"new", b"new").expect("written");
+    two.tidy().expect("cleaned");
+    two.tidy().expect("cleaned");
+    drop(two);
+    assert_right(&fs);
+}
+
+#[test]
+fn a_session_that_has_run_out_says_so() {
+    let fs = parity();
+    let mounted = mount(&fs, true);
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    let (_, handle) = mounted.create(top, b"file", WRITE).expect("made");
+    mounted.write(handle, 0, b"content").expect("in memory");
+    fs.catalog.revoke(mounted.lease()).expect("ended");
+    assert_eq!(mounted.wait(Call::Sync { handle, data_only: false }).map(drop), Err(Errno::IO));
+    assert_eq!(mounted.create(top, b"late", WRITE).map(drop), Err(Errno::IO));
+    assert_eq!(sync(&mounted, top), Err(Errno::IO));
+    drop(mounted);
+    assert_eq!(assert_right(&fs).files, 0);
+}
+
+#[test]
+fn content_that_cannot_be_written_is_reported_once_to_each() {
+    let fs = parity();
+    let mounted = mount(&fs, true);
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    let (attributes, first) = mounted.create(top, b"file", WRITE).expect("made");
+    let (_, second) = mounted.open(attributes.node, WRITE).expect("opened");
+    mounted.write(first, 0, &pattern(1000, 1)).expect("in memory");
+    for disk in &fs.disks {
+        let error = IoError::Unreachable("cut".into());
+        disk.disk.inject(FaultRule::new(OpKind::Write, Fault::Error(error)));
+    }
+    mounted.flush(first).expect("later");
+    // The names are durable, and the content is not.
+    assert_eq!(sync(&mounted, top), Err(Errno::IO));
+    assert_eq!(sync(&mounted, top), Ok(()));
+    for handle in [first, second] {
+        assert_eq!(mounted.flush(handle), Err(Errno::IO));
+        assert_eq!(mounted.flush(handle), Ok(()));
+    }
+    for disk in &fs.disks {
+        disk.disk.heal();
+    }
+    mounted.find_members();
+    mounted.write(second, 0, &pattern(2000, 2)).expect("in memory");
+    mounted.wait(Call::Sync { handle: second, data_only: false }).expect("synced");
+    mounted.close(first).expect("closed");
+    mounted.close(second).expect("closed");
+    drop(mounted);
+    let mounted = fs.open().expect("mounted");
+    assert_eq!(mounted.content(top, b"file"), Ok(pattern(2000, 2)));
+    drop(mounted);
+    assert_right(&fs);
+}
+
+#[test]
+fn content_that_members_lose_is_written_again() {
+    let fs = parity();
+    let mounted = mount(&fs, true);
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    for file in 0..30u8 {
+        mounted.put(top, &[b'A' + file], &pattern(20_000, file.into())).expect("written");
+    }
+    // It is lost between the write and what makes it durable.
+    let error = IoError::Unreachable("cut".into());
+    fs.disks[1].disk.inject(FaultRule::new(OpKind::Flush, Fault::Error(error)).times(1));
+    sync(&mounted, top).expect("synced");
+    mounted.lose();
+    fs.disks.iter().for_each(|disk| disk.disk.cut_power());
+    let mounted = fs.open().expect("mounted");
+    for file in 0..30u8 {
+        assert!(mounted.content(top, &[b'A' + file]).expect("read") == pattern(20_000, file.into()));
+    }
+}
+
+#[test]
+fn an_open_file_is_read_and_written_while_it_is_written_behind() {
+    let fs = parity();
+    let mounted = mount(&fs, true);
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    let (_, handle) = mounted.create(top, b"log", APPEND).expect("made");
+    let mut content = Vec::new();
+    for round in 0..200u64 {
+        let line = pattern(700, round);
+        mounted.write(handle, 0, &line).expect("written");
+        content.extend(line);
+        match round % 5 {
+            0 => mounted.flush(handle).expect("closed"),
+            1 => sync(&mounted, top).expect("synced"),
+            _ => {}
+        }
+        assert!(mounted.read(handle, 0, 1 << 20).expect("read") == content, "round {round}");
+    }
+    mounted.close(handle).expect("closed");
+    assert!(mounted.content(top, b"log").expect("read") == content);
+    drop(mounted);
+    assert!(fs.open().expect("mounted").content(top, b"log").expect("read") == content);
+    assert_right(&fs);
+}
+
+#[test]
+fn memory_is_bounded() {
+    let fs = TestFs::new(common::memory(), 3, (2, 1), 400).expect("made");
+    let options = FsOptions { memory: 256 << 10, ..TestFs::leased() };
+    let mounted = fs.open_by(Arc::clone(&fs.catalog), &options).expect("mounted");
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    for file in 0..200u64 {
+        mounted.put(top, format!("{file}").as_bytes(), &pattern(30_000, file)).expect("written");
+        assert!(mounted.unwritten() <= 400 << 10, "{} bytes in memory", mounted.unwritten());
+    }
+    for file in 0..200u64 {
+        let found = mounted.content(top, format!("{file}").as_bytes()).expect("read");
+        assert!(found == pattern(30_000, file));
+    }
+    drop(mounted);
+    assert_right(&fs);
+}
+
+#[test]
+fn names_come_in_the_order_in_which_they_were_made() {
+    // Whatever is there of it at any time is right, also while directories, files and moves are written in
+    // several transactions.
+    let fs = parity();
+    let mounted = mount(&fs, true);
+    let watching = std::sync::atomic::AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while watching.load(std::sync::atomic::Ordering::Relaxed) {
+                assert_right(&fs);
+            }
+        });
+        let mut parents = vec![mounted.make_directory(ROOT, b"top").expect("made").node];
+        for round in 0..1500u32 {
+            let parent = parents[round as usize % parents.len()];
+            let name = format!("{round}").into_bytes();
+            if round % 10 == 0 {
+                parents.push(mounted.make_directory(parent, &name).expect("made").node);
+            } else {
+                mounted.put(parent, &name, &pattern(100, round.into())).expect("written");
+                let other = parents[round as usize * 7 % parents.len()];
+                mounted.rename((parent, &name), (other, format!("m{round}").as_bytes()), 0).expect("moved");
+            }
+        }
+        sync(&mounted, ROOT).expect("synced");
+        watching.store(false, std::sync::atomic::Ordering::Relaxed);
+    });
+    drop(mounted);
+    assert_eq!(assert_right(&fs).files, 1350);
+}
+
+#[test]
+fn a_catalog_that_is_away_for_a_while_loses_nothing() {
+    let fs = parity();
+    let options = FsOptions { patience: Duration::from_secs(1), ..TestFs::leased() };
+    let away = Dying::new(&fs.catalog, u64::MAX - 1, End::Before);
+    let mounted = fs.open_by(away.clone(), &options).expect("mounted");
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    mounted.put(top, b"before", b"before").expect("written");
+    away.set_away(true);
+    // What is leased is read and made.
+    assert_eq!(mounted.lookup(top, b"none").map(drop), Err(Errno::NOENT));
+    assert_eq!(mounted.content(top, b"before"), Ok(b"before".to_vec()));
+    let (_, handle) = mounted.create(top, b"during", WRITE).expect("made");
+    mounted.write(handle, 0, b"during").expect("in memory");
+    assert_eq!(mounted.wait(Call::Sync { handle, data_only: false }).map(drop), Err(Errno::IO));
+    away.set_away(false);
+    mounted.wait(Call::Sync { handle, data_only: false }).expect("synced");
+    mounted.close(handle).expect("closed");
+    drop(mounted);
+    let mounted = fs.open().expect("mounted");
+    assert_eq!(mounted.content(top, b"during"), Ok(b"during".to_vec()));
+    drop(mounted);
+    assert_right(&fs);
+}

@@ -1,0 +1,208 @@
+//! Authentication of one queue, before anything else is taken on it.
+//!
+//! Invariants:
+//! - a queue on which it is required takes nothing but Authentication Send and Receive until the host has
+//!   proved that it knows its secret;
+//! - one message of a queue at a time is received or handled, and its memory is bounded;
+//! - the arithmetic runs outside the engine's thread, which serves other connections meanwhile, and after the
+//!   turn of the peer's address: a peer does not get more of it by asking often;
+//! - a queue on which it has failed ends.
+
+use crate::connection::{Connection, Work};
+use crate::pace::Pace;
+use longhaul_auth::{ControllerExchange, ControllerOptions, DhGroup, HashFunction, HostKey, Progress};
+use longhaul_engine::{BufMut, Memory, Task, now, sleep, spawn};
+use longhaul_proto::controller::Reply;
+use longhaul_proto::target::CommandData;
+use longhaul_wire::command::{Sqe, admin, fctype};
+use longhaul_wire::completion::Status;
+use longhaul_wire::fabrics::auth::{Authentication, MESSAGE_MAX, PROTOCOL_SPECIFIC, SECURITY_PROTOCOL};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most bytes that a message is received into or sent from: what the Linux kernel's host offers.
+const BUFFER_MAX: usize = 4096;
+const _: () = assert!(MESSAGE_MAX <= BUFFER_MAX);
+
+/// The hosts that may connect, and how they prove who they are.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// What each host knows, by its NQN. No other host may connect.
+    pub hosts: BTreeMap<String, HostKey>,
+    /// Hash functions that may be used, the preferred one first.
+    pub hashes: Vec<HashFunction>,
+    /// Diffie-Hellman groups that may be used, the preferred one first. With the null group a secret can be
+    /// tried out against what was recorded on the network.
+    pub groups: Vec<DhGroup>,
+}
+
+impl Keys {
+    /// With every hash function, and every group but the null one.
+    pub fn new(hosts: BTreeMap<String, HostKey>) -> Keys {
+        let groups = DhGroup::ALL.into_iter().filter(|group| *group != DhGroup::Null).collect();
+        Keys { hosts, hashes: HashFunction::ALL.into(), groups }
+    }
+
+    /// What the host of this NQN is to prove to the subsystem; none if it may not connect.
+    pub(crate) fn of(&self, hostnqn: &str, subnqn: &str) -> Option<ControllerOptions> {
+        Some(ControllerOptions {
+            hostnqn: hostnqn.to_owned(),
+            subnqn: subnqn.to_owned(),
+            key: self.hosts.get(hostnqn)?.clone(),
+            hashes: self.hashes.clone(),
+            groups: self.groups.clone(),
+        })
+    }
+}
+
+/// Authentication of a queue.
+pub(crate) struct QueueAuth {
+    hostnqn: String,
+    is_authenticated: Cell<bool>,
+    /// None while a message is handled.
+    exchange: RefCell<Option<ControllerExchange>>,
+    /// A message is received or handled.
+    is_busy: Cell<bool>,
+    /// The turns of the peer's address.
+    pace: Arc<Pace>,
+    /// Ends a connection that is not authenticated in time.
+    _timer: Task<()>,
+}
+
+impl QueueAuth {
+    pub(crate) fn new(connection: &Rc<Connection>, options: ControllerOptions) -> Rc<QueueAuth> {
+        Rc::new_cyclic(|this| QueueAuth {
+            hostnqn: options.hostnqn.clone(),
+            is_authenticated: Cell::new(false),
+            exchange: RefCell::new(Some(ControllerExchange::new(options))),
+            is_busy: Cell::new(false),
+            pace: connection.target.authentications.of(connection.origin(), now()),
+            _timer: spawn(limit(this.clone(), Rc::downgrade(connection))),
+        })
+    }
+
+    fn report(&self, connection: &Connection, what: std::fmt::Arguments<'_>) {
+        let message = format_args!("{}: host {}: {what}", connection.peer(), self.hostnqn);
+        connection.target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
+    }
+
+    /// Whether a command is not for the queue itself.
+    pub(crate) fn takes(&self, sqe: &Sqe) -> bool {
+        !self.is_authenticated.get() || is_authentication(sqe)
+    }
+
+    pub(crate) fn command(&self, connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: CommandData) {
+        let refuse = |status: Status| {
+            connection.refusals.count();
+            connection.complete(slot, Reply::error(status));
+        };
+        //= NVMe Base 2.1, Authentication Required: until then only authentication commands are taken
+        if !is_authentication(sqe) {
+            return refuse(Status::AUTHENTICATION_REQUIRED.dnr());
+        }
+        let fields = Authentication::of(sqe);
+        let len = match data {
+            CommandData::None => 0,
+            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
+        };
+        //= NVMe Base 2.1, Authentication Send command: SECP is E9h, and SPSP0 and SPSP1 are 01h
+        let is_ours = fields.protocol == SECURITY_PROTOCOL && fields.specific == [PROTOCOL_SPECIFIC; 2];
+        if !is_ours || !(1..=BUFFER_MAX).contains(&len) || len != fields.length as usize {
+            return refuse(Status::INVALID_FIELD.dnr());
+        }
+        if self.is_busy.get() {
+            return refuse(Status::SEQUENCE_ERROR.dnr());
+        }
+        if sqe.fctype() == fctype::AUTHENTICATION_RECEIVE {
+            return self.answer(connection, slot, len);
+        }
+        self.is_busy.set(true);
+        connection.fetch(slot, data, Work::Authenticate, Some(Memory::Buf(BufMut::zeroed(len))));
+    }
+
+    /// Sends what is due to the host.
+    fn answer(&self, connection: &Rc<Connection>, slot: u16, len: usize) {
+        let mut exchange = self.exchange.borrow_mut();
+        let Some(exchange) = &mut *exchange else {
+            return connection.complete(slot, Reply::error(Status::SEQUENCE_ERROR.dnr()));
+        };
+        let Some(message) = exchange.poll() else {
+            connection.refusals.count();
+            return connection.complete(slot, Reply::error(Status::SEQUENCE_ERROR.dnr()));
+        };
+        if message.len() > len {
+            return connection.complete(slot, Reply::error(Status::INVALID_FIELD.dnr()));
+        }
+        let mut buffer = BufMut::zeroed(len);
+        buffer[..message.len()].copy_from_slice(&message);
+        connection.send_read(slot, Memory::Buf(buffer), None);
+        if matches!(exchange.progress(), Progress::Failed(_)) {
+            connection.shared.end();
+        }
+    }
+
+    /// A message of the host has come; none if what was to be one has not.
+    pub(crate) fn received(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        message: Option<Vec<u8>>,
+    ) {
+        let Some(message) = message else { return self.is_busy.set(false) };
+        let (this, use_) = (Rc::clone(self), connection.use_of(slot));
+        connection.spawn(async move |connection| {
+            sleep(this.pace.take(now(), Duration::MAX).unwrap_or_default()).await;
+            let Some(mut exchange) = this.exchange.take() else { return };
+            let exchange = longhaul_engine::blocking(move || {
+                exchange.handle(&message, &mut longhaul_engine::random);
+                exchange
+            });
+            let exchange = exchange.await;
+            let progress = exchange.progress();
+            *this.exchange.borrow_mut() = Some(exchange);
+            this.is_busy.set(false);
+            this.note(&connection, progress);
+            connection.finish(slot, use_, Status::SUCCESS);
+        });
+    }
+
+    fn note(&self, connection: &Connection, progress: Progress) {
+        match progress {
+            Progress::Pending => {}
+            Progress::Authenticated => {
+                if !self.is_authenticated.replace(true) {
+                    tracing::debug!("{}: host {}: authenticated", connection.peer(), self.hostnqn);
+                }
+            }
+            Progress::Failed(why) => {
+                self.is_authenticated.set(false);
+                self.report(connection, format_args!("authentication failed: {why}"));
+            }
+        }
+    }
+}
+
+/// Ends a connection whose host does not prove in time who it is.
+async fn limit(auth: Weak<QueueAuth>, connection: Weak<Connection>) {
+    let Some(limit) = connection.upgrade().map(|connection| connection.target.config.patience.enable) else {
+        return;
+    };
+    sleep(limit).await;
+    if let (Some(auth), Some(connection)) = (auth.upgrade(), connection.upgrade())
+        && !auth.is_authenticated.get()
+    {
+        auth.report(
+            &connection,
+            format_args!("not authenticated within {} s, disconnected", limit.as_secs()),
+        );
+        connection.close();
+    }
+}
+
+fn is_authentication(sqe: &Sqe) -> bool {
+    sqe.opcode == admin::FABRICS
+        && [fctype::AUTHENTICATION_SEND, fctype::AUTHENTICATION_RECEIVE].contains(&sqe.fctype())
+}
