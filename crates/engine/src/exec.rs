@@ -14,7 +14,7 @@ use crate::time::Timers;
 use async_task::Runnable;
 use futures_channel::oneshot;
 use slab::Slab;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
@@ -40,6 +40,8 @@ pub(crate) struct Core {
     pub(crate) timers: RefCell<Timers>,
     pub(crate) driver: RefCell<Driver>,
     spin: RefCell<Spin>,
+    /// System calls that the running task may still make one after the other: see [`turn`].
+    calls: Cell<u32>,
     /// Virtual time, on an engine that is simulated.
     simulated: Option<Simulated>,
 }
@@ -50,6 +52,10 @@ type Job = Box<dyn FnOnce() + Send>;
 /// (the caller's next operation, the transmit loop) is submitted together
 /// with it, in one system call.
 const TURNS: usize = 4;
+
+/// System calls without a wait before a task lets others run. A peer that sends faster than a
+/// task handles its bytes would otherwise keep the thread from all other tasks and timers.
+const CALLS: u32 = 32;
 
 /// The side of an engine that other threads see.
 struct Shared {
@@ -255,6 +261,19 @@ pub async fn yield_now() {
     .await;
 }
 
+/// A system call of the running task that does not wait: after [`CALLS`] of them, every other
+/// ready task runs first.
+pub(crate) async fn turn() {
+    let left = with_core(|core| {
+        let left = core.calls.get();
+        core.calls.set(left.saturating_sub(1));
+        left
+    });
+    if left == 0 {
+        yield_now().await;
+    }
+}
+
 /// One thread's executor and driver. It is made and used on that thread.
 pub struct Engine {
     core: Rc<Core>,
@@ -329,6 +348,7 @@ impl Engine {
             timers: RefCell::default(),
             driver: RefCell::new(driver),
             spin: RefCell::new(Spin::new(config.spin)),
+            calls: Cell::new(CALLS),
             simulated,
         });
         CURRENT.with(|current| {
@@ -350,10 +370,11 @@ impl Engine {
         let waker = Waker::from(Arc::clone(&root));
         let mut cx = Context::from_waker(&waker);
         loop {
-            if root.woken.swap(false, Ordering::SeqCst)
-                && let Poll::Ready(output) = future.as_mut().poll(&mut cx)
-            {
-                return output;
+            if root.woken.swap(false, Ordering::SeqCst) {
+                self.core.calls.set(CALLS);
+                if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+                    return output;
+                }
             }
             self.core.round(&root.woken);
         }
@@ -465,6 +486,7 @@ impl Core {
             }
             for _ in 0..turn {
                 let Some(runnable) = self.ready.borrow_mut().pop_front() else { break };
+                self.calls.set(CALLS);
                 runnable.run();
             }
         }

@@ -7,7 +7,7 @@ pub use info::TcpInfo;
 pub use life::Life;
 
 use crate::driver::{Driver, Interest, op};
-use crate::exec::{try_with_core, with_core};
+use crate::exec::{try_with_core, turn, with_core};
 use crate::msg::{RecvMsg, SendMsg};
 use crate::simulated::{self, Listening, Wire};
 use io_uring::{opcode, types};
@@ -108,6 +108,7 @@ impl Registered {
 
     /// Repeats a system call that does not block until it has an answer.
     async fn retry<T>(&self, interest: Interest, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        turn().await;
         loop {
             match call() {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {

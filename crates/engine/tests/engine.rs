@@ -5,8 +5,9 @@ use futures_util::StreamExt;
 use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{
     Buf, BufMut, BufPool, Config, Engine, EngineKind, Memory, RecvMsg, SendMsg, Thread, fs::File, sleep,
-    spawn, sync::Notify, timeout,
+    spawn, sync::Notify, timeout, yield_now,
 };
+use std::cell::Cell;
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -131,6 +132,38 @@ fn what_is_discarded_is_counted_and_what_follows_is_received() {
             assert_eq!((n.expect("received"), msg.staged()), (4, &b"rest"[..]));
             drop(sender.await.expect("sent"));
             assert_eq!(server.discard(64).await.expect("the end"), 0);
+        });
+    });
+}
+
+#[test]
+fn a_task_whose_data_is_always_there_lets_others_and_timers_run() {
+    const BYTES: u32 = 20_000;
+    on_each_driver(|engine| {
+        engine.block_on(async {
+            let (client, server) = pair().await;
+            let mut msg = SendMsg::new();
+            msg.begin(Vec::new());
+            msg.push(Buf::copy_of(&[7; BYTES as usize]).segment());
+            client.send(msg).await.0.expect("sent");
+            let ran = Rc::new(Cell::new(0));
+            let other = Rc::clone(&ran);
+            let _other = spawn(async move {
+                loop {
+                    other.set(other.get() + 1);
+                    yield_now().await;
+                }
+            });
+            let fired = Rc::new(Cell::new(false));
+            let timer = Rc::clone(&fired);
+            let _timer = spawn(async move {
+                sleep(Duration::from_micros(1)).await;
+                timer.set(true);
+            });
+            for _ in 0..BYTES {
+                assert_eq!(server.discard(1).await.expect("there"), 1);
+            }
+            assert!(ran.get() > BYTES / 100 && fired.get(), "{} turns, timer: {}", ran.get(), fired.get());
         });
     });
 }

@@ -32,10 +32,15 @@ fn bytes_arrive_both_ways_on_all_streams() {
             for (half, expected) in [(&seen.there, way.sends()), (&seen.here, way.receives())] {
                 assert_eq!(half.received.len(), if expected { 3 } else { 0 }, "{kind} {way:?}");
                 for stream in &half.received {
-                    assert!(stream.bytes > 0 && stream.intervals.len() == 5, "{kind} {way:?}: {stream:?}");
+                    assert_eq!(stream.intervals.len(), 5, "{kind} {way:?}: {stream:?}");
                     let all: u64 = stream.intervals.iter().sum();
                     assert!(all >= stream.bytes, "the ramp is in the intervals only");
+                    // In the whole run: a busy machine may keep the processor from one stream for as
+                    // long as the window.
+                    assert!(all > 0, "{kind} {way:?}: {stream:?}");
                 }
+                let window: u64 = half.received.iter().map(|stream| stream.bytes).sum();
+                assert_eq!(window > 0, expected, "{kind} {way:?}: {:?}", half.received);
             }
             let sent: Vec<_> = seen.here.sent.iter().chain(&seen.there.sent).collect();
             assert_eq!(sent.len(), plan.connections());
