@@ -8,8 +8,9 @@ pub mod op;
 
 use crate::input::Input;
 use crate::pdus::Pdu;
+use crate::receiving::Receiving;
 use longhaul_proto::host::{HostConfig, HostData, HostEvent, HostQueue, SubmitError};
-use longhaul_proto::transport::{BACKLOG_MAX, Batch, CloseReason, Endpoint, Piece, Want};
+use longhaul_proto::transport::{BACKLOG_MAX, Batch, CloseReason, Endpoint, Piece};
 use longhaul_wire::command::Sqe;
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::digest::crc32c;
@@ -257,85 +258,6 @@ impl Rig {
         self.send(Pdu::encode(PduType::R2T, 0, &header.as_bytes()[8..], &[], self.format));
     }
 
-    // --- what the host receives ---------------------------------------------
-
-    fn feed(&mut self, piece: usize) {
-        let inbox = std::mem::take(&mut self.inbox);
-        let mut rest = inbox.as_slice();
-        loop {
-            self.events();
-            let window = &rest[..rest.len().min(piece)];
-            if window.is_empty() {
-                break;
-            }
-            let taken = match self.queue.want() {
-                Want::Nothing => break,
-                Want::Bytes => {
-                    assert!(self.closed.is_none(), "nothing is wanted behind the end");
-                    let taken = self.queue.handle(window);
-                    assert!(
-                        taken == window.len() || self.queue.want() != Want::Bytes,
-                        "stopped for no reason"
-                    );
-                    taken
-                }
-                Want::Payload { slot, offset, len } => self.payload(window, slot, offset, len),
-            };
-            rest = &rest[taken..];
-        }
-        self.inbox = rest.to_vec();
-        if self.closed.is_some() {
-            assert_eq!(self.queue.handle(&self.inbox), 0, "nothing is taken behind the end");
-            self.inbox.clear();
-        }
-    }
-
-    fn payload(&mut self, window: &[u8], slot: u16, offset: u32, len: u32) -> usize {
-        let command = self.commands.get_mut(&slot).expect("payload is for a command under way");
-        let HostData::Read { len: asked } = command.data else { panic!("payload is for a read") };
-        let end = offset.checked_add(len).expect("payload ends within 4 GiB");
-        assert!(len > 0 && end <= asked, "payload is within the command's buffer");
-        assert_eq!(offset, command.placed, "no byte comes twice");
-        let n = window.len().min(len as usize);
-        command.placed += n as u32;
-        if self.queue.params().data_digest || n.is_multiple_of(2) {
-            self.queue.handle_payload(&window[..n]);
-        } else {
-            self.queue.handle_payload_len(n);
-        }
-        n
-    }
-
-    fn events(&mut self) {
-        while let Some(event) = self.queue.poll_event() {
-            assert!(self.closed.is_none(), "{event:?} behind the last event");
-            match event {
-                HostEvent::Ready(params) => {
-                    assert!(
-                        self.config.header_digest || !params.header_digest,
-                        "only digests that were requested"
-                    );
-                    assert!(
-                        self.config.data_digest || !params.data_digest,
-                        "only digests that were requested"
-                    );
-                    // ICReq, which has no digests, went before.
-                    self.transmit();
-                    self.controller.ready(params);
-                }
-                HostEvent::Completion { slot, cqe, received } => {
-                    let command = self.commands.remove(&slot).expect("a completion is reported once");
-                    assert!(!self.sending.contains(&slot), "memory of slot {slot} is still being sent");
-                    assert_eq!(received, command.placed);
-                    assert_eq!(cqe.cid(), self.queue.cid(slot));
-                    let bad = cqe.status().is(Status::TRANSIENT_TRANSPORT);
-                    assert!(!bad || self.controller.damaged, "undamaged data has the right digest");
-                }
-                HostEvent::Closed(reason) => self.closed = Some(reason),
-            }
-        }
-    }
-
     // --- what the driver does -----------------------------------------------
 
     fn submit(&mut self, input: &mut Input<'_>) {
@@ -424,6 +346,68 @@ impl Rig {
                     self.controller.commands.len(),
                     "an answered command is complete"
                 );
+            }
+        }
+    }
+}
+
+impl Receiving for Rig {
+    type Queue = HostQueue;
+
+    fn queue(&mut self) -> &mut HostQueue {
+        &mut self.queue
+    }
+
+    fn inbox(&mut self) -> &mut Vec<u8> {
+        &mut self.inbox
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
+    fn payload(&mut self, window: &[u8], slot: u16, offset: u32, len: u32) -> usize {
+        let command = self.commands.get_mut(&slot).expect("payload is for a command under way");
+        let HostData::Read { len: asked } = command.data else { panic!("payload is for a read") };
+        let end = offset.checked_add(len).expect("payload ends within 4 GiB");
+        assert!(len > 0 && end <= asked, "payload is within the command's buffer");
+        assert_eq!(offset, command.placed, "no byte comes twice");
+        let n = window.len().min(len as usize);
+        command.placed += n as u32;
+        if self.queue.params().data_digest || n.is_multiple_of(2) {
+            self.queue.handle_payload(&window[..n]);
+        } else {
+            self.queue.handle_payload_len(n);
+        }
+        n
+    }
+
+    fn events(&mut self) {
+        while let Some(event) = self.queue.poll_event() {
+            assert!(self.closed.is_none(), "{event:?} behind the last event");
+            match event {
+                HostEvent::Ready(params) => {
+                    assert!(
+                        self.config.header_digest || !params.header_digest,
+                        "only digests that were requested"
+                    );
+                    assert!(
+                        self.config.data_digest || !params.data_digest,
+                        "only digests that were requested"
+                    );
+                    // ICReq, which has no digests, went before.
+                    self.transmit();
+                    self.controller.ready(params);
+                }
+                HostEvent::Completion { slot, cqe, received } => {
+                    let command = self.commands.remove(&slot).expect("a completion is reported once");
+                    assert!(!self.sending.contains(&slot), "memory of slot {slot} is still being sent");
+                    assert_eq!(received, command.placed);
+                    assert_eq!(cqe.cid(), self.queue.cid(slot));
+                    let bad = cqe.status().is(Status::TRANSIENT_TRANSPORT);
+                    assert!(!bad || self.controller.damaged, "undamaged data has the right digest");
+                }
+                HostEvent::Closed(reason) => self.closed = Some(reason),
             }
         }
     }

@@ -18,6 +18,7 @@ pub mod controller;
 pub mod host_queue;
 mod input;
 mod pdus;
+mod receiving;
 pub mod seeds;
 mod stream;
 pub mod structures;

@@ -8,8 +8,9 @@ pub mod op;
 
 use crate::input::Input;
 use crate::pdus::Pdu;
+use crate::receiving::Receiving;
 use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
-use longhaul_proto::transport::{BACKLOG_MAX, Batch, CloseReason, Endpoint, Piece, Want};
+use longhaul_proto::transport::{BACKLOG_MAX, Batch, CloseReason, Endpoint, Piece};
 use longhaul_wire::command::{Direction, Sgl, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;
@@ -252,74 +253,6 @@ impl Rig {
         self.send(Pdu::encode(PduType::H2CData, bits, &header.as_bytes()[8..], &data, self.format));
     }
 
-    // --- what the driver receives -------------------------------------------
-
-    fn feed(&mut self, piece: usize) {
-        let inbox = std::mem::take(&mut self.inbox);
-        let mut rest = inbox.as_slice();
-        loop {
-            self.events();
-            let window = &rest[..rest.len().min(piece)];
-            if window.is_empty() {
-                break;
-            }
-            let taken = match self.queue.want() {
-                Want::Nothing => break,
-                Want::Bytes => {
-                    assert!(self.closed.is_none(), "nothing is wanted behind the end");
-                    let taken = self.queue.handle(window);
-                    assert!(
-                        taken == window.len() || self.queue.want() != Want::Bytes,
-                        "stopped for no reason"
-                    );
-                    taken
-                }
-                Want::Payload { slot, offset, len } => self.payload(window, slot, offset, len),
-            };
-            rest = &rest[taken..];
-        }
-        self.inbox = rest.to_vec();
-        if self.closed.is_some() {
-            assert_eq!(self.queue.handle(&self.inbox), 0, "nothing is taken behind the end");
-            self.inbox.clear();
-        }
-    }
-
-    fn payload(&mut self, window: &[u8], slot: u16, offset: u32, len: u32) -> usize {
-        let command = self.commands.get_mut(&slot).expect("payload is for an open command");
-        assert!(command.fetching, "payload is for a command that asked for it");
-        let end = offset.checked_add(len).expect("payload ends within 4 GiB");
-        assert!(len > 0 && end <= command.len, "payload is within the command's buffer");
-        let n = window.len().min(len as usize);
-        command.placed += n as u32;
-        assert!(command.placed <= command.len, "no byte comes twice");
-        if self.queue.params().data_digest || n.is_multiple_of(2) {
-            self.queue.handle_payload(&window[..n]);
-        } else {
-            self.queue.handle_payload_len(n);
-        }
-        n
-    }
-
-    fn events(&mut self) {
-        while let Some(event) = self.queue.poll_event() {
-            assert!(self.closed.is_none(), "{event:?} behind the last event");
-            match event {
-                TargetEvent::Ready(params) => self.host.ready(params, &self.config),
-                TargetEvent::Command { slot, sqe, data } => self.announced(slot, sqe, data),
-                TargetEvent::DataComplete { slot, result } => {
-                    let command = self.commands.get_mut(&slot).expect("data of an open command");
-                    assert!(command.placed == command.len && !command.complete, "all of it, once");
-                    command.complete = true;
-                    assert!(result.is_ok() || self.queue.params().data_digest);
-                    assert!(result.is_ok() || self.host.damaged, "undamaged data has the right digest");
-                }
-                TargetEvent::Displaced { .. } => unreachable!("no command is held"),
-                TargetEvent::Closed(reason) => self.closed = Some(reason),
-            }
-        }
-    }
-
     fn announced(&mut self, slot: u16, sqe: Sqe, data: CommandData) {
         assert!(slot < 2 * self.entries_max, "slots are bounded");
         assert!(!self.sending.contains(&slot), "memory of slot {slot} is still being sent");
@@ -488,6 +421,57 @@ impl Rig {
         self.queue.handle(&[]);
         while !self.reportable.is_empty() {
             self.payload_sent(0);
+        }
+    }
+}
+
+impl Receiving for Rig {
+    type Queue = TargetQueue;
+
+    fn queue(&mut self) -> &mut TargetQueue {
+        &mut self.queue
+    }
+
+    fn inbox(&mut self) -> &mut Vec<u8> {
+        &mut self.inbox
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
+    fn payload(&mut self, window: &[u8], slot: u16, offset: u32, len: u32) -> usize {
+        let command = self.commands.get_mut(&slot).expect("payload is for an open command");
+        assert!(command.fetching, "payload is for a command that asked for it");
+        let end = offset.checked_add(len).expect("payload ends within 4 GiB");
+        assert!(len > 0 && end <= command.len, "payload is within the command's buffer");
+        let n = window.len().min(len as usize);
+        command.placed += n as u32;
+        assert!(command.placed <= command.len, "no byte comes twice");
+        if self.queue.params().data_digest || n.is_multiple_of(2) {
+            self.queue.handle_payload(&window[..n]);
+        } else {
+            self.queue.handle_payload_len(n);
+        }
+        n
+    }
+
+    fn events(&mut self) {
+        while let Some(event) = self.queue.poll_event() {
+            assert!(self.closed.is_none(), "{event:?} behind the last event");
+            match event {
+                TargetEvent::Ready(params) => self.host.ready(params, &self.config),
+                TargetEvent::Command { slot, sqe, data } => self.announced(slot, sqe, data),
+                TargetEvent::DataComplete { slot, result } => {
+                    let command = self.commands.get_mut(&slot).expect("data of an open command");
+                    assert!(command.placed == command.len && !command.complete, "all of it, once");
+                    command.complete = true;
+                    assert!(result.is_ok() || self.queue.params().data_digest);
+                    assert!(result.is_ok() || self.host.damaged, "undamaged data has the right digest");
+                }
+                TargetEvent::Displaced { .. } => unreachable!("no command is held"),
+                TargetEvent::Closed(reason) => self.closed = Some(reason),
+            }
         }
     }
 }
