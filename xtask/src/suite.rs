@@ -10,29 +10,54 @@
 //! - every program runs, also after a failure or a time limit; the end names those that failed.
 
 mod known;
+mod processors;
 mod program;
 
 use crate::repo::Repo;
 use anyhow::{Context, Result, bail, ensure};
 use known::Known;
+use processors::Idleness;
 use program::Program;
 use std::cmp::Reverse;
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(crate) const USAGE: &str = "\
 usage: cargo xtask test [--package NAME...] [--except PACKAGE/PROGRAM...] [--jobs N]
 
   --package NAME...            the programs of these packages alone, without doc tests
   --except PACKAGE/PROGRAM...  without these programs, such as longhaul-array/crash
-  --jobs N                     programs at a time, instead of three to six";
+  --jobs N                     programs at a time, instead of as many as keep
+                               the processors busy";
 
-/// Programs at a time. Each runs four tests at a time (`.cargo/config.toml`), of which most wait: with two
-/// programs on two processors a third of these was idle.
-fn jobs_for(processors: usize) -> usize {
-    (processors / 2 + 2).clamp(3, 6)
+/// How many programs run at a time.
+///
+/// Each runs four tests at a time (`.cargo/config.toml`), of which most wait: with three programs on two
+/// processors these were idle for most of the first minutes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Jobs {
+    /// Always.
+    least: usize,
+    /// While processors are idle.
+    most: usize,
 }
+
+impl Jobs {
+    fn exactly(jobs: usize) -> Jobs {
+        Jobs { least: jobs, most: jobs }
+    }
+
+    fn on(processors: usize) -> Jobs {
+        let least = (processors / 2 + 2).clamp(3, 6);
+        Jobs { least, most: least + 5 }
+    }
+}
+
+/// The share of the processors that has to be idle for one more program.
+const IDLE: f64 = 0.35;
+/// How often a waiting program looks at the processors.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What the command line asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -75,9 +100,8 @@ impl Options<'_> {
 pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
     let options = options(args)?;
     let known = Known::read(repo)?;
-    let jobs = options
-        .jobs
-        .unwrap_or_else(|| jobs_for(std::thread::available_parallelism().map_or(1, std::num::NonZero::get)));
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let jobs = options.jobs.map_or_else(|| Jobs::on(processors), Jobs::exactly);
     let began = Instant::now();
     let (mut built, mut chosen, mut alone) = (Vec::new(), 0, Vec::new());
     let mut failed = side_by_side(&known, jobs, |queue| {
@@ -93,7 +117,7 @@ pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
             }
         })
     })?;
-    failed.extend(side_by_side(&known, 1, |queue| {
+    failed.extend(side_by_side(&known, Jobs::exactly(1), |queue| {
         alone.into_iter().for_each(|program| queue.add(program));
         Ok(())
     })?);
@@ -116,6 +140,7 @@ pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
 /// Programs that wait for their turn.
 struct Queue<'a> {
     known: &'a Known,
+    jobs: Jobs,
     state: Mutex<Waiting>,
     changed: Condvar,
 }
@@ -123,11 +148,17 @@ struct Queue<'a> {
 #[derive(Default)]
 struct Waiting {
     programs: Vec<Program>,
+    running: usize,
+    idleness: Idleness,
     /// No more will be added.
     is_complete: bool,
 }
 
-impl Queue<'_> {
+impl<'a> Queue<'a> {
+    fn new(known: &'a Known, jobs: Jobs) -> Queue<'a> {
+        Queue { known, jobs, state: Mutex::default(), changed: Condvar::new() }
+    }
+
     fn add(&self, program: Program) {
         lock(&self.state).programs.push(program);
         self.changed.notify_one();
@@ -139,19 +170,36 @@ impl Queue<'_> {
     }
 
     /// The longest of those that wait, so that none begins late that takes long; the first of equal ones.
-    /// Waits for the next one to be built. `None` when all have begun.
+    /// Waits until one is built, and may run. `None` when all have begun.
     fn next(&self) -> Option<Program> {
         let mut state = lock(&self.state);
         loop {
             let seconds = |(n, program): &(usize, &Program)| (self.known.seconds(&program.name), Reverse(*n));
-            if let Some((n, _)) = state.programs.iter().enumerate().max_by_key(seconds) {
-                return Some(state.programs.remove(n));
+            let longest = state.programs.iter().enumerate().max_by_key(seconds).map(|(n, _)| n);
+            match longest {
+                Some(n) if state.may_begin(self.jobs) => {
+                    state.running += 1;
+                    return Some(state.programs.remove(n));
+                }
+                None if state.is_complete => return None,
+                _ => {}
             }
-            if state.is_complete {
-                return None;
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// A program has ended.
+    fn ended(&self) {
+        lock(&self.state).running -= 1;
+        self.changed.notify_one();
+    }
+}
+
+impl Waiting {
+    fn may_begin(&mut self, jobs: Jobs) -> bool {
+        self.running < jobs.least
+            || (self.running < jobs.most && self.idleness.over(LOOK).is_some_and(|share| share >= IDLE))
     }
 }
 
@@ -159,14 +207,16 @@ impl Queue<'_> {
 /// failed, each as the command that repeats it and its exit status.
 fn side_by_side(
     known: &Known,
-    jobs: usize,
+    jobs: Jobs,
     find: impl FnOnce(&Queue<'_>) -> Result<()>,
 ) -> Result<Vec<String>> {
-    let queue = Queue { known, state: Mutex::default(), changed: Condvar::new() };
+    let queue = Queue::new(known, jobs);
     let failed = Mutex::new(Vec::new());
     let work = || -> Result<()> {
         while let Some(program) = queue.next() {
-            let ran = program.run()?;
+            let ran = program.run();
+            queue.ended();
+            let ran = ran?;
             // One write under the lock, so that outputs do not mix.
             let mut text = program
                 .heading
@@ -183,7 +233,7 @@ fn side_by_side(
         Ok(())
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..jobs.most).map(|_| scope.spawn(work)).collect();
         let found = find(&queue);
         if found.is_err() {
             // What is not built would be missing from the count.
@@ -228,7 +278,7 @@ mod tests {
         let made =
             std::process::Command::new("mkfifo").arg(dir.path().join("fifo")).status().expect("mkfifo");
         assert!(made.success());
-        let mut failed = side_by_side(&Known::default(), 2, |queue| {
+        let mut failed = side_by_side(&Known::default(), Jobs::exactly(2), |queue| {
             for (n, end) in ends.iter().enumerate() {
                 queue.add(Program::shell(dir.path(), &format!("p{n}"), end));
             }
@@ -248,7 +298,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let made = std::process::Command::new("mkfifo").arg(dir.path().join("fifo")).status();
         assert!(made.expect("mkfifo").success());
-        let failed = side_by_side(&Known::default(), 1, |queue| {
+        let failed = side_by_side(&Known::default(), Jobs::exactly(1), |queue| {
             queue.add(Program::shell(dir.path(), "first", "exec 3< fifo"));
             // Blocks until the first one runs.
             std::fs::File::options().write(true).open(dir.path().join("fifo"))?;
@@ -261,7 +311,7 @@ mod tests {
     #[test]
     fn a_build_that_fails_fails_the_chore() {
         let dir = tempfile::tempdir().expect("directory");
-        let failed = side_by_side(&Known::default(), 1, |queue| {
+        let failed = side_by_side(&Known::default(), Jobs::exactly(1), |queue| {
             queue.add(Program::shell(dir.path(), "built", "true"));
             bail!("it does not compile")
         });
@@ -271,7 +321,7 @@ mod tests {
     #[test]
     fn the_longest_begins_first() {
         let known = Known::of(&[("a/middling", 5), ("b/long", 9)]);
-        let queue = Queue { known: &known, state: Mutex::default(), changed: Condvar::new() };
+        let queue = Queue::new(&known, Jobs::exactly(4));
         let all = ["a/short", "a/middling", "b/long", "b/short"];
         all.iter().for_each(|name| queue.add(Program::shell(Path::new("/"), name, "true")));
         queue.complete();
@@ -288,7 +338,18 @@ mod tests {
     }
 
     #[test]
-    fn small_machines_run_two_at_a_time() {
-        assert_eq!([1, 2, 4, 6, 64].map(jobs_for), [3, 3, 4, 5, 6]);
+    fn at_least_three_run_at_a_time_and_few_more_than_processors() {
+        let jobs = [1, 2, 4, 6, 64].map(|processors| Jobs::on(processors).least);
+        assert_eq!(jobs, [3, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn more_programs_begin_on_idle_processors_only() {
+        let jobs = Jobs { least: 1, most: 3 };
+        let idle = |share| Waiting { running: 1, idleness: Idleness::always(share), ..Waiting::default() };
+        assert!(idle(IDLE).may_begin(jobs));
+        assert!(!idle(IDLE / 2.0).may_begin(jobs));
+        assert!(Waiting { running: 0, ..idle(0.0) }.may_begin(jobs), "the least in any case");
+        assert!(!Waiting { running: 3, ..idle(1.0) }.may_begin(jobs), "the most are running");
     }
 }

@@ -1,0 +1,82 @@
+//! The share of the machine's processors that is idle.
+
+use std::time::{Duration, Instant};
+
+/// Measures from one look to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Idleness {
+    last: Option<(Instant, Times)>,
+    /// In tests: the share without a look.
+    #[cfg(test)]
+    share: Option<f64>,
+}
+
+/// Of all processors together since the machine started, in clock ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Times {
+    idle: u64,
+    all: u64,
+}
+
+impl Idleness {
+    /// The share that was idle since the last look that was answered, 0 to 1; `None` before `least` has
+    /// passed since then, and where the system does not say.
+    pub(crate) fn over(&mut self, least: Duration) -> Option<f64> {
+        #[cfg(test)]
+        if self.share.is_some() {
+            return self.share;
+        }
+        let now = Instant::now();
+        if self.last.is_some_and(|(then, _)| now - then < least) {
+            return None;
+        }
+        let times = Times::parse(&std::fs::read_to_string("/proc/stat").ok()?)?;
+        let (_, before) = self.last.replace((now, times))?;
+        times.idle_since(before)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn always(share: f64) -> Idleness {
+        Idleness { last: None, share: Some(share) }
+    }
+}
+
+impl Times {
+    /// Reads the first line of `/proc/stat` (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq,
+    /// steal. A processor that waits for I/O is idle.
+    fn parse(stat: &str) -> Option<Times> {
+        let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
+        let ticks: Vec<u64> = ticks.map(|ticks| ticks.parse().ok()).collect::<Option<_>>()?;
+        (ticks.len() == 8).then(|| Times { idle: ticks[3] + ticks[4], all: ticks.iter().sum() })
+    }
+
+    fn idle_since(self, before: Times) -> Option<f64> {
+        // iowait may decrease (proc_stat(5)).
+        let (idle, all) = (self.idle.saturating_sub(before.idle), self.all.saturating_sub(before.all));
+        (all > 0).then(|| (idle as f64 / all as f64).min(1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_for_io_is_idle_and_guests_do_not_count_twice() {
+        let before = Times::parse("cpu  10 0 10 100 20 0 0 0 5 0\ncpu0 1").unwrap();
+        assert_eq!(before, Times { idle: 120, all: 140 });
+        let after = Times::parse("cpu  30 0 30 130 50 0 0 0 25 0\n").unwrap();
+        assert_eq!(after.idle_since(before), Some(0.6));
+        assert_eq!(before.idle_since(before), None, "no tick passed");
+        assert_eq!(Times::parse("cpu  1 2 3"), None);
+        assert_eq!(Times::parse(""), None);
+    }
+
+    #[test]
+    fn a_look_is_answered_once_its_time_has_passed() {
+        let mut idleness = Idleness::default();
+        assert_eq!(idleness.over(Duration::ZERO), None, "there is nothing to compare with");
+        assert_eq!(idleness.over(Duration::from_secs(3600)), None, "too early");
+        assert!(idleness.last.is_some());
+    }
+}
