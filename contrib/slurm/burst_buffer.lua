@@ -608,25 +608,21 @@ function slurm_bb_setup(job_id, uid, gid, pool, bb_size, job_script)
     return slurm.SUCCESS
 end
 
--- Copies what `stage_in` names into each volume, as the user.
-function slurm_bb_data_in(job_id, job_script, uid, gid)
+-- Copies what a directive of the job names into or out of each of its volumes, as the user.
+-- `copy_stage(dir, stage, storage, index, uid, gid)` copies one of them: true, or nil and the reason.
+local function stage_all(job_id, job_script, directive, uid, gid, copy_stage)
     local request, why = request_of(job_script)
     if not request then
         return failed("job " .. job_id, why or "its script has no directives any more")
     end
-    if #request.stage_in == 0 then
+    local stages = request[directive]
+    if #stages == 0 then
         return slurm.SUCCESS
     end
-    for _, volume in ipairs(volumes_of(job_id, request.storage)) do
+    for index, volume in ipairs(volumes_of(job_id, request.storage)) do
         local done, reason = with_mounted(job_id, volume, uid, gid, function(dir, uid, gid)
-            for _, stage in ipairs(request.stage_in) do
-                local to = dir .. "/" .. stage.inside
-                local parent = to:match("^(.*)/[^/]*$")
-                local status, text = shell(as_user(uid, gid, { "mkdir", "-p", "--", parent }))
-                if status ~= 0 then
-                    return nil, text
-                end
-                local copied, message = copy(uid, gid, stage.outside, to)
+            for _, stage in ipairs(stages) do
+                local copied, message = copy_stage(dir, stage, request.storage, index, uid, gid)
                 if not copied then
                     return nil, message
                 end
@@ -634,10 +630,42 @@ function slurm_bb_data_in(job_id, job_script, uid, gid)
             return true
         end)
         if not done then
-            return failed("stage_in of job " .. job_id, reason)
+            return failed(directive .. " of job " .. job_id, reason)
         end
     end
     return slurm.SUCCESS
+end
+
+local function copy_in(dir, stage, _, _, uid, gid)
+    local to = dir .. "/" .. stage.inside
+    local parent = to:match("^(.*)/[^/]*$")
+    local status, text = shell(as_user(uid, gid, { "mkdir", "-p", "--", parent }))
+    if status ~= 0 then
+        return nil, text
+    end
+    return copy(uid, gid, stage.outside, to)
+end
+
+local function copy_out(dir, stage, storage, index, uid, gid)
+    local from, to = dir .. "/" .. stage.inside, stage.outside
+    if storage.nodes then
+        to = to:gsub("/+$", "") .. "/" .. (index - 1)
+        if to:match("^/") then
+            shell(as_user(uid, gid, { "mkdir", "-p", "--", stage.outside }))
+        end
+    end
+    local is_there = as_user(uid, gid, { "test", "-e", from })
+    if shell(is_there) ~= 0 then
+        -- Nothing can be lost that was not written.
+        slurm.log_info("%s", ("longhaul: the job wrote no %s for %s"):format(stage.inside, stage.outside))
+        return true
+    end
+    return copy(uid, gid, from, to)
+end
+
+-- Copies what `stage_in` names into each volume.
+function slurm_bb_data_in(job_id, job_script, uid, gid)
+    return stage_all(job_id, job_script, "stage_in", uid, gid, copy_in)
 end
 
 -- The bytes that the job takes of its pool, parity and spares included.
@@ -691,43 +719,9 @@ function slurm_bb_post_run(job_id, job_script, uid, gid)
     return slurm.SUCCESS
 end
 
--- Copies what `stage_out` names, as the user. If that fails, the volumes stay, and the job says why.
+-- Copies what `stage_out` names. If that fails, the volumes stay, and the job says why.
 function slurm_bb_data_out(job_id, job_script, uid, gid)
-    local request, why = request_of(job_script)
-    if not request then
-        return failed("job " .. job_id, why or "its script has no directives any more")
-    end
-    if #request.stage_out == 0 then
-        return slurm.SUCCESS
-    end
-    for index, volume in ipairs(volumes_of(job_id, request.storage)) do
-        local done, reason = with_mounted(job_id, volume, uid, gid, function(dir, uid, gid)
-            for _, stage in ipairs(request.stage_out) do
-                local from, to = dir .. "/" .. stage.inside, stage.outside
-                if request.storage.nodes then
-                    to = to:gsub("/+$", "") .. "/" .. (index - 1)
-                    if to:match("^/") then
-                        shell(as_user(uid, gid, { "mkdir", "-p", "--", stage.outside }))
-                    end
-                end
-                local is_there = as_user(uid, gid, { "test", "-e", from })
-                if shell(is_there) ~= 0 then
-                    -- Nothing can be lost that was not written.
-                    slurm.log_info("%s", ("longhaul: job %s wrote no %s"):format(job_id, stage.inside))
-                else
-                    local copied, message = copy(uid, gid, from, to)
-                    if not copied then
-                        return nil, message
-                    end
-                end
-            end
-            return true
-        end)
-        if not done then
-            return failed("stage_out of job " .. job_id, reason)
-        end
-    end
-    return slurm.SUCCESS
+    return stage_all(job_id, job_script, "stage_out", uid, gid, copy_out)
 end
 
 -- Removes all that the job has, however far it got, and does nothing the second time.

@@ -93,6 +93,13 @@ impl Core {
         self.in_member_time(&device.info().name, examine(device)).await
     }
 
+    pub(crate) fn check_index(&self, index: usize) -> Result<(), ArrayError> {
+        match index < self.geometry().width {
+            true => Ok(()),
+            false => Err(ArrayError::TooFew(format!("there is no member {index}"))),
+        }
+    }
+
     async fn replace(
         self: &Rc<Self>,
         index: usize,
@@ -100,9 +107,7 @@ impl Core {
         force: bool,
         uuid: Uuid,
     ) -> Result<(), ArrayError> {
-        if index >= self.geometry().width {
-            return Err(ArrayError::TooFew(format!("there is no member {index}")));
-        }
+        self.check_index(index)?;
         self.check_needed(index)?;
         let (_, candidate) = self.examine_new_device(device, force, uuid).await?;
         let (_admitted, name) = (self.admit_change()?, candidate.name());

@@ -137,6 +137,13 @@ fn nested(operations: Vec<Value>) -> Vec<Value> {
     parts.map(|part| json!({ "request_txn": { "success": part } })).collect()
 }
 
+/// The entries in the order of their keys, each once: a key that was asked for twice is found twice.
+fn once_each(mut entries: Vec<Entry>) -> Vec<Entry> {
+    entries.sort_by(|a, b| a.key.cmp(&b.key));
+    entries.dedup_by(|a, b| a.key == b.key);
+    entries
+}
+
 fn compare(key: String, expect: Expect) -> Value {
     match expect {
         Expect::Absent => {
@@ -233,9 +240,7 @@ impl Catalog for EtcdCatalog {
                 found.extend(response);
             }
         }
-        found.sort_by(|a, b| a.key.cmp(&b.key));
-        found.dedup_by(|a, b| a.key == b.key);
-        Ok(found)
+        Ok(once_each(found))
     }
 
     fn page_with(
@@ -252,10 +257,7 @@ impl Catalog for EtcdCatalog {
             keys.iter().map(|key| self.ask(key)).chain([json!({ "request_range": page })]).collect();
         let mut found = self.read(&ask)?;
         let page = found.pop().unwrap_or_default();
-        let mut found: Vec<Entry> = found.into_iter().flatten().collect();
-        found.sort_by(|a, b| a.key.cmp(&b.key));
-        found.dedup_by(|a, b| a.key == b.key);
-        Ok((found, page))
+        Ok((once_each(found.into_iter().flatten().collect()), page))
     }
 
     fn page(&self, prefix: &[u8], after: &[u8], most: usize) -> Result<Vec<Entry>> {

@@ -70,7 +70,7 @@ fn iperf3(wan: &Wan, streams: &str, direction: &str) -> f64 {
             "iperf3 does not listen"
         );
     }
-    let args = ["-c", &address, "--json", "-t", "3", "-O", "1", "-P", streams];
+    let args = ["-c", &address, "--json", "-t", "2", "-O", "1", "-P", streams];
     let (way, sums): (Option<&str>, &[&str]) = match direction {
         "receive" => (Some("--reverse"), &["sum_received"]),
         "both" => (Some("--bidir"), &["sum_received", "sum_received_bidir_reverse"]),
@@ -97,7 +97,7 @@ fn as_iperf3_measures(streams: &str, direction: &str, ways: f64) {
     let (_server, address) =
         serve(within(wan.server(1), PROGRAM, &["netbench", "--listen", &listen, "--json"]));
     let args =
-        ["netbench", &address, "--json", "-P", streams, "--direction", direction, "-t", "3s", "-O", "1s"];
+        ["netbench", &address, "--json", "-P", streams, "--direction", direction, "-t", "2s", "-O", "1s"];
     let mut ratios = Vec::new();
     for _ in 0..3 * ROUNDS {
         let ran = finish(within(wan.client(), PROGRAM, &args).spawn().expect("started"));

@@ -77,9 +77,7 @@ impl Core {
         force: bool,
         uuid: Uuid,
     ) -> Result<(), ArrayError> {
-        if index >= self.geometry().width {
-            return Err(ArrayError::TooFew(format!("there is no member {index}")));
-        }
+        self.check_index(index)?;
         let name = device.info().name;
         let running = self.moves.under_way.borrow().get(&index).cloned();
         if let Some(running) = running {
