@@ -16,7 +16,9 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::label::Label;
 use crate::pool::{Pool, TRIES, each};
-use crate::record::{Intent, IntentKind, TargetRecord, VolumeRecord, encode, encode_intent, encode_volume};
+use crate::record::{
+    Intent, IntentKind, TargetRecord, VolumeRecord, decode_volume, encode, encode_intent, encode_volume,
+};
 use crate::remove::Removed;
 use crate::shape::Shape;
 use crate::spaces::{NamespaceId, SpaceError};
@@ -292,8 +294,14 @@ impl Pool {
 
     /// A volume, whatever its name is by now.
     pub(crate) fn by_uuid(&self, uuid: Uuid) -> Result<Option<(VolumeRecord, Revision)>> {
-        let Some(volume) = self.volume_of(uuid)? else { return Ok(None) };
-        Ok(self.look_up(&volume.name)?.filter(|(found, _)| found.uuid == uuid))
+        // From one range: of two reads with a rename between them, the second one would find no volume of that name.
+        for entry in self.host.catalog.range(&keys::volume(self.uuid(), ""), None)?.entries {
+            let volume: VolumeRecord = decode_volume("the record of a volume", &entry.value)?;
+            if volume.uuid == uuid {
+                return Ok(Some((volume, entry.modified)));
+            }
+        }
+        Ok(None)
     }
 
     /// Continues the resize of a lost host, which this one owns by now. What a target refuses waits.

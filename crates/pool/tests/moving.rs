@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Doomed, GIB, MIB, MemArrays, Rig, check, check_empty, request};
+use common::{Doomed, GIB, MIB, Meanwhile, MemArrays, Rig, check, check_empty, request};
 use longhaul_pool::testing::MemoryTarget;
 use longhaul_pool::{
     Error, Host, Label, MoveRun, MoveStep, Pool, Quota, Removed, SpaceError, Spaces, VolumeLayout,
@@ -185,6 +185,74 @@ fn random_moves_with_faults_leak_nothing() {
         assert_eq!(pool.remove_volume(&format!("v{n}")), Ok(Removed::Whole));
     }
     check_empty(&pool, &rig);
+}
+
+/// Moves a volume while another host renames it before each read of the first one, in turn.
+fn renamed_while_moving(fails: bool) -> usize {
+    for reads in 0.. {
+        let rig = Rig::new(4, GIB);
+        let pool = rig.pool(Quota::default());
+        let before = pool.create_volume(&for_node("v", 100 * MIB)).expect("made");
+        let to = free_target(&rig, &before);
+        let (host, between) = rig.host_between(reads, "v", "w");
+        let given_up = fails.then(|| -> Meanwhile { Box::new(|| {}) });
+        let arrays = MemArrays { given_up, ..MemArrays::new(&rig.targets) };
+        let moved =
+            Pool::open(&host, "p").and_then(|pool| with(&arrays, |run| pool.move_member("v", 1, &to, run)));
+        if !between.is_done() {
+            return reads as usize;
+        }
+        assert!(!(fails && moved.is_ok()), "{moved:?}");
+        let pool = settle(&rig);
+        check_whole(&pool, &rig);
+        // Its record is one that can be moved again.
+        let volume = pool.volume("w").expect("there");
+        let arrays = MemArrays::new(&rig.targets);
+        let to = free_target(&rig, &volume);
+        with(&arrays, |run| pool.move_member("w", 1, &to, run)).expect("moved");
+        assert_eq!(pool.remove_volume("w"), Ok(Removed::Whole));
+        check_empty(&pool, &rig);
+    }
+    unreachable!("it has an end");
+}
+
+#[test]
+fn a_volume_that_is_renamed_at_any_read_of_its_move_moves_or_stays() {
+    for fails in [false, true] {
+        let reads = renamed_while_moving(fails);
+        assert!(reads > 15, "{reads} reads were tried");
+    }
+}
+
+/// A host is stopped before it undoes a move that has failed. Another one takes the move over meanwhile, and gets as
+/// far as it does before it is lost itself.
+#[test]
+fn a_host_that_was_overtaken_undoes_no_move() {
+    let mut at_new_place = 0;
+    for crash_at in 1..60 {
+        let rig = Arc::new(Rig::new(4, GIB));
+        let pool = rig.pool(Quota::default());
+        let before = pool.create_volume(&for_node("v", 100 * MIB)).expect("made");
+        let to = free_target(&rig, &before);
+        let shared = Arc::clone(&rig);
+        let overtake = move || {
+            shared.lose_hosts();
+            let doomed = Doomed::new(&shared.catalog, &shared.targets, crash_at, None, crash_at);
+            let arrays = MemArrays { doomed: Some(Arc::clone(&doomed)), ..MemArrays::new(&shared.targets) };
+            // It may crash, at any step.
+            let _ = Pool::open(&doomed.host("other"), "p")
+                .and_then(|pool| with(&arrays, |run| pool.resume_moves(run)));
+        };
+        let arrays = MemArrays { given_up: Some(Box::new(overtake)), ..MemArrays::new(&rig.targets) };
+        with(&arrays, |run| pool.move_member("v", 1, &to, run)).expect_err("the copy has failed");
+        let pool = settle(&rig);
+        check_whole(&pool, &rig);
+        let after = pool.volume("v").expect("there");
+        at_new_place += usize::from(after.members[1].target == to);
+        assert_eq!(pool.remove_volume("v"), Ok(Removed::Whole));
+        check_empty(&pool, &rig);
+    }
+    assert!((10..50).contains(&at_new_place), "{at_new_place} of 59 moves were carried out");
 }
 
 #[test]

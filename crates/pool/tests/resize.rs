@@ -96,6 +96,28 @@ fn a_crash_at_each_step_is_finished_or_undone() {
 }
 
 #[test]
+fn a_volume_that_is_renamed_at_any_read_of_its_resize_has_one_size() {
+    for reads in 0.. {
+        let rig = Rig::new(4, GIB);
+        let pool = rig.pool(Quota::default());
+        pool.create_volume(&request("v", 100 * MIB)).expect("made");
+        let (host, between) = rig.host_between(reads, "v", "w");
+        let resized = Pool::open(&host, "p").and_then(|pool| pool.resize_volume("v", 200 * MIB));
+        if !between.is_done() {
+            assert!(reads > 10, "{reads} reads were tried");
+            return;
+        }
+        settle(&rig);
+        check(&pool, &rig.targets);
+        assert!(pool.status().expect("status").intents.is_empty());
+        let size = pool.volume("w").expect("there").shape.size;
+        assert!(size == 200 * MIB || resized.is_err() && size == 100 * MIB, "{size}: {resized:?}");
+        assert_eq!(pool.remove_volume("w"), Ok(Removed::Whole));
+        check_empty(&pool, &rig);
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let rig = Rig::new(3, GIB);
     let pool = rig.pool(Quota { pool: Some(GIB), job: Some(600 * MIB) });

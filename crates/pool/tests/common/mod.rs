@@ -15,6 +15,7 @@ use longhaul_pool::{
     Usage, VolumeLayout, VolumeRecord, VolumeRequest, VolumeState,
 };
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use uuid::Uuid;
@@ -220,11 +221,13 @@ pub struct MemArrays {
     pub doomed: Option<Arc<Doomed>>,
     /// Called before a member changes.
     pub before: Option<Meanwhile>,
+    /// Every change fails, and this is called when it is given up.
+    pub given_up: Option<Meanwhile>,
 }
 
 impl MemArrays {
     pub fn new(targets: &Arc<Targets>) -> MemArrays {
-        MemArrays { targets: Arc::clone(targets), doomed: None, before: None }
+        MemArrays { targets: Arc::clone(targets), doomed: None, before: None, given_up: None }
     }
 
     fn call<T>(&self, call: impl FnOnce(&Targets) -> DeviceResult<T>) -> DeviceResult<T> {
@@ -313,6 +316,9 @@ impl RunArray for MemRun<'_> {
             before();
         }
         show(&MoveProgress { done: 1, total: 2, rate: 1.0, left: None });
+        if self.arrays.given_up.is_some() {
+            return Err(DeviceError::new(ErrorKind::Failed, "the copy has failed"));
+        }
         self.change(|targets, array| match change {
             ArrayChange::Move(index, place) => {
                 self.enlist(targets, place)?;
@@ -340,9 +346,13 @@ impl RunArray for MemRun<'_> {
     }
 
     fn cancel(&self, place: &MemberAt) -> DeviceResult<bool> {
-        self.change(|_, array| {
+        let has_it = self.change(|_, array| {
             Ok(array.members.contains(&place.1.uuid) || array.spares.contains(&place.1.uuid))
-        })
+        });
+        if let Some(given_up) = &self.arrays.given_up {
+            given_up();
+        }
+        has_it
     }
 
     fn pause(&self, _limit: Duration) -> DeviceResult<u64> {
@@ -598,6 +608,66 @@ impl Spaces for Doomed {
     }
 }
 
+/// A catalog of a host, in which another host does something before one of the reads of this one.
+pub struct Between {
+    catalog: Arc<FileCatalog>,
+    /// Reads before that one.
+    left: AtomicI64,
+    meanwhile: Meanwhile,
+}
+
+impl Between {
+    pub fn new(catalog: &Arc<FileCatalog>, reads: i64, meanwhile: Meanwhile) -> Arc<Between> {
+        Arc::new(Between { catalog: Arc::clone(catalog), left: AtomicI64::new(reads), meanwhile })
+    }
+
+    /// Whether it was done.
+    pub fn is_done(&self) -> bool {
+        self.left.load(Ordering::SeqCst) < 0
+    }
+
+    fn read(&self) -> &FileCatalog {
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 0 {
+            (self.meanwhile)();
+        }
+        &self.catalog
+    }
+}
+
+impl Catalog for Between {
+    fn name(&self) -> String {
+        self.catalog.name()
+    }
+
+    fn commit(&self, txn: &Txn) -> longhaul_catalog::Result<Commit> {
+        self.catalog.commit(txn)
+    }
+
+    fn range(&self, prefix: &[u8], at: Option<Revision>) -> longhaul_catalog::Result<Snapshot> {
+        self.read().range(prefix, at)
+    }
+
+    fn get(&self, key: &[u8]) -> longhaul_catalog::Result<Option<Entry>> {
+        self.read().get(key)
+    }
+
+    fn watch(&self, prefix: &[u8], from: Revision) -> longhaul_catalog::Result<Box<dyn Watch>> {
+        self.catalog.watch(prefix, from)
+    }
+
+    fn grant(&self, ttl: Duration) -> longhaul_catalog::Result<LeaseId> {
+        self.catalog.grant(ttl)
+    }
+
+    fn keep(&self, lease: LeaseId) -> longhaul_catalog::Result<Duration> {
+        self.catalog.keep(lease)
+    }
+
+    fn revoke(&self, lease: LeaseId) -> longhaul_catalog::Result<()> {
+        self.catalog.revoke(lease)
+    }
+}
+
 /// A pool with its catalog, clock and targets, all in memory.
 pub struct Rig {
     pub clock: Arc<ManualClock>,
@@ -626,6 +696,17 @@ impl Rig {
         let targets: Vec<(String, String)> =
             addresses.into_iter().map(|a| (a.clone(), format!("rack-{a}"))).collect();
         Pool::create(&self.host("creator"), "p", &targets, quota).expect("created")
+    }
+
+    /// A host that finds a volume renamed before read number `reads` of its own.
+    pub fn host_between(&self, reads: i64, name: &'static str, to: &'static str) -> (Host, Arc<Between>) {
+        let other = self.host("renamer");
+        let rename = move || {
+            let renamed = Pool::open(&other, "p").and_then(|pool| pool.rename_volume(name, to));
+            renamed.expect("renamed");
+        };
+        let between = Between::new(&self.catalog, reads, Box::new(rename));
+        (Host { catalog: Arc::<Between>::clone(&between), ..self.host("slow") }, between)
     }
 
     /// All leases that are not kept run out.
