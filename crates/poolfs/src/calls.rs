@@ -1,11 +1,12 @@
 //! Calls of [`FileSystem`](longhaul_fs::FileSystem).
 
+use crate::lease::{LATER, Patience};
 use crate::node::OpenNode;
 use crate::schema::{Content, InodeRecord, XATTRS_MAX, Xattrs, decode_xattrs, encode_xattrs, unreadable};
 use crate::segment::Segments;
 use crate::session::{FsSession, OpenHandle};
 use crate::store::{Draft, lock};
-use longhaul_fs::{Attributes, Call, Changes, Errno, Handle, Node, Reply, Statistics, TimeChange};
+use longhaul_fs::{Attributes, Call, Changes, Errno, Handle, Node, Reply, Statistics, Time, TimeChange};
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 use std::sync::Arc;
 
@@ -13,6 +14,38 @@ use std::sync::Arc;
 const XATTR_NAME: usize = 255;
 /// Unit of statistics.
 const STATISTICS_BLOCK: u64 = 4096;
+
+/// The mode of a file with these permissions.
+fn regular(mode: u32) -> u32 {
+    rustix::fs::FileType::RegularFile.as_raw_mode() | mode & 0o7777
+}
+
+/// Changes attributes other than the size, at the time `now`.
+fn apply(changes: &Changes, now: Time, inode: &mut InodeRecord) {
+    let at = |change: TimeChange| match change {
+        TimeChange::Now => now,
+        TimeChange::At(time) => time,
+    };
+    if (changes.uid.is_some() || changes.gid.is_some()) && changes.mode.is_none() && !inode.is_directory() {
+        inode.mode &= !0o6000;
+    }
+    if let Some(mode) = changes.mode {
+        inode.mode = inode.mode & !0o7777 | mode & 0o7777;
+    }
+    if let Some(uid) = changes.uid {
+        inode.uid = uid;
+    }
+    if let Some(gid) = changes.gid {
+        inode.gid = gid;
+    }
+    if let Some(time) = changes.accessed {
+        inode.accessed = at(time);
+    }
+    if let Some(time) = changes.modified {
+        inode.modified = at(time);
+    }
+    inode.changed = now;
+}
 
 impl FsSession {
     /// Executes a call on the calling thread, which waits.
@@ -73,7 +106,7 @@ impl FsSession {
             }
             Call::Flush { handle } => {
                 let (node, _) = self.handle(handle)?;
-                let flushed = self.close_leased(&node).and_then(|is_later| match is_later {
+                let flushed = self.close_leased(&node, Patience::Waits).and_then(|is_later| match is_later {
                     true => Ok(()),
                     false => self.commit(&node),
                 });
@@ -105,6 +138,78 @@ impl FsSession {
 
     fn made(&self, (number, record): (u64, InodeRecord)) -> Result<Reply, Errno> {
         Ok(Reply::Entry(self.shown(number, &record)))
+    }
+
+    fn created(&self, (number, record): (u64, InodeRecord), appends: bool) -> Reply {
+        let (handle, _) = self.open_handle(number, record.clone(), appends, false);
+        Reply::Created(self.shown(number, &record), Handle(handle))
+    }
+
+    /// The reply to a call that needs neither the catalog nor a member, and nothing that has to be waited for;
+    /// `None` for others. The calls of which a tree of small files is made are of these, in directories of which
+    /// this session has the lease.
+    pub(crate) fn at_once(&self, call: &Call) -> Option<Result<Reply, Errno>> {
+        match self.reply_at_once(call) {
+            Ok(reply) => reply.map(Ok),
+            Err(LATER) => None,
+            Err(e) => Some(Err(e)),
+        }
+    }
+
+    fn reply_at_once(&self, call: &Call) -> Result<Option<Reply>, Errno> {
+        let now = Patience::AtOnce;
+        Ok(match call {
+            Call::Forget { .. } | Call::CloseDirectory { .. } => Some(Reply::Done),
+            Call::Lookup { parent, name } => {
+                longhaul_fs::check_name(name)?;
+                match self.lookup_leased(parent.0, name, now)? {
+                    Some((number, Some(record))) => Some(Reply::Entry(self.shown(number, &record))),
+                    _ => None,
+                }
+            }
+            Call::Attributes { node, .. } => {
+                self.seen(node.0).map(|record| Reply::Attributes(self.shown(node.0, &record)))
+            }
+            Call::Change { node, changes, .. } if changes.size.is_none() => {
+                let (time, sets_modified) = (self.now(), changes.modified.is_some());
+                let change = |inode: &mut InodeRecord| apply(changes, time, inode);
+                let changed = self.change_leased(node.0, change, sets_modified, now)?;
+                changed.map(|record| Reply::Attributes(self.shown(node.0, &record)))
+            }
+            Call::Create { parent, name, mode, flags } => {
+                let flags = OFlags::from_bits_retain(*flags);
+                match self.make_at_once(parent.0, name, regular(*mode)) {
+                    // It is opened.
+                    Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => None,
+                    made => made?.map(|made| self.created(made, flags.contains(OFlags::APPEND))),
+                }
+            }
+            Call::MakeDirectory { parent, name, mode } => {
+                let mode = rustix::fs::FileType::Directory.as_raw_mode() | mode & 0o7777;
+                self.make_at_once(parent.0, name, mode)?.map(|made| self.made(made)).transpose()?
+            }
+            Call::Write { handle, offset, data } => {
+                let (node, appends) = self.handle(*handle)?;
+                if appends || !self.write_at_once(&node, *offset, data) {
+                    return Ok(None);
+                }
+                self.report(handle.0, Ok(()))?;
+                Some(Reply::Written(data.len() as u32))
+            }
+            Call::Flush { handle } => {
+                let (node, _) = self.handle(*handle)?;
+                match self.close_leased(&node, now)? {
+                    true => Some(self.report(handle.0, Ok(Reply::Done))?),
+                    false => None,
+                }
+            }
+            Call::Close { handle } => {
+                let (node, _) = self.handle(*handle)?;
+                let is_closed = self.close_leased(&node, now)? && self.release_leased(&node, handle.0);
+                is_closed.then_some(Reply::Done)
+            }
+            _ => None,
+        })
     }
 
     fn handle(&self, handle: Handle) -> Result<(Arc<OpenNode>, bool), Errno> {
@@ -142,34 +247,7 @@ impl FsSession {
         changes: &Changes,
     ) -> Result<Attributes, Errno> {
         let now = self.now();
-        let at = |change: TimeChange| match change {
-            TimeChange::Now => now,
-            TimeChange::At(time) => time,
-        };
-        let change = |inode: &mut InodeRecord| {
-            if (changes.uid.is_some() || changes.gid.is_some())
-                && changes.mode.is_none()
-                && !inode.is_directory()
-            {
-                inode.mode &= !0o6000;
-            }
-            if let Some(mode) = changes.mode {
-                inode.mode = inode.mode & !0o7777 | mode & 0o7777;
-            }
-            if let Some(uid) = changes.uid {
-                inode.uid = uid;
-            }
-            if let Some(gid) = changes.gid {
-                inode.gid = gid;
-            }
-            if let Some(time) = changes.accessed {
-                inode.accessed = at(time);
-            }
-            if let Some(time) = changes.modified {
-                inode.modified = at(time);
-            }
-            inode.changed = now;
-        };
+        let change = |inode: &mut InodeRecord| apply(changes, now, inode);
         let node = match handle {
             Some(handle) => Some(self.handle(handle)?.0),
             None => self.open_node(number),
@@ -178,7 +256,9 @@ impl FsSession {
             let record = self.resize(number, node.as_deref(), size, change)?;
             return Ok(self.shown(number, &record));
         }
-        if let Some(record) = self.change_leased(number, change, changes.modified.is_some())? {
+        if let Some(record) =
+            self.change_leased(number, change, changes.modified.is_some(), Patience::Waits)?
+        {
             return Ok(self.shown(number, &record));
         }
         // What is changed here in a directory, and is not written, is older than this.
@@ -207,13 +287,8 @@ impl FsSession {
 
     fn create(&self, directory: u64, name: &[u8], mode: u32, flags: u32) -> Result<Reply, Errno> {
         let flags = OFlags::from_bits_retain(flags);
-        let mode = rustix::fs::FileType::RegularFile.as_raw_mode() | mode & 0o7777;
-        let appends = flags.contains(OFlags::APPEND);
-        match self.make(directory, name, mode, 0, None) {
-            Ok((number, record)) => {
-                let (handle, _) = self.open_handle(number, record.clone(), appends, false);
-                Ok(Reply::Created(self.shown(number, &record), Handle(handle)))
-            }
+        match self.make(directory, name, regular(mode), 0, None) {
+            Ok(made) => Ok(self.created(made, flags.contains(OFlags::APPEND))),
             // Another host has made it since the kernel has looked.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {
                 let (number, _) = self.lookup(directory, name)?;
@@ -229,7 +304,7 @@ impl FsSession {
     fn open_file(&self, node: Node, flags: u32) -> Result<Reply, Errno> {
         let flags = OFlags::from_bits_retain(flags);
         let (appends, truncates) = (flags.contains(OFlags::APPEND), flags.contains(OFlags::TRUNC));
-        if !truncates && let Some((handle, record)) = self.open_leased(node.0, appends)? {
+        if !truncates && let Some((handle, record)) = self.open_leased(node.0, appends, Patience::Waits)? {
             return Ok(Reply::Opened(self.shown(node.0, &record), Handle(handle)));
         }
         if truncates {
@@ -248,7 +323,7 @@ impl FsSession {
         // What was written after the last flush, such as by mmap. The last user of a file without a name
         // needs nothing of it.
         let is_last = node.lock().handles == 1;
-        if self.close_leased(&node)? && self.release_leased(&node, handle.0) {
+        if self.close_leased(&node, Patience::Waits)? && self.release_leased(&node, handle.0) {
             return Ok(Reply::Done);
         }
         let is_orphan = || {

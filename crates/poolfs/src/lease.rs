@@ -31,6 +31,18 @@ const WAITING_MAX: usize = 16 << 10;
 /// How often it is looked whether the session has ended meanwhile, and whether something is due.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// Something would have to be waited for: never seen by callers.
+pub(crate) const LATER: Errno = Errno::INPROGRESS;
+
+/// What a call does that cannot be answered from memory yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// It waits.
+    Waits,
+    /// It fails with [`LATER`].
+    AtOnce,
+}
+
 /// A directory whose lease this session has.
 pub(super) struct HeldDirectory {
     /// All of its names.
@@ -166,6 +178,16 @@ impl Leases {
 
     fn wait<'s>(&self, state: MutexGuard<'s, LeaseState>) -> MutexGuard<'s, LeaseState> {
         self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Something was made that is to be written: the thread that writes is woken if that is due, and looks for
+    /// itself otherwise.
+    fn made(&self, state: MutexGuard<'_, LeaseState>) {
+        let is_due = state.is_urgent || state.queue.len() >= write::MANY;
+        drop(state);
+        if is_due {
+            self.changed.notify_all();
+        }
     }
 
     /// The thread that writes ends.

@@ -3,7 +3,7 @@
 //! Each change is one transaction that puts the directory too, with its number of entries: so a directory
 //! that is removed is empty, and two hosts cannot give the same name at a time.
 
-use crate::lease::Exclusive;
+use crate::lease::{Exclusive, Patience};
 use crate::schema::{Content, EntryRecord, InodeRecord, encode_lease, encode_orphan, unreadable};
 use crate::session::{FsSession, ROOT};
 use crate::store::Draft;
@@ -30,6 +30,12 @@ struct Renamed {
     replaced: Option<EntryRecord>,
     /// An inode without a name that is still to be removed.
     left: Option<u64>,
+}
+
+/// A name and a target that an object may be made with.
+fn check_new(name: &[u8], target: Option<&[u8]>) -> Result<(), Errno> {
+    check_name(name)?;
+    if target.is_some_and(|target| target.len() > LINK_MAX) { Err(Errno::NAMETOOLONG) } else { Ok(()) }
 }
 
 impl FsSession {
@@ -75,7 +81,7 @@ impl FsSession {
         let (keys, mut tries) = (self.store.keys(), 0);
         let (key, lease) = (keys.entry(directory, name), keys.lease(directory));
         loop {
-            let number = match self.lookup_leased(directory, name)? {
+            let number = match self.lookup_leased(directory, name, Patience::Waits)? {
                 Some((number, Some(record))) => return Ok((number, record)),
                 Some((number, None)) => number,
                 None => {
@@ -119,7 +125,7 @@ impl FsSession {
 
     /// The directory that a name stands for, if it stands for one.
     fn directory_named(&self, directory: u64, name: &[u8]) -> Result<Option<u64>, Errno> {
-        let entry = match self.lookup_leased(directory, name) {
+        let entry = match self.lookup_leased(directory, name, Patience::Waits) {
             Ok(Some((number, _))) => return Ok(Some(number)),
             Ok(None) => self.store.get(&self.store.keys().entry(directory, name))?,
             Err(Errno::NOENT) => return Ok(None),
@@ -127,6 +133,43 @@ impl FsSession {
         };
         let entry = entry.and_then(|entry| EntryRecord::decode(&entry.value));
         Ok(entry.filter(EntryRecord::is_directory).map(|entry| entry.inode))
+    }
+
+    /// The record of an object that is made in a directory.
+    fn new_inode(
+        &self,
+        (directory, parent): (u64, &InodeRecord),
+        mode: u32,
+        rdev: u64,
+        target: Option<&[u8]>,
+    ) -> InodeRecord {
+        let mut inode = InodeRecord::new(mode, self.owner, self.now());
+        (inode.rdev, inode.parent) = (rdev, directory);
+        if let Some(target) = target {
+            inode.content = Content::Link(target.to_vec());
+        }
+        if parent.mode & SET_GROUP != 0 {
+            inode.gid = parent.gid;
+            if inode.is_directory() {
+                inode.mode |= SET_GROUP;
+            }
+        }
+        inode
+    }
+
+    /// As [`make`](Self::make), of something that is no link, in memory alone; `None` without the lease.
+    ///
+    /// # Errors
+    /// [`LATER`](crate::lease::LATER) if something would have to be waited for.
+    pub(crate) fn make_at_once(
+        &self,
+        directory: u64,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Option<(u64, InodeRecord)>, Errno> {
+        check_new(name, None)?;
+        let inode = |parent: &InodeRecord| self.new_inode((directory, parent), mode, 0, None);
+        self.make_leased(directory, name, inode, Patience::AtOnce)
     }
 
     /// Makes an object of this mode, and `content` if it is a link.
@@ -138,26 +181,10 @@ impl FsSession {
         rdev: u64,
         target: Option<&[u8]>,
     ) -> Result<(u64, InodeRecord), Errno> {
-        check_name(name)?;
-        if target.is_some_and(|target| target.len() > LINK_MAX) {
-            return Err(Errno::NAMETOOLONG);
-        }
-        let inode = |parent: &InodeRecord| {
-            let mut inode = InodeRecord::new(mode, self.owner, self.now());
-            (inode.rdev, inode.parent) = (rdev, directory);
-            if let Some(target) = target {
-                inode.content = Content::Link(target.to_vec());
-            }
-            if parent.mode & SET_GROUP != 0 {
-                inode.gid = parent.gid;
-                if inode.is_directory() {
-                    inode.mode |= SET_GROUP;
-                }
-            }
-            inode
-        };
+        check_new(name, target)?;
+        let inode = |parent: &InodeRecord| self.new_inode((directory, parent), mode, rdev, target);
         self.consider_lease(directory)?;
-        if let Some(made) = self.make_leased(directory, name, inode)? {
+        if let Some(made) = self.make_leased(directory, name, inode, Patience::Waits)? {
             return Ok(made);
         }
         let number = self.store.new_number()?;

@@ -221,6 +221,17 @@ impl Store {
         lock(&self.inodes).remove(&inode);
     }
 
+    /// The number of a new inode, if no transaction is needed for it.
+    pub(crate) fn number_at_hand(&self) -> Option<u64> {
+        // Another thread may have it locked for a transaction.
+        let mut numbers = self.numbers.try_lock().ok()?;
+        if numbers.0 == numbers.1 {
+            return None;
+        }
+        numbers.0 += 1;
+        Some(numbers.0 - 1)
+    }
+
     /// The number of a new inode.
     pub(crate) fn new_number(&self) -> Result<u64, Errno> {
         let mut numbers = lock(&self.numbers);

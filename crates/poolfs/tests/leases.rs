@@ -74,6 +74,56 @@ fn files_are_made_without_waiting_and_written_together() {
     }
 }
 
+/// Whether the thread that asks executes the call, and its reply.
+fn ask(fs: &PoolFs, call: Call) -> (bool, common::Result<Reply>) {
+    let (tell, told) = std::sync::mpsc::channel();
+    let asks = std::thread::current().id();
+    let done = move |result| drop(tell.send((std::thread::current().id() == asks, result)));
+    fs.start(call, Box::new(done));
+    told.recv().expect("an answer")
+}
+
+#[test]
+fn what_is_in_memory_is_answered_by_the_thread_that_asks() {
+    let fs = parity();
+    let mounted = mount(&fs, true);
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    mounted.put(top, b"first", b"takes numbers of inodes").expect("written");
+    let at_once = |call: Call| {
+        let name = format!("{call:?}");
+        let (is_at_once, reply) = ask(&mounted, call);
+        assert!(is_at_once, "another thread has executed {name}");
+        reply
+    };
+    let lookup = || Call::Lookup { parent: top, name: b"file".to_vec() };
+    assert_eq!(at_once(lookup()).map(drop), Err(Errno::NOENT));
+    let create =
+        || Call::Create { parent: top, name: b"file".to_vec(), mode: 0o644, flags: common::EXCLUSIVE };
+    let Ok(Reply::Created(attributes, handle)) = at_once(create()) else { panic!("not made") };
+    assert_eq!(at_once(create()).map(drop), Err(Errno::EXIST));
+    let data = longhaul_engine::Buf::copy_of(&pattern(4096, 1));
+    assert!(matches!(at_once(Call::Write { handle, offset: 0, data }), Ok(Reply::Written(4096))));
+    let changes = Changes { mode: Some(0o600), ..Changes::default() };
+    at_once(Call::Change { node: attributes.node, handle: None, changes }).expect("changed");
+    at_once(Call::Flush { handle }).expect("flushed");
+    at_once(Call::Close { handle }).expect("closed");
+    let Ok(Reply::Entry(found)) = at_once(lookup()) else { panic!("not there") };
+    assert_eq!((found.size, found.mode & 0o7777), (4096, 0o600));
+    at_once(Call::MakeDirectory { parent: top, name: b"inner".to_vec(), mode: 0o755 }).expect("made");
+    // These need a member, or the catalog.
+    let (handle, large) = (mounted.open(found.node, WRITE).expect("opened").1, vec![7; 1 << 20]);
+    let data = longhaul_engine::Buf::copy_of(&large);
+    assert!(!ask(&mounted, Call::Write { handle, offset: 0, data }).0);
+    assert!(!ask(&mounted, Call::Sync { handle, data_only: false }).0);
+    mounted.close(handle).expect("closed");
+    sync(&mounted, top).expect("synced");
+    let other = mount(&fs, false);
+    assert!(!ask(&other, lookup()).0, "it has no lease");
+    assert!(other.content(top, b"file").expect("read") == large);
+    drop((mounted, other));
+    assert_right(&fs);
+}
+
 #[test]
 fn another_host_sees_at_once_what_was_closed() {
     let fs = parity();

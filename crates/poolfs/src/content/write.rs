@@ -2,7 +2,7 @@
 
 use crate::content::{BATCHES, GATHERED, PENDING_MAX};
 use crate::extent::Extent;
-use crate::node::{Batch, OpenNode, WrittenStripe};
+use crate::node::{Batch, NodeState, OpenNode, WrittenStripe};
 use crate::runs::Runs;
 use crate::segment::{Filler, StripePlaces};
 use crate::session::FsSession;
@@ -11,6 +11,9 @@ use longhaul_block::IoError;
 use longhaul_fs::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// Bytes of a write that the thread copies which asks, in well below a millisecond.
+const AT_ONCE: usize = 128 << 10;
 
 impl FsSession {
     /// Writes to memory, at the end of the file if `appends`; stripes go to the members when there are some.
@@ -32,12 +35,7 @@ impl FsSession {
         if appends && state.append_base.is_none() {
             state.append_base = Some(state.inode.size);
         }
-        let before = state.dirty.bytes();
-        state.dirty.write(offset, data);
-        let dirty = state.dirty.bytes();
-        state.modified = Some(self.now());
-        // What is written over is not counted twice.
-        self.dirty.fetch_add(dirty - before, Relaxed);
+        let dirty = self.put_in_memory(&mut state, offset, data);
         let (is_much, pending) = (dirty >= GATHERED.min(self.memory / 4), state.pending.len());
         // What is appended is not written before it is known where the file ends.
         let may_flush = state.append_base.is_none();
@@ -53,6 +51,32 @@ impl FsSession {
             return if may_flush { self.write_batch(node, true).map(drop) } else { self.commit(node) };
         }
         if is_much { self.write_batch(node, false).map(drop) } else { Ok(()) }
+    }
+
+    /// Keeps what is written in memory; bytes of the file that are there.
+    fn put_in_memory(&self, state: &mut NodeState, offset: u64, data: &[u8]) -> usize {
+        let before = state.dirty.bytes();
+        state.dirty.write(offset, data);
+        let dirty = state.dirty.bytes();
+        state.modified = Some(self.now());
+        // What is written over is not counted twice.
+        self.dirty.fetch_add(dirty - before, Relaxed);
+        dirty
+    }
+
+    /// Writes to memory, not at the end, if it is little and nothing has to be written to the members for it;
+    /// whether that was done.
+    pub(crate) fn write_at_once(&self, node: &OpenNode, offset: u64, data: &[u8]) -> bool {
+        let mut state = node.lock();
+        let fits = data.len() <= AT_ONCE
+            && state.dirty.bytes() + data.len() < GATHERED.min(self.memory / 4)
+            && state.pending.len() <= PENDING_MAX
+            && self.dirty.load(Relaxed) + data.len() <= self.memory
+            && offset.checked_add(data.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
+        if fits {
+            self.put_in_memory(&mut state, offset, data);
+        }
+        fits
     }
 
     /// Writes what is in memory to the members: all of it, or whole stripes. The number of the next batch.

@@ -2,7 +2,7 @@
 //!
 //! Each returns `None` for what is not: then the catalog is asked.
 
-use super::{HeldDirectory, LeaseState, NewObject, WAITING_MAX};
+use super::{HeldDirectory, LATER, LeaseState, NewObject, Patience, WAITING_MAX};
 use crate::node::OpenNode;
 use crate::schema::{EntryRecord, InodeRecord};
 use crate::session::FsSession;
@@ -19,7 +19,12 @@ const PARTS: usize = 16;
 
 impl FsSession {
     /// The leases, once no operation has the directory for itself; `None` if its lease is not had.
-    fn leased(&self, directory: u64, changes: bool) -> Result<Option<MutexGuard<'_, LeaseState>>, Errno> {
+    fn leased(
+        &self,
+        directory: u64,
+        changes: bool,
+        patience: Patience,
+    ) -> Result<Option<MutexGuard<'_, LeaseState>>, Errno> {
         if !self.leases.takes {
             return Ok(None);
         }
@@ -38,6 +43,9 @@ impl FsSession {
             if is_free && is_valid && !(changes && waits) {
                 return Ok(Some(state));
             }
+            if patience == Patience::AtOnce {
+                return Err(LATER);
+            }
             if begun.elapsed() > self.leases.patience {
                 tracing::error!("the catalog does not answer, and what was changed here waits for it");
                 return Err(Errno::IO);
@@ -49,7 +57,11 @@ impl FsSession {
     }
 
     /// The leases, if an object is new; once no operation has its directory for itself.
-    fn new_object(&self, number: u64) -> Result<Option<MutexGuard<'_, LeaseState>>, Errno> {
+    fn new_object(
+        &self,
+        number: u64,
+        patience: Patience,
+    ) -> Result<Option<MutexGuard<'_, LeaseState>>, Errno> {
         if !self.leases.takes {
             return Ok(None);
         }
@@ -63,6 +75,9 @@ impl FsSession {
             if !busy.contains(&directory) && !busy.contains(&number) {
                 return Ok(Some(state));
             }
+            if patience == Patience::AtOnce {
+                return Err(LATER);
+            }
             state = self.leases.wait(state);
         }
     }
@@ -72,8 +87,9 @@ impl FsSession {
         &self,
         directory: u64,
         name: &[u8],
+        patience: Patience,
     ) -> Result<Option<(u64, Option<InodeRecord>)>, Errno> {
-        let Some(state) = self.leased(directory, false)? else { return Ok(None) };
+        let Some(state) = self.leased(directory, false, patience)? else { return Ok(None) };
         let entry = state.held.get(&directory).and_then(|held| held.names.get(name)).ok_or(Errno::NOENT)?;
         Ok(Some((entry.inode, state.seen(entry.inode).cloned())))
     }
@@ -92,12 +108,16 @@ impl FsSession {
         directory: u64,
         name: &[u8],
         inode: impl FnOnce(&InodeRecord) -> InodeRecord,
+        patience: Patience,
     ) -> Result<Option<(u64, InodeRecord)>, Errno> {
         if !self.leases.holds(directory) {
             return Ok(None);
         }
-        let number = self.store.new_number()?;
-        let Some(mut guard) = self.leased(directory, true)? else { return Ok(None) };
+        let number = match patience {
+            Patience::Waits => self.store.new_number()?,
+            Patience::AtOnce => self.store.number_at_hand().ok_or(LATER)?,
+        };
+        let Some(mut guard) = self.leased(directory, true, patience)? else { return Ok(None) };
         let state = &mut *guard;
         let Some(held) = state.held.get_mut(&directory) else { return Ok(None) };
         if held.names.contains_key(name) {
@@ -122,8 +142,7 @@ impl FsSession {
         };
         state.new.insert(number, object);
         state.enqueue(number);
-        drop(guard);
-        self.leases.changed.notify_all();
+        self.leases.made(guard);
         Ok(Some((number, record)))
     }
 
@@ -133,8 +152,9 @@ impl FsSession {
         number: u64,
         change: impl FnOnce(&mut InodeRecord),
         sets_modified: bool,
+        patience: Patience,
     ) -> Result<Option<InodeRecord>, Errno> {
-        let Some(mut state) = self.new_object(number)? else { return Ok(None) };
+        let Some(mut state) = self.new_object(number, patience)? else { return Ok(None) };
         let Some(record) = state.seen_mut(number) else { return Ok(None) };
         change(record);
         let record = record.clone();
@@ -151,8 +171,9 @@ impl FsSession {
         &self,
         number: u64,
         appends: bool,
+        patience: Patience,
     ) -> Result<Option<(u64, InodeRecord)>, Errno> {
-        let Some(state) = self.new_object(number)? else { return Ok(None) };
+        let Some(state) = self.new_object(number, patience)? else { return Ok(None) };
         let Some(record) = state.seen(number).cloned() else { return Ok(None) };
         match record.kind() {
             longhaul_fs::FileKind::Regular => {}
@@ -166,8 +187,8 @@ impl FsSession {
 
     /// What was written to a file is to be written to the catalog soon. False if that has to be waited for: it
     /// is not new, or too large.
-    pub(crate) fn close_leased(&self, node: &Arc<OpenNode>) -> Result<bool, Errno> {
-        let Some(mut guard) = self.new_object(node.inode)? else { return Ok(false) };
+    pub(crate) fn close_leased(&self, node: &Arc<OpenNode>, patience: Patience) -> Result<bool, Errno> {
+        let Some(mut guard) = self.new_object(node.inode, patience)? else { return Ok(false) };
         let state = &mut *guard;
         let Some(object) = state.new.get_mut(&node.inode) else { return Ok(false) };
         let of_node = node.lock();
@@ -185,8 +206,7 @@ impl FsSession {
         object.record.mode = crate::content::without_privileges(object.record.mode);
         object.is_closed = true;
         state.enqueue(node.inode);
-        drop(guard);
-        self.leases.changed.notify_all();
+        self.leases.made(guard);
         Ok(true)
     }
 
@@ -215,7 +235,7 @@ impl FsSession {
 
     /// Removes the name of an object that no transaction has yet, and that is not open.
     pub(crate) fn remove_leased(&self, directory: u64, name: &[u8]) -> Result<bool, Errno> {
-        let Some(mut guard) = self.leased(directory, true)? else { return Ok(false) };
+        let Some(mut guard) = self.leased(directory, true, Patience::Waits)? else { return Ok(false) };
         let state = &mut *guard;
         let Some(held) = state.held.get_mut(&directory) else { return Ok(false) };
         let entry = *held.names.get(name).ok_or(Errno::NOENT)?;
@@ -244,7 +264,7 @@ impl FsSession {
 
     /// Gives a new object that is no directory another name, which is free.
     pub(crate) fn rename_leased(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<bool, Errno> {
-        let Some(mut guard) = self.leased(from.0, true)? else { return Ok(false) };
+        let Some(mut guard) = self.leased(from.0, true, Patience::Waits)? else { return Ok(false) };
         let state = &mut *guard;
         // Not waited for while the first one may be taken away: the other way does that.
         let is_free = |held: &HeldDirectory| held.wanted.is_empty();
@@ -283,8 +303,7 @@ impl FsSession {
             held.record.touch(now);
             held.record.entries += 1;
         }
-        drop(guard);
-        self.leases.changed.notify_all();
+        self.leases.made(guard);
         Ok(true)
     }
 }

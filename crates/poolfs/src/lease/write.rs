@@ -21,7 +21,7 @@ use std::time::Duration;
 /// How long what was made waits for more, at most.
 const DELAY: Duration = Duration::from_millis(500);
 /// Objects that are written without waiting for more.
-const MANY: usize = 256;
+pub(super) const MANY: usize = 256;
 /// Objects of one transaction, and about how many bytes they have there: below the limits of a catalog, as a
 /// directory is up to four keys, with its lease and its parent.
 const OBJECTS: usize = 400;
