@@ -113,6 +113,8 @@ enum Group {
     Jobs,
     /// One of two paths, cut under load; needs the same
     CutPath,
+    /// Trees of small files on a file system in a pool; needs the same
+    Trees,
     /// All of pools
     Pools,
     /// Sequential streams over emulated long links; takes over an hour, and root, as all below
@@ -225,7 +227,7 @@ impl Group {
 
     /// Whether it is about pools over emulated links.
     fn is_pool(self) -> bool {
-        matches!(self, Group::FirstVolume | Group::Jobs | Group::CutPath)
+        matches!(self, Group::FirstVolume | Group::Jobs | Group::CutPath | Group::Trees)
     }
 
     /// Whether it is about local devices that are remote ones.
@@ -274,6 +276,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::FirstVolume, groups::pools::first_volume::run),
         (Group::Jobs, groups::pools::jobs::run),
         (Group::CutPath, groups::pools::cut_path::run),
+        (Group::Trees, groups::pools::trees::run),
         (Group::Distance, groups::far::distance::run),
         (Group::Latency, groups::far::latency::run),
         (Group::Capsule, groups::far::capsule::run),

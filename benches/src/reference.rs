@@ -10,6 +10,7 @@ mod iperf;
 mod isal;
 mod ping_pong;
 mod socket;
+mod sshfs;
 mod stream;
 
 pub(crate) use copiers::{Copier, Who, all as copiers, tally};
@@ -17,4 +18,5 @@ pub(crate) use fio::{available as fio_available, run as fio};
 pub(crate) use iperf::Iperf;
 pub(crate) use isal::Isal;
 pub(crate) use ping_pong::{Wait, run as ping_pong};
+pub(crate) use sshfs::Sshfs;
 pub(crate) use stream::{Memory, run as stream};

@@ -1,8 +1,10 @@
-//! Pools: from nothing to a volume in use, jobs, many volumes, and a volume with two paths of which one is cut.
+//! Pools: from nothing to a volume in use, jobs, many volumes, a volume with two paths of which one is cut, and
+//! trees of files.
 
 pub(crate) mod cut_path;
 pub(crate) mod first_volume;
 pub(crate) mod jobs;
+pub(crate) mod trees;
 pub(crate) mod volumes;
 
 use crate::link::Link;
@@ -36,7 +38,12 @@ struct Site {
 
 impl Site {
     fn start(setup: &Setup) -> Result<Site> {
-        let link = Link::start(Conditions::new(RTT, Some(RATE)), Some(TARGETS))?;
+        Site::at(setup, RTT)
+    }
+
+    /// As [`start`](Self::start), with another round trip.
+    fn at(setup: &Setup, rtt: Duration) -> Result<Site> {
+        let link = Link::start(Conditions::new(rtt, Some(RATE)), Some(TARGETS))?;
         let home = tempfile::Builder::new().prefix("longhaul-benches-").tempdir_in(&setup.dir)?;
         let (mut targets, mut addresses) = (Vec::new(), Vec::new());
         for index in 1..=TARGETS {

@@ -112,7 +112,7 @@ pub(crate) fn all(setup: &Setup, root: &Path, others: &[Who]) -> Result<(Vec<Cop
     Ok((copiers, absent))
 }
 
-fn is_installed(program: &str) -> bool {
+pub(super) fn is_installed(program: &str) -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&paths).any(|dir| dir.join(program).is_file())
 }
@@ -323,7 +323,8 @@ fn open_to_all(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o777))
 }
 
-fn await_listening(setup: &Setup, address: &str) -> Result<()> {
+/// Waits until a program on the target's side listens there.
+pub(super) fn await_listening(setup: &Setup, address: &str) -> Result<()> {
     let address: SocketAddr = address.parse()?;
     let began = Instant::now();
     while began.elapsed() < PATIENCE {
