@@ -245,10 +245,11 @@ impl Drop for Exclusive<'_> {
         let mut state = self.session.leases.lock();
         for directory in &self.directories {
             state.busy.remove(directory);
-            if let Some(held) = state.held.get_mut(directory)
-                && let Some(record) = self.session.store.remembered(*directory)
-            {
-                (held.counted, held.record) = ((record.entries, record.links), record);
+            let Some(held) = state.held.get_mut(directory) else { continue };
+            match self.session.store.remembered(*directory) {
+                Some(record) => (held.counted, held.record) = ((record.entries, record.links), record),
+                // It is read anew.
+                None => drop(held.wanted.insert(0)),
             }
         }
         self.session.leases.changed.notify_all();
@@ -365,9 +366,14 @@ impl FsSession {
             return;
         }
         let mut state = self.leases.lock();
-        if let (Some(held), Some(record)) = (state.held.get_mut(&number), self.store.remembered(number)) {
-            let InodeRecord { entries, links, .. } = held.record;
-            held.record = InodeRecord { entries, links, ..record };
+        let Some(held) = state.held.get_mut(&number) else { return };
+        match self.store.remembered(number) {
+            Some(record) => {
+                let InodeRecord { entries, links, .. } = held.record;
+                held.record = InodeRecord { entries, links, ..record };
+            }
+            // It is read anew.
+            None => drop(held.wanted.insert(0)),
         }
     }
 

@@ -53,6 +53,8 @@ pub struct FsOptions {
     pub leases: bool,
     /// How long what waits for a catalog that is away waits, with leases.
     pub patience: Duration,
+    /// Inodes that are remembered as they were read or put last: some hundred bytes each.
+    pub remembered: usize,
     /// User and group that own new files.
     pub owner: (u32, u32),
     /// Engine of the thread that does the I/O of the members.
@@ -70,6 +72,7 @@ impl Default for FsOptions {
             memory: 64 << 20,
             leases: true,
             patience: Duration::from_secs(60),
+            remembered: 1 << 16,
             owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             engine: Config::default(),
         }
@@ -236,7 +239,7 @@ impl FsSession {
             leases: Leases::new(options.leases, options.patience),
             segments: Segments::new(&settings),
             settings,
-            store: Store::new(catalog, keys, session, (lease, valid), settings_at),
+            store: Store::new(catalog, keys, session, (lease, valid), settings_at, options.remembered),
             members,
             dirty: AtomicUsize::new(0),
             memory: options.memory,

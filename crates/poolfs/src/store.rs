@@ -23,12 +23,13 @@ use std::time::{Duration, Instant};
 
 /// How often a change is made again that others get ahead of.
 const TRIES: u32 = 200;
-/// Inodes that are remembered, with their revisions.
-const REMEMBERED: usize = 1 << 16;
 /// Numbers of inodes that a session takes at a time, at first and later: what is not used of them is lost.
 const NUMBERS: [u64; 2] = [1024, 1 << 16];
 /// Pause of a change that has to be made while the catalog is away.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// Inodes that a transaction has put.
+pub(crate) type InodesPut = HashMap<u64, InodeRecord>;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,6 +46,8 @@ pub(crate) struct Store {
     /// Set once the session has run out.
     ended: AtomicBool,
     inodes: Mutex<HashMap<u64, (InodeRecord, Revision)>>,
+    /// How many are remembered.
+    most_inodes: usize,
     /// The next one, the one behind the last, and how many are taken next.
     numbers: Mutex<(u64, u64, u64)>,
     /// Until when the lease lasts as far as this host knows.
@@ -68,6 +71,7 @@ impl Store {
         session: u64,
         (lease, valid): (LeaseId, Instant),
         settings_at: Revision,
+        most_inodes: usize,
     ) -> Store {
         Store {
             catalog,
@@ -77,6 +81,7 @@ impl Store {
             next: AtomicU64::new(1),
             ended: AtomicBool::new(false),
             inodes: Mutex::default(),
+            most_inodes,
             numbers: Mutex::new((0, 0, NUMBERS[0])),
             valid: Mutex::new(valid),
             settings_at: AtomicU64::new(settings_at),
@@ -199,7 +204,7 @@ impl Store {
 
     fn put_remembered(&self, inode: u64, record: InodeRecord, at: Revision) {
         let mut inodes = lock(&self.inodes);
-        if inodes.len() >= REMEMBERED {
+        if inodes.len() >= self.most_inodes {
             inodes.clear();
         }
         // Several threads may have read it, one after the other.
@@ -254,15 +259,16 @@ impl Store {
 
     /// Makes a change; `body` may be called several times.
     pub(crate) fn change<T>(&self, body: impl FnMut(&mut Draft<'_>) -> Result<T, Errno>) -> Result<T, Errno> {
-        self.change_by(body, false)
+        Ok(self.change_by(body, false)?.0)
     }
 
     /// As [`change`](Self::change). While the catalog is away, it is waited for until the session has ended:
-    /// so it is known whether the change was made.
+    /// so it is known whether the change was made. Also returns the inodes that it has put, as they are in the
+    /// catalog: what is remembered may be forgotten at any time.
     pub(crate) fn change_surely<T>(
         &self,
         body: impl FnMut(&mut Draft<'_>) -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
+    ) -> Result<(T, InodesPut), Errno> {
         self.change_by(body, true)
     }
 
@@ -270,7 +276,7 @@ impl Store {
         &self,
         mut body: impl FnMut(&mut Draft<'_>) -> Result<T, Errno>,
         surely: bool,
-    ) -> Result<T, Errno> {
+    ) -> Result<(T, InodesPut), Errno> {
         for attempt in 0..TRIES {
             if self.has_ended() {
                 return Err(Errno::IO);
@@ -282,8 +288,11 @@ impl Store {
                 Err(_) if draft.has_guessed => continue,
                 Err(e) => return Err(e),
             };
-            if draft.is_empty() || self.commit(draft, surely)? {
-                return Ok(value);
+            if draft.is_empty() {
+                return Ok((value, InodesPut::new()));
+            }
+            if let Some(put) = self.commit(draft, surely)? {
+                return Ok((value, put));
             }
             self.check_session()?;
             if attempt > 2 {
@@ -297,8 +306,8 @@ impl Store {
         Err(Errno::IO)
     }
 
-    /// Whether it was made; not if others were ahead of it.
-    fn commit(&self, draft: Draft<'_>, surely: bool) -> Result<bool, Errno> {
+    /// The inodes that it has put, if it was made; `None` if others were ahead of it.
+    fn commit(&self, draft: Draft<'_>, surely: bool) -> Result<Option<InodesPut>, Errno> {
         let number = self.next.fetch_add(1, Relaxed);
         let stamp = (self.session, number);
         let Draft { mut seen, mut changes, leased, inodes, account, .. } = draft;
@@ -365,14 +374,14 @@ impl Store {
         };
         match done {
             Some(revision) => {
-                for (inode, record) in put {
-                    self.put_remembered(inode, record, revision);
+                for (inode, record) in &put {
+                    self.put_remembered(*inode, record.clone(), revision);
                 }
-                Ok(true)
+                Ok(Some(put.into_iter().collect()))
             }
             None => {
                 put.iter().for_each(|(inode, _)| self.forget(*inode));
-                Ok(false)
+                Ok(None)
             }
         }
     }

@@ -124,6 +124,41 @@ fn what_is_in_memory_is_answered_by_the_thread_that_asks() {
     assert_right(&fs);
 }
 
+/// More inodes than a session remembers are in one transaction.
+#[test]
+fn what_is_not_remembered_is_written_and_closed_as_well() {
+    let fs = parity();
+    let options = FsOptions { remembered: 3, ..TestFs::leased() };
+    let mounted = Arc::new(fs.open_by(Arc::clone(&fs.catalog), &options).expect("mounted"));
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    let (_, open) = mounted.create(top, b"open", common::EXCLUSIVE).expect("made");
+    for round in 0..3u64 {
+        mounted.write(open, round * 1000, &pattern(1000, round)).expect("written");
+        mounted.wait(Call::Flush { handle: open }).expect("flushed");
+        for file in 0..20 {
+            let name = format!("{round} {file}").into_bytes();
+            mounted.put(top, &name, &pattern(500, file)).expect("written");
+        }
+        let inner = mounted.make_directory(top, format!("d{round}").as_bytes()).expect("made").node;
+        mounted.put(inner, b"file", b"content").expect("written");
+        sync(&mounted, top).expect("synced");
+        // In memory nothing of it waits any more.
+        let (tell, told) = std::sync::mpsc::channel();
+        let done = move |result| drop(tell.send(result));
+        mounted.start(Call::Sync { handle: open, data_only: false }, Box::new(done));
+        told.recv_timeout(Duration::from_secs(60))
+            .expect("a file whose content is written is synced")
+            .expect("synced");
+        mounted.rename((top, format!("{round} 1").as_bytes()), (inner, b"moved"), 0).expect("moved");
+        mounted.remove(top, format!("{round} 2").as_bytes(), false).expect("removed");
+        assert_eq!(mounted.list(top).expect("listed").len() as u64, 1 + (round + 1) * 19);
+    }
+    mounted.close(open).expect("closed");
+    drop(mounted);
+    let report = assert_right(&fs);
+    assert_eq!((report.files, report.directories), (1 + 3 * 20, 5));
+}
+
 #[test]
 fn another_host_sees_at_once_what_was_closed() {
     let fs = parity();

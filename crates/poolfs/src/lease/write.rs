@@ -11,7 +11,7 @@ use crate::runs::Runs;
 use crate::schema::{EntryRecord, InodeRecord, encode_lease};
 use crate::segment::Filler;
 use crate::session::FsSession;
-use crate::store::{Draft, lock};
+use crate::store::{Draft, InodesPut, lock};
 use longhaul_fs::{Errno, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -258,7 +258,7 @@ impl FsSession {
             self.segments.committed(written.segment);
         }
         match made {
-            Ok(()) => self.written(&taken),
+            Ok(((), put)) => self.written(&taken, &put),
             Err(_) => self.lose_taken(&taken),
         }
     }
@@ -362,11 +362,13 @@ impl FsSession {
     }
 
     /// It is in the catalog.
-    fn written(&self, taken: &Taken) {
+    fn written(&self, taken: &Taken, put: &InodesPut) {
+        // Another thread may have read a newer one.
+        let newest = |number: &u64| self.store.remembered(*number).or_else(|| put.get(number).cloned());
         let mut guard = self.leases.lock();
         let state = &mut *guard;
         for item in &taken.items {
-            let Some(put) = self.store.remembered(item.number) else { continue };
+            let Some(put) = newest(&item.number) else { continue };
             if let Some(object) = state.new.get_mut(&item.number) {
                 object.is_under_way = false;
                 let now = &mut object.record;
@@ -384,7 +386,7 @@ impl FsSession {
             }
         }
         for number in taken.new.keys().chain(taken.shared.keys()) {
-            if let (Some(held), Some(put)) = (state.held.get_mut(number), self.store.remembered(*number)) {
+            if let (Some(held), Some(put)) = (state.held.get_mut(number), newest(number)) {
                 held.counted = (put.entries, put.links);
                 // Others may have changed attributes of one that they know.
                 let InodeRecord { entries, links, modified, changed, .. } = held.record;
