@@ -102,6 +102,13 @@ impl Link {
         bail!("the emulated link was late {ATTEMPTS} times in a row: this machine is too busy to measure")
     }
 
+    /// Measures once; returns whether the emulator was on time, too.
+    pub(crate) fn once<T>(&self, measure: impl FnOnce() -> Result<T>) -> Result<(T, bool)> {
+        self.wan.take_statistics()?;
+        let measured = measure()?;
+        Ok((measured, self.unfit(&self.wan.take_statistics()?).is_none()))
+    }
+
     fn unfit(&self, statistics: &Statistics) -> Option<String> {
         let late = statistics.late_p99();
         if statistics.lost_here() > 0 {

@@ -115,6 +115,8 @@ enum Group {
     CutPath,
     /// Trees of small files on a file system in a pool; needs the same
     Trees,
+    /// Heads of a volume that are killed under load, fifty times each way; needs the same
+    Heads,
     /// All of pools
     Pools,
     /// Sequential streams over emulated long links; takes over an hour, and root, as all below
@@ -227,7 +229,7 @@ impl Group {
 
     /// Whether it is about pools over emulated links.
     fn is_pool(self) -> bool {
-        matches!(self, Group::FirstVolume | Group::Jobs | Group::CutPath | Group::Trees)
+        matches!(self, Group::FirstVolume | Group::Jobs | Group::CutPath | Group::Trees | Group::Heads)
     }
 
     /// Whether it is about local devices that are remote ones.
@@ -277,6 +279,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Jobs, groups::pools::jobs::run),
         (Group::CutPath, groups::pools::cut_path::run),
         (Group::Trees, groups::pools::trees::run),
+        (Group::Heads, groups::pools::heads::run),
         (Group::Distance, groups::far::distance::run),
         (Group::Latency, groups::far::latency::run),
         (Group::Capsule, groups::far::capsule::run),
@@ -310,8 +313,13 @@ fn run(args: &Args) -> Result<()> {
     let mut sections = Vec::new();
     for (group, measure) in all.iter().filter(|(one, _)| args.groups.iter().any(|g| g.has(*one))) {
         eprintln!("{group:?} …");
+        // Before it: the load of the machine is not to be that of the measurement.
+        let mut conditions = machine::conditions(&setup, !group.needs_links());
         let mut section = measure(&setup).with_context(|| format!("measuring {group:?}"))?;
-        section.conditions = machine::conditions(&setup, !group.needs_links());
+        if let (Some(last), Some(each)) = (conditions.last_mut(), section.each.take()) {
+            *last = each;
+        }
+        section.conditions = conditions;
         println!("{}", section.markdown());
         sections.push(section);
     }

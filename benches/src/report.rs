@@ -81,6 +81,8 @@ pub(crate) struct Section {
     pub(crate) name: &'static str,
     /// Where and how it was measured; a list.
     pub(crate) conditions: Vec<String>,
+    /// What each number is, in place of the usual number of measurements.
+    pub(crate) each: Option<String>,
     /// What this group was compared with, and what else to know.
     pub(crate) notes: Vec<String>,
     /// The commands of the measurement, for a shell.
@@ -95,6 +97,7 @@ impl Section {
         Section {
             name,
             conditions: Vec::new(),
+            each: None,
             notes: Vec::new(),
             commands: Vec::new(),
             header: header.iter().map(|&h| h.to_owned()).collect(),

@@ -1,8 +1,9 @@
-//! Pools: from nothing to a volume in use, jobs, many volumes, a volume with two paths of which one is cut, and
-//! trees of files.
+//! Pools: from nothing to a volume in use, jobs, many volumes, a volume with two paths of which one is cut, trees of
+//! files, and heads that are killed.
 
 pub(crate) mod cut_path;
 pub(crate) mod first_volume;
+pub(crate) mod heads;
 pub(crate) mod jobs;
 pub(crate) mod trees;
 pub(crate) mod volumes;

@@ -7,6 +7,7 @@
 //! [`Record`](longhaul_results::record::Record) of what the numbers depend on
 //! and whether they count.
 
+mod acknowledged;
 mod calls;
 mod job;
 pub mod net;
@@ -19,6 +20,7 @@ mod verify;
 pub mod watch;
 mod worker;
 
+pub use acknowledged::AcknowledgedWrites;
 pub use job::{Job, MAX_IODEPTH, MAX_JOBS, OWN_THREADS_MAX, Rw};
 pub use repeated::Repeated;
 pub use results::{JobResult, Results};
