@@ -69,6 +69,7 @@ on_each_engine! {
     neighbours::verify_for_ever,
     neighbours::more_connections_than_there_may_be,
     reservations::a_preempted_writer_changes_nothing_any_more,
+    reservations::data_that_comes_after_a_reservation_is_refused,
     reservations::registrants_are_reported_and_notified,
     reservations::persistent_reservations_outlive_the_target,
     floods::identify_without_end,

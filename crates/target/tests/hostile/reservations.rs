@@ -2,6 +2,7 @@
 
 use crate::client::{BLOCK, Host, Name, pattern, read, write};
 use crate::rig::Rig;
+use longhaul_block::testing::FaultDisk;
 use longhaul_block::{BlockDevice, MemDevice};
 use longhaul_engine::EngineKind;
 use longhaul_target::{Registration, ReservationRecord, ReservationStore};
@@ -118,6 +119,36 @@ pub fn a_preempted_writer_changes_nothing_any_more(kind: EngineKind) {
     assert_eq!(release(&mut again, nsid, exclusive, 2).code(), CONFLICT);
     new.verify(nsid, 4, 7);
     drop((new, again, stale));
+    rig.remove(nsid);
+    rig.finish();
+}
+
+/// A write that waits for its data when another host reserves the namespace, without a preemption: the host is none of
+/// its registrants, so nothing of it is ended. Its data comes after that.
+pub fn data_that_comes_after_a_reservation_is_refused(kind: EngineKind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    // It lends no memory that data could come into before it is looked at.
+    let disk = FaultDisk::with(1 << 20, |info| info.block_size = BLOCK as u32);
+    let nsid = rig.export(Arc::new(disk.clone()));
+    let [holder, late] = [7, 8].map(Name::other);
+    let mut holder = Host::named(rig.addr, 32, 0, holder);
+    let mut late = Host::named(rig.addr, 32, 0, late);
+    let data = pattern(2 * BLOCK, 5);
+    let sqe =
+        write(nsid, 4, data.len()).with_cid(late.io.next_cid()).with_sgl(Sgl::transport(data.len() as u32));
+    let capsule = late.io.capsule(&sqe, &[]);
+    late.io.send(&capsule);
+    let r2t = late.io.r2t();
+    assert!(register(&mut holder, nsid, 1).is_success());
+    let exclusive = ReservationType::WriteExclusive;
+    assert!(acquire(&mut holder, nsid, AcquireAction::Acquire, exclusive, [1, 0]).is_success());
+    let pdu = late.io.h2c(flags::LAST_PDU, sqe.cid(), r2t.ttag.get(), 0, &data);
+    late.io.send(&pdu);
+    assert_eq!(late.io.finish(sqe.cid(), &[]).status.code(), CONFLICT);
+    assert!(disk.content(0..1 << 20).iter().all(|byte| *byte == 0), "data has landed that came too late");
+    assert!(release(&mut holder, nsid, exclusive, 1).is_success());
+    late.verify(nsid, 4, 7);
+    drop((holder, late));
     rig.remove(nsid);
     rig.finish();
 }
