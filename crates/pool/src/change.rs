@@ -40,11 +40,13 @@ impl Pool {
     /// the reasons: there the former hosts stay.
     ///
     /// # Errors
-    /// The volume is being made, or the catalog cannot be changed.
+    /// The volume is being made, another catalog has taken the pool over ([`Error::Superseded`]), or the
+    /// catalog cannot be changed.
     pub fn set_hosts(&self, name: &str, hosts: &[String]) -> Result<(VolumeRecord, Vec<String>)> {
         for _ in 0..TRIES {
             let (volume, at) = self.find(name)?;
             self.check_ready(&volume)?;
+            self.check_managed_volume(&volume)?;
             let changed = VolumeRecord { hosts: hosts.to_vec(), ..volume };
             let key = keys::volume(self.uuid(), name);
             let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode_volume(&changed));
@@ -68,7 +70,7 @@ impl Pool {
         let members = members.filter_map(|(index, member)| place(index, member, false));
         let members: Vec<(usize, NamespaceId, &TargetRecord, bool)> = members.chain(moving).collect();
         let relabelled = each(&members, |(index, namespace, target, joining)| {
-            let label = Label::of(volume, (self.uuid(), &self.record.name), &target.domain, *index);
+            let label = Label::of(volume, &self.record, &target.domain, *index);
             let label = Label { joining: *joining, ..label };
             self.host.spaces.relabel(&target.address, *namespace, &label)
         });

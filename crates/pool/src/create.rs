@@ -295,7 +295,7 @@ impl Pool {
             .filter_map(|(index, member)| Some((index, targets.get(&member.target)?)))
             .collect();
         let made = each(&places, |(index, target)| {
-            let label = Label::of(&volume, (self.uuid(), &self.record.name), &target.domain, *index);
+            let label = Label::of(&volume, &self.record, &target.domain, *index);
             let made = spaces.make(&target.address, volume.shape.member_size, &label);
             let failed = |source| Error::Space {
                 attempted: "make a namespace",

@@ -1,5 +1,6 @@
 //! Errors of pools.
 
+use crate::manager::Manager;
 use crate::place::Shortage;
 use crate::spaces::{SpaceError, shown};
 use longhaul_block::units::format_size;
@@ -122,6 +123,27 @@ pub enum Error {
         /// What it belongs to.
         why: String,
     },
+    /// Another host imports the pool at the same time.
+    #[error(
+        "pool {pool} is not imported: {manager}, as another import at the same time has it; use it there, or import it \
+         again to take it over"
+    )]
+    Managed {
+        /// Name of the pool.
+        pool: String,
+        /// The catalog of that host.
+        manager: Box<Manager>,
+    },
+    /// Another catalog has taken the pool over from this one.
+    #[error(
+        "pool {pool} is not used by this catalog any more: {manager}, and has taken the pool over from here; use it          there, or import it here again. 'longhaul pool export {pool}' removes the records that are here"
+    )]
+    Superseded {
+        /// Name of the pool.
+        pool: String,
+        /// That catalog.
+        manager: Box<Manager>,
+    },
     /// This host does not know the pool.
     #[error("{0}")]
     Unknown(String),
@@ -159,6 +181,8 @@ impl From<Error> for longhaul_device::Error {
             }
             Error::InUse { .. }
             | Error::Foreign { .. }
+            | Error::Managed { .. }
+            | Error::Superseded { .. }
             | Error::NotResized { .. }
             | Error::NoSnapshot { .. }
             | Error::NotMoved { .. } => ErrorKind::Refused,

@@ -1,8 +1,18 @@
 //! Making a catalog again from the labels at the targets.
+//!
+//! | step | a crash after it leaves |
+//! |---|---|
+//! | read all labels | nothing |
+//! | write the new manager to all labels | labels of two managers: the new one counts |
+//! | read them again: no other host has done the same, and no volume was made meanwhile | the same |
+//! | write the records, the name of the pool last | records that no pool has |
+//!
+//! After a crash at any step the same import, by the same host, is made again.
 
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::label::Label;
+use crate::manager::{FIRST, Manager};
 use crate::name::check_name;
 use crate::pool::{Host, Pool, each};
 use crate::record::{
@@ -10,7 +20,7 @@ use crate::record::{
     encode, encode_intent, encode_volume,
 };
 use crate::shape::Shape;
-use crate::spaces::{Namespace, machine, shown};
+use crate::spaces::{Namespace, NamespaceId, machine, shown};
 use crate::targets::copied;
 use crate::time::wall_time;
 use longhaul_catalog::{Expect, Txn};
@@ -19,6 +29,8 @@ use uuid::Uuid;
 
 /// Records in one transaction: those of the widest volumes, 10 KiB each, are far below its limit.
 const CHUNK: usize = 32;
+/// Labels that are written at a time.
+const AT_ONCE: usize = 32;
 
 /// What an import has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +63,11 @@ type Found = (usize, Namespace, Label);
 
 /// Makes the records of a pool from the labels of its namespaces at the targets `addresses`. `wanted` is its
 /// name or UUID, for targets that have several pools; the pool is called `name` then, or as its
-/// labels say.
+/// labels say. This catalog manages the pool then, and one that did before does not any more.
 ///
 /// # Errors
-/// The catalog has the pool; a target cannot be reached; there are labels of no pool, or of several.
+/// The catalog has the pool; a target cannot be reached; there are labels of no pool, or of several;
+/// [`Error::Managed`] if another host imports the pool at the same time.
 pub fn import(
     host: &Host,
     addresses: &[String],
@@ -72,8 +85,19 @@ pub fn import(
             }
         }
     }
-    let record = choose(&found, wanted, name)?;
+    let mut record = choose(&found, wanted, name)?;
+    check_absent(host, &record)?;
     found.retain(|(_, _, label)| label.pool == record.uuid);
+    let former = Manager::of_labels(found.iter().map(|(_, _, label)| label));
+    let is_lost = former.as_ref().is_some_and(|manager| manager.is_of(host));
+    record.manager = Some(match former {
+        Some(own) if is_lost && own.released.is_none() => own,
+        former => {
+            let epoch = former.map_or(FIRST, |former| former.epoch) + 1;
+            Manager::new(host, host.spaces.new_uuid(), epoch)
+        }
+    });
+    claim(host, &targets, &found, &record)?;
     for (at, _, label) in &found {
         targets[*at].0.domain.clone_from(&label.domain);
     }
@@ -117,6 +141,55 @@ fn look(host: &Host, addresses: &[String]) -> Result<Vec<(TargetRecord, Vec<Name
     Ok(looked)
 }
 
+/// Writes the manager of the pool to all labels, and looks whether another host has done the same, or has made
+/// volumes since the labels were read.
+fn claim(
+    host: &Host,
+    targets: &[(TargetRecord, Vec<Namespace>)],
+    found: &[Found],
+    record: &PoolRecord,
+) -> Result<()> {
+    let others = found.iter().filter(|(_, _, label)| label.manager != record.manager);
+    let labels: Vec<(&str, NamespaceId, Label)> = others
+        .map(|(at, namespace, label)| {
+            let label = Label { manager: record.manager.clone(), ..label.clone() };
+            (targets[*at].0.address.as_str(), namespace.id, label)
+        })
+        .collect();
+    if labels.is_empty() {
+        return Ok(());
+    }
+    let chunks: Vec<_> = labels.chunks(labels.len().div_ceil(AT_ONCE)).collect();
+    let written = each(&chunks, |labels| {
+        labels.iter().try_for_each(|(address, namespace, label)| {
+            let failed =
+                |source| Error::Space { attempted: "write a label", address: (*address).to_owned(), source };
+            host.spaces.relabel(address, *namespace, label).map_err(failed)
+        })
+    });
+    written.into_iter().collect::<Result<Vec<()>>>()?;
+    let known: BTreeSet<Uuid> = found.iter().map(|(_, namespace, _)| namespace.id.uuid).collect();
+    let listed = each(targets, |(target, _)| {
+        let failed = |source| Error::Space { attempted: "look", address: target.address.clone(), source };
+        host.spaces.list(&target.address).map_err(failed)
+    });
+    let listed = listed.into_iter().collect::<Result<Vec<_>>>()?;
+    let of_pool: Vec<(Uuid, &Label)> = listed
+        .iter()
+        .flatten()
+        .filter_map(|namespace| Some((namespace.id.uuid, namespace.label.as_ref()?.as_ref().ok()?)))
+        .filter(|(_, label)| label.pool == record.uuid)
+        .collect();
+    let labels = of_pool.iter().map(|(_, label)| *label);
+    if let Some(manager) = Manager::successor(labels, record) {
+        return Err(Error::Managed { pool: record.name.clone(), manager: Box::new(manager) });
+    }
+    match of_pool.iter().all(|(uuid, _)| known.contains(uuid)) {
+        true => Ok(()),
+        false => Err(Error::Contended(record.name.clone())),
+    }
+}
+
 /// The pool that is meant.
 fn choose(found: &[Found], wanted: Option<&str>, name: Option<&str>) -> Result<PoolRecord> {
     let mut pools: BTreeMap<Uuid, &str> = BTreeMap::new();
@@ -141,7 +214,7 @@ fn choose(found: &[Found], wanted: Option<&str>, name: Option<&str>) -> Result<P
     };
     let name = name.unwrap_or(found_name).to_owned();
     check_name("pool", &name)?;
-    Ok(PoolRecord { uuid, name, quota: Quota::default() })
+    Ok(PoolRecord { uuid, name, quota: Quota::default(), manager: None })
 }
 
 /// Puts namespaces together to volumes, and what was never published to intents.
@@ -253,21 +326,27 @@ fn array_of(host: &Host, targets: &[TargetRecord], parts: &[Found]) -> Result<Op
     Ok(None)
 }
 
+/// Refuses a pool that the catalog has, or whose name it has.
+fn check_absent(host: &Host, record: &PoolRecord) -> Result<()> {
+    for known in host.pools()? {
+        let known = Pool::open(host, &known)?.record;
+        if known.uuid == record.uuid {
+            return Err(Error::Imported(known.name));
+        }
+    }
+    match host.catalog.get(&keys::pool(&record.name))? {
+        None => Ok(()),
+        Some(_) => Err(Error::Exists { what: "pool", name: record.name.clone() }),
+    }
+}
+
 /// Writes all records, the name of the pool last: before that it is not there, and an import that
 /// was interrupted is made again.
 fn write(pool: &Pool, targets: &[TargetRecord], volumes: &[VolumeRecord], intents: &[Intent]) -> Result<()> {
     let (uuid, name) = (pool.uuid(), keys::pool(&pool.record.name));
     let catalog = &pool.host.catalog;
     let exists = || Error::Exists { what: "pool", name: pool.record.name.clone() };
-    for known in pool.host.pools()? {
-        let known = Pool::open(&pool.host, &known)?.record;
-        if known.uuid == uuid {
-            return Err(Error::Imported(known.name));
-        }
-    }
-    if catalog.get(&name)?.is_some() {
-        return Err(exists());
-    }
+    check_absent(&pool.host, &pool.record)?;
     let mut usage = Usage::default();
     let mut records = Vec::new();
     for target in targets {

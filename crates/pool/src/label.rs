@@ -1,7 +1,8 @@
 //! The label of a namespace: what it is a part of, written at the target.
 
 use crate::error::Result;
-use crate::record::{SnapshotOf, VolumeRecord, decode_to, encode_as};
+use crate::manager::Manager;
+use crate::record::{PoolRecord, SnapshotOf, VolumeRecord, decode_to, encode_as};
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -57,14 +58,17 @@ pub struct Label {
     /// yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub copied: bool,
+    /// The catalog that manages the pool; earlier programs pass over it, and wrote none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manager: Option<Manager>,
 }
 
 impl Label {
     /// The label of member `index` of a volume.
-    pub(crate) fn of(volume: &VolumeRecord, pool: (Uuid, &str), domain: &str, index: usize) -> Label {
+    pub(crate) fn of(volume: &VolumeRecord, pool: &PoolRecord, domain: &str, index: usize) -> Label {
         Label {
-            pool: pool.0,
-            pool_name: pool.1.to_owned(),
+            pool: pool.uuid,
+            pool_name: pool.name.clone(),
             domain: domain.to_owned(),
             volume: volume.uuid,
             name: volume.name.clone(),
@@ -80,6 +84,7 @@ impl Label {
             joining: false,
             snapshot_of: volume.snapshot_of.clone(),
             copied: false,
+            manager: pool.manager.clone(),
         }
     }
 
@@ -126,6 +131,12 @@ mod tests {
         let files =
             text.replace("\"format\":1", "\"format\":3").replace("\"double-parity", "\"files+double-parity");
         assert_eq!(Label::parse(&files).expect("read").to_text(), files);
+        let end = r#"1780000000,"manager":{"id":"00000000-0000-0000-0000-000000000003","epoch":2,"host":"dtn1","hostnqn":"nqn.2014-08.org.example:a","catalog":"/var/lib/longhaul/catalog","since":1770000000,"released":1775000000}}"#;
+        let managed = text.replace("1780000000}", end);
+        let read = Label::parse(&managed).expect("read");
+        let released =
+            |label: &Label| label.manager.as_ref().map(|manager| (manager.epoch, manager.released));
+        assert_eq!((released(&read), read.to_text()), (Some((2, Some(1_775_000_000))), managed));
         let later = text.replace("\"format\":1", "\"format\":5");
         assert!(matches!(Label::parse(&later), Err(Error::Format { .. })));
         assert!(matches!(Label::parse(&text[..80]), Err(Error::Format { .. })));

@@ -26,6 +26,7 @@ mod keys;
 mod known;
 mod label;
 pub mod live;
+mod manager;
 mod moving;
 mod name;
 mod nodes;
@@ -54,6 +55,7 @@ pub use import::{Import, Missing, import};
 pub use job::{JobStatus, volume_of_job};
 pub use known::{KnownPool, default_catalog};
 pub use label::Label;
+pub use manager::Manager;
 pub use moving::{
     ArrayChange, ArrayView, Arrays, MemberAt, MoveBegun, MoveProgress, MoveRun, MoveStep, Role, RunArray,
 };

@@ -407,7 +407,7 @@ impl Pool {
     /// Makes the namespace that the member moves to, and records it.
     fn make_place(&self, underway: &Underway) -> Result<Underway> {
         let Underway { intent, volume, moving, to } = underway;
-        let label = Label::of(volume, (self.uuid(), &self.record.name), &to.domain, moving.index);
+        let label = Label::of(volume, &self.record, &to.domain, moving.index);
         let label = Label { joining: true, ..label };
         let space = self.space(to).map_err(|e| failed("make a namespace", to, e))?;
         tracing::debug!("target {} has {} bytes free", to.address, space.free);
@@ -430,7 +430,7 @@ impl Pool {
             if self.host.commit(&txn, || self.has(&recorded))? {
                 // Its name and hosts may have changed since the label was made.
                 if (&now.name, &now.hosts) != (&volume.name, &volume.hosts) {
-                    let label = Label::of(&moves, (self.uuid(), &self.record.name), &to.domain, moving.index);
+                    let label = Label::of(&moves, &self.record, &to.domain, moving.index);
                     let label = Label { joining: true, ..label };
                     let written = self.host.spaces.relabel(&to.address, made, &label);
                     written.map_err(|e| failed("write a label", to, e))?;
@@ -585,7 +585,7 @@ impl Pool {
             let (Some(namespace), Some((target, _))) = (namespace, self.targets()?.remove(to)) else {
                 return Ok(());
             };
-            let label = Label::of(&volume, (self.uuid(), &self.record.name), &target.domain, index);
+            let label = Label::of(&volume, &self.record, &target.domain, index);
             let written = self.host.spaces.relabel(&target.address, namespace, &label);
             written.map_err(|e| failed("write a label", &target, e))
         };
@@ -686,7 +686,7 @@ impl Pool {
         // A host that is slow must not let the array have it after all: no host reaches it from here on.
         let masked = VolumeRecord { hosts: Vec::new(), ..underway.volume.clone() };
         let domain = &underway.to.domain;
-        let label = Label::of(&masked, (self.uuid(), &self.record.name), domain, underway.moving.index);
+        let label = Label::of(&masked, &self.record, domain, underway.moving.index);
         let label = Label { joining: true, ..label };
         if let Err(e) = self.host.spaces.relabel(&place.0, place.1, &label) {
             return Ok(waits(e.to_string()));

@@ -2,13 +2,16 @@
 
 use crate::error::{Error, Result};
 use crate::keys;
+use crate::label::Label;
+use crate::manager::{FIRST, Manager};
 use crate::name::check_name;
 use crate::record::{
     Intent, PoolRecord, Quota, TargetRecord, Usage, VolumeBrief, VolumeRecord, VolumeState, decode,
     decode_intent, decode_volume, encode,
 };
-use crate::spaces::{Space, SpaceError, Spaces};
+use crate::spaces::{NamespaceId, Space, SpaceError, Spaces, shown};
 use crate::targets::same;
+use crate::time::wall_time;
 use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, Revision, Txn};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -131,7 +134,9 @@ impl Pool {
     /// The name is taken, or a target cannot be used.
     pub fn create(host: &Host, name: &str, targets: &[(String, String)], quota: Quota) -> Result<Pool> {
         check_name("pool", name)?;
-        let record = PoolRecord { uuid: host.spaces.new_uuid(), name: name.to_owned(), quota };
+        let uuid = host.spaces.new_uuid();
+        let manager = Some(Manager::new(host, uuid, FIRST));
+        let record = PoolRecord { uuid, name: name.to_owned(), quota, manager };
         let pool = Pool { host: host.clone(), record };
         if targets.len() > MAX_TARGETS {
             let (count, what) = (targets.len(), format!("{name} with {MAX_TARGETS} targets at first"));
@@ -342,30 +347,83 @@ impl Pool {
     }
 
     /// Takes the pool out of this catalog and leaves its volumes at the targets, from which another
-    /// catalog imports them.
+    /// catalog imports them. Returns why targets do not know of it: an import by their labels alone takes
+    /// the pool for one that is in use. Of a pool that another catalog has taken over only the records here
+    /// are removed.
     ///
     /// # Errors
     /// [`Error::InUse`] while volumes are being made or removed.
-    pub fn export(self) -> Result<()> {
+    pub fn export(self) -> Result<Vec<String>> {
         let at = self.usage()?.1;
+        let is_managed = self.superseded_by()?.is_none();
         let intents = self.intents()?;
-        if !intents.is_empty() {
+        if is_managed && !intents.is_empty() {
             let why = format!("{} volumes are being made or removed", intents.len());
             return Err(Error::InUse { what: format!("pool {}", self.record.name), why });
         }
-        self.forget(at)
+        let released = if is_managed { self.released_labels()? } else { Vec::new() };
+        self.give_up(at)?;
+        // From here on this catalog does nothing with the pool.
+        let written = each(&released, |(address, namespace, label)| {
+            self.host.spaces.relabel(address, *namespace, label)
+        });
+        let unaware = released.iter().zip(written).filter_map(|((address, ..), written)| {
+            Some(format!("target {}: {}", shown(address), written.err()?))
+        });
+        let unaware: Vec<String> = unaware.collect();
+        for why in &unaware {
+            tracing::warn!(
+                "pool {}: a label still names this catalog as its manager: {why}",
+                self.record.name
+            );
+        }
+        self.delete_rest()?;
+        Ok(unaware)
+    }
+
+    /// For each target a namespace there with the label that says that this catalog does not manage the pool
+    /// any more.
+    fn released_labels(&self) -> Result<Vec<(String, NamespaceId, Label)>> {
+        let Some(manager) = &self.record.manager else { return Ok(Vec::new()) };
+        let manager = Some(Manager { released: Some(wall_time()), ..manager.clone() });
+        let record = PoolRecord { manager, ..self.record.clone() };
+        let targets = self.targets()?;
+        let mut labels: BTreeMap<String, (String, NamespaceId, Label)> = BTreeMap::new();
+        for volume in self.volumes()? {
+            for (index, member) in volume.members.iter().enumerate() {
+                let (Some((target, _)), Some(namespace)) = (targets.get(&member.target), member.namespace)
+                else {
+                    continue;
+                };
+                labels.entry(target.id.clone()).or_insert_with(|| {
+                    let label = Label::of(&volume, &record, &target.domain, index);
+                    (target.address.clone(), namespace, label)
+                });
+            }
+        }
+        Ok(labels.into_values().collect())
     }
 
     /// Deletes all records, if nothing was allocated since revision `at` of the usage. The first
     /// transaction takes the pool's name and usage, so that nothing is allocated from then on; a crash
     /// after it leaves records that no pool has.
     fn forget(self, at: Revision) -> Result<()> {
+        self.give_up(at)?;
+        self.delete_rest()
+    }
+
+    /// The first transaction of that.
+    fn give_up(&self, at: Revision) -> Result<()> {
         let usage = keys::usage(self.uuid());
         let txn = Txn::new().expect(&usage, Expect::Modified(at));
         let txn = txn.delete(&usage).delete(&keys::pool(&self.record.name));
         if !self.host.commit(&txn, || Ok(self.host.catalog.get(&usage)?.is_none()))? {
             return Err(Error::Contended(self.record.name.clone()));
         }
+        Ok(())
+    }
+
+    fn delete_rest(&self) -> Result<()> {
         let rest = self.host.catalog.range(&keys::all(self.uuid()), None)?.entries;
         for chunk in rest.chunks(longhaul_catalog::MAX_OPERATIONS) {
             let txn = chunk.iter().fold(Txn::new(), |txn, entry| txn.delete(&entry.key));

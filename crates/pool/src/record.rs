@@ -1,6 +1,7 @@
 //! Records in the catalog: JSON with a version.
 
 use crate::error::{Error, Result};
+use crate::manager::Manager;
 use crate::shape::{Shape, VolumeLayout};
 use crate::spaces::NamespaceId;
 use serde::{Deserialize, Serialize};
@@ -109,6 +110,9 @@ pub struct PoolRecord {
     pub name: String,
     /// Limits.
     pub quota: Quota,
+    /// The catalog that manages it, which is this one; none if an earlier program made the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manager: Option<Manager>,
 }
 
 /// Limits of a pool, in bytes of namespaces.
@@ -364,6 +368,23 @@ mod tests {
         assert_eq!(usage.total(), 1 << 20);
         usage.subtract(&intent.volume, |_| true);
         assert_eq!(usage, Usage::default());
+    }
+
+    #[test]
+    fn the_record_of_a_pool_may_lack_its_manager() {
+        let text = r#"{"format":1,"uuid":"00000000-0000-0000-0000-000000000001","name":"p","quota":{"pool":null,"job":7}}"#;
+        let old: PoolRecord = decode("the record of a pool", text.as_bytes()).expect("read");
+        assert_eq!(
+            (old.manager.as_ref(), String::from_utf8(encode(&old)).expect("text")),
+            (None, text.into())
+        );
+        let managed = text.replace(
+            "7}}",
+            r#"7},"manager":{"id":"00000000-0000-0000-0000-000000000001","epoch":1,"host":"dtn1","hostnqn":"nqn.2014-08.org.example:a","catalog":"etcd at mgmt1:2379","since":1770000000}}"#,
+        );
+        let record: PoolRecord = decode("the record of a pool", managed.as_bytes()).expect("read");
+        assert_eq!(record.manager.as_ref().map(|manager| manager.since), Some(1_770_000_000));
+        assert_eq!(String::from_utf8(encode(&record)).expect("text"), managed);
     }
 
     #[test]

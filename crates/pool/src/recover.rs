@@ -4,6 +4,7 @@ use crate::claim::Claim;
 use crate::error::Result;
 use crate::keys;
 use crate::label::Label;
+use crate::manager::Manager;
 use crate::pool::{Pool, each};
 use crate::record::{Intent, IntentKind, TargetRecord, VolumeRecord, VolumeState, encode_intent};
 use crate::remove::Removed;
@@ -156,6 +157,13 @@ impl Pool {
                     continue;
                 }
             };
+            // What that catalog makes is in its records, not in those of this one.
+            let labels = namespaces.iter().filter_map(|namespace| namespace.label.as_ref()?.as_ref().ok());
+            let labels = labels.filter(|label| label.pool == self.uuid());
+            if let Some(manager) = Manager::successor(labels, &self.record) {
+                recovered.waiting.push(format!("target {name}: {}", self.superseded(manager)));
+                continue;
+            }
             for namespace in namespaces {
                 let Some(Ok(label)) = namespace.label else { continue };
                 if label.pool == self.uuid() && is_left(&label, namespace.id.uuid) {

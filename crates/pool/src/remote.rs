@@ -329,6 +329,16 @@ impl Spaces for Targets {
         })
     }
 
+    fn label(&self, address: &str, namespace: NamespaceId) -> std::result::Result<Option<Label>, SpaceError> {
+        self.with(address, move |space| async move {
+            Ok(found(&space, namespace).await?.and_then(|found| from_wire(&found)?.ok()))
+        })
+    }
+
+    fn hostnqn(&self) -> String {
+        self.options.hostnqn.clone()
+    }
+
     fn make(&self, address: &str, size: u64, label: &Label) -> std::result::Result<NamespaceId, SpaceError> {
         let mut hosts = label.hosts.clone();
         // An array is made on it by this host.

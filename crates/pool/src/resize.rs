@@ -246,7 +246,7 @@ impl Pool {
             let volume = self.by_uuid(intent.volume.uuid)?.map(|(volume, _)| volume);
             let Some(volume) = volume else { return Ok(()) };
             let volume = VolumeRecord { shape: intent.volume.shape, ..volume };
-            let label = Label::of(&volume, (self.uuid(), &self.record.name), &target.domain, *index);
+            let label = Label::of(&volume, &self.record, &target.domain, *index);
             let relabelled = self.host.spaces.relabel(&target.address, *namespace, &label);
             relabelled.map_err(|source| failed("write a label", target, source))
         });

@@ -327,7 +327,7 @@ impl Pool {
         let volume = &intent.volume;
         let indexed: Vec<(usize, &Source)> = sources.iter().enumerate().collect();
         let made = each(&indexed, |(index, source)| {
-            let label = Label::of(volume, (self.uuid(), &self.record.name), &source.target.domain, *index);
+            let label = Label::of(volume, &self.record, &source.target.domain, *index);
             let label = Label { copied: volume.shape.layout.has_array(), ..label };
             let made = self.host.spaces.clone_of(&source.target.address, source.namespace, &label);
             made.map_err(|e| failed("clone a namespace", &source.target, e))
@@ -354,7 +354,7 @@ impl Pool {
                 .enumerate()
                 .filter_map(|(index, member)| {
                     let target = targets.get(&member.target)?;
-                    let label = Label::of(&volume, (self.uuid(), &self.record.name), &target.domain, index);
+                    let label = Label::of(&volume, &self.record, &target.domain, index);
                     Some((target.address.clone(), member.namespace?, label))
                 })
                 .collect();

@@ -95,6 +95,15 @@ pub trait Spaces: Send + Sync {
     /// As for [`Self::space`].
     fn list(&self, address: &str) -> Result<Vec<Namespace>, SpaceError>;
 
+    /// The label of a namespace; `None` if the namespace does not exist, or has none that can be read.
+    ///
+    /// # Errors
+    /// As for [`Self::space`].
+    fn label(&self, address: &str, namespace: NamespaceId) -> Result<Option<Label>, SpaceError> {
+        let found = self.list(address)?.into_iter().find(|found| found.id == namespace);
+        Ok(found.and_then(|found| found.label?.ok()))
+    }
+
     /// Makes a namespace that reads as zeroes, for the hosts of its label. Its label is written with it,
     /// in one step.
     ///
@@ -172,6 +181,11 @@ pub trait Spaces: Send + Sync {
     /// # Errors
     /// The namespace cannot be read.
     fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError>;
+
+    /// NQN by which this host manages the targets; empty where hosts have none.
+    fn hostnqn(&self) -> String {
+        String::new()
+    }
 
     /// Whether the array on the namespaces `members` has a member on `place`, which is one of them.
     ///

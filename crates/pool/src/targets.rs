@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::keys;
 use crate::label::Label;
+use crate::manager::Manager;
 use crate::pool::{Pool, TRIES};
 use crate::record::{Member, TargetRecord, VolumeRecord, decode, encode};
 use crate::recover::Recovered;
@@ -22,18 +23,15 @@ impl Pool {
         if let Some(other) = self.original(&space.id, &namespaces)? {
             return Err(copied(address, &other));
         }
-        for namespace in namespaces {
-            if let Some(Ok(label)) = namespace.label
-                && label.pool != self.uuid()
-            {
-                let Label { pool_name, pool, name, made_by, made_at, .. } = label;
-                let when = format_time(made_at);
-                let why = format!(
-                    "pool {pool_name} ({pool}) uses it: {made_by} made volume {name} there on {when}; use that \
-                     pool, import it, or remove its volumes"
-                );
-                return Err(Error::Foreign { address: address.to_owned(), why });
-            }
+        let labels: Vec<&Label> =
+            namespaces.iter().filter_map(|namespace| namespace.label.as_ref()?.as_ref().ok()).collect();
+        if let Some(label) = labels.iter().find(|label| label.pool != self.uuid()) {
+            let of_pool = labels.iter().copied().filter(|other| other.pool == label.pool);
+            let why = foreign(label, Manager::of_labels(of_pool));
+            return Err(Error::Foreign { address: address.to_owned(), why });
+        }
+        if let Some(manager) = Manager::successor(labels.into_iter(), &self.record) {
+            return Err(self.superseded(manager));
         }
         let (address, domain) = (address.to_owned(), domain.to_owned());
         Ok(TargetRecord { id: space.id, address, domain, capacity: space.capacity })
@@ -192,6 +190,30 @@ impl Pool {
             return Err(SpaceError::Failed(format!("it is {}, and not {}", space.id, target.id)));
         }
         Ok(space)
+    }
+}
+
+/// Why a target with this label, of another pool, is not used: which pool, managed by whom and since when, and
+/// what to do.
+fn foreign(label: &Label, manager: Option<Manager>) -> String {
+    let Label { pool_name, pool, name, made_by, made_at, .. } = label;
+    let made = format!(
+        "pool {pool_name} ({pool}) uses it: {made_by} made volume {name} there on {}",
+        format_time(*made_at)
+    );
+    match manager {
+        None => format!("{made}; use that pool, import it, or remove its volumes"),
+        Some(Manager { released: Some(at), host, hostnqn, .. }) => {
+            let at = format_time(at);
+            format!(
+                "{made}, and host {host} ({hostnqn}) exported that pool on {at}; import it ('longhaul pool import'), \
+                 or remove its volumes then"
+            )
+        }
+        Some(manager) => format!(
+            "{made}, and {manager}; use that pool there, remove its volumes there, or export it there ('longhaul pool \
+             export') and import it here"
+        ),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::shape::VolumeLayout;
 use crate::spaces::SpaceError;
 use longhaul_array::ArrayError;
 use longhaul_device::ErrorKind;
-use longhaul_initiator::namespaces::{AllocatedNamespace, ManagementError, NamespaceLabel};
+use longhaul_initiator::namespaces::{AllocatedNamespace, LabelError, ManagementError, NamespaceLabel};
 use longhaul_initiator::{SCHEME, Uri, UriOptions};
 
 impl From<ManagementError> for SpaceError {
@@ -62,7 +62,7 @@ pub(crate) fn to_wire(label: &Label, volume_hosts: &[String]) -> NamespaceLabel 
         // Counted from one, as people do.
         layout => format!("{layout} {}/{}", label.index + 1, shape.members()),
     };
-    NamespaceLabel {
+    let wire = NamespaceLabel {
         hosts: volume_hosts.to_vec(),
         pool: label.pool_name.clone(),
         volume: label.name.clone(),
@@ -71,6 +71,13 @@ pub(crate) fn to_wire(label: &Label, volume_hosts: &[String]) -> NamespaceLabel 
         expiry: label.expires,
         thin: label.thin,
         detail: Label { hosts: Vec::new(), ..label.clone() }.to_text(),
+    };
+    match wire.encode() {
+        // A volume of so many hosts goes without.
+        Err(LabelError::TooLong(_)) if label.manager.is_some() => {
+            to_wire(&Label { manager: None, ..label.clone() }, volume_hosts)
+        }
+        _ => wire,
     }
 }
 

@@ -565,7 +565,7 @@ fn an_import_finds_a_member_that_moves() {
                 .expect("made")
                 .array = array;
         }
-        let host = Host { catalog: common::empty(&rig.clock), ..rig.host("importer") };
+        let host = Host { catalog: common::empty(&rig.clock), ..rig.host("creator") };
         let addresses: Vec<String> = rig.targets.lock().keys().cloned().collect();
         let (pool, found) = import(&host, &addresses, None, None).expect("imported");
         assert_eq!(found.whole, ["v"]);

@@ -248,7 +248,7 @@ fn a_lost_catalog_is_made_again_from_the_labels() {
     let anew =
         Rig { catalog: empty(&rig.clock), targets: Arc::clone(&rig.targets), clock: Arc::clone(&rig.clock) };
     let addresses: Vec<String> = rig.targets.lock().keys().cloned().collect();
-    let (pool, found) = import(&anew.host("importer"), &addresses, None, None).expect("imported");
+    let (pool, found) = import(&anew.host("creator"), &addresses, None, None).expect("imported");
     let after = pool.status().expect("status");
     let ready: Vec<VolumeRecord> = before.volumes.iter().filter(|v| v.name != "lost").cloned().collect();
     assert_eq!(after.volumes, ready);
@@ -285,7 +285,7 @@ fn an_import_says_what_is_missing_and_what_does_not_belong() {
     let at = other.create_volume(&single).expect("created").members[0].target.clone();
     let at = format!("t{}", at.trim_start_matches("nqn."));
 
-    let anew = || Host { catalog: empty(&rig.clock), ..rig.host("importer") };
+    let anew = || Host { catalog: empty(&rig.clock), ..rig.host("h") };
     let refused =
         |host: &Host, addresses: &[String], wanted| said(import(host, addresses, wanted, None).map(|_| ()));
     let error = refused(&anew(), &addresses(0..5), None);

@@ -44,7 +44,7 @@ fn a_volume_grows_and_does_not_shrink() {
         check(&pool, &rig.targets);
         // An import finds the new size.
         let catalog = common::empty(&rig.clock);
-        let host = longhaul_pool::Host { catalog, ..rig.host("other") };
+        let host = longhaul_pool::Host { catalog, ..rig.host("creator") };
         let addresses: Vec<String> = rig.targets.lock().keys().cloned().collect();
         let (imported, _) = longhaul_pool::import(&host, &addresses, None, None).expect("imported");
         assert_eq!(imported.volume("v").expect("there").shape, pool.volume("v").expect("there").shape);

@@ -257,7 +257,7 @@ fn an_import_knows_snapshots_and_takes_no_clone_for_one() {
         }
     }
     let catalog = common::empty(&rig.clock);
-    let host = longhaul_pool::Host { catalog, ..rig.host("importer") };
+    let host = longhaul_pool::Host { catalog, ..rig.host("creator") };
     let addresses: Vec<String> = rig.targets.lock().keys().cloned().collect();
     let (imported, found) = import(&host, &addresses, None, None).expect("imported");
     assert_eq!((found.whole, found.left_over), (vec!["s".to_owned(), "v".to_owned()], 1));
