@@ -133,7 +133,9 @@ impl Directory {
             }
             Call::Open { node, flags } => self.open(node, flags),
             Call::Close { handle } => {
-                lock(&self.files).remove(&handle);
+                // The lock ends with this statement. Closing a file may wait until its content is written back.
+                let file = lock(&self.files).remove(&handle);
+                drop(file);
                 Ok(Reply::Done)
             }
             Call::Read { handle, offset, len } => {

@@ -58,13 +58,23 @@ pub struct Slow {
 pub struct SlowFs {
     session: Option<fuser::BackgroundSession>,
     at: PathBuf,
+    closing: Arc<Closing>,
+}
+
+/// Files that are being closed.
+#[derive(Debug, Default)]
+struct Closing {
+    now: AtomicUsize,
+    most: AtomicUsize,
 }
 
 impl SlowFs {
     /// Mounts `directory` with the delays and faults of `slow` at `at`, an empty directory.
     pub fn mount(directory: &Path, at: &Path, slow: Slow) -> io::Result<SlowFs> {
+        let closing = Arc::<Closing>::default();
         let fs = PassThrough {
             slow,
+            closing: Arc::clone(&closing),
             paths: Mutex::new((HashMap::from([(1, directory.to_owned())]), HashMap::new())),
             files: Mutex::default(),
             next: AtomicU64::new(2),
@@ -75,7 +85,12 @@ impl SlowFs {
         let mut config = fuser::Config::default();
         config.n_threads = Some(THREADS);
         let session = Some(fuser::spawn_mount(fs, at, &config)?);
-        Ok(SlowFs { session, at: at.to_owned() })
+        Ok(SlowFs { session, at: at.to_owned(), closing })
+    }
+
+    /// The most files that were being closed at the same time.
+    pub fn most_closing(&self) -> usize {
+        self.closing.most.load(Relaxed)
     }
 }
 
@@ -94,6 +109,7 @@ type Paths = (HashMap<u64, PathBuf>, HashMap<PathBuf, u64>);
 /// Requests are passed to a directory, after the planted delays.
 struct PassThrough {
     slow: Slow,
+    closing: Arc<Closing>,
     /// Paths by inode number, and inode numbers by path.
     paths: Mutex<Paths>,
     /// Open files by handle.
@@ -420,7 +436,10 @@ impl Filesystem for PassThrough {
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         // The kernel waits for `flush` in close(2), and does not wait for `release`.
+        let now = 1 + self.closing.now.fetch_add(1, Relaxed);
+        self.closing.most.fetch_max(now, Relaxed);
         pause(self.slow.close);
+        self.closing.now.fetch_sub(1, Relaxed);
         reply.ok();
     }
 

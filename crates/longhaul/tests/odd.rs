@@ -1,5 +1,5 @@
-//! Copies from disks with bad sectors, and to file systems that refuse some names. The tests
-//! need FUSE.
+//! Copies from disks with bad sectors, and to file systems that refuse some names or take long to close a
+//! file. The tests need FUSE.
 
 mod common;
 
@@ -8,6 +8,7 @@ use longhaul_lab::slowfs::{Slow, SlowFs};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Bytes of a file that is sent in blocks.
@@ -18,7 +19,7 @@ const SMALL: usize = 100 << 10;
 /// A source and a destination, one of them behind a faulty file system.
 struct Ends {
     // Unmounted before its parent directory is removed.
-    _mounted: SlowFs,
+    mounted: SlowFs,
     dir: TempDir,
 }
 
@@ -30,7 +31,7 @@ impl Ends {
             fs::create_dir(dir.path().join(name)).expect("made");
         }
         match SlowFs::mount(&dir.path().join(odd), &dir.path().join("odd"), how) {
-            Ok(_mounted) => Some(Ends { _mounted, dir }),
+            Ok(mounted) => Some(Ends { mounted, dir }),
             Err(e) => {
                 longhaul_skip::skip!("FUSE: {e}");
                 None
@@ -136,4 +137,20 @@ fn names_that_are_too_long_for_the_destination_are_listed() {
     assert!(said.iter().any(|(path, message)| *path == long && message.contains("too long")), "{said:?}");
     assert!(said.iter().any(|(path, _)| path.ends_with("/inside")), "{said:?}");
     assert_eq!(names(&ends.at("copy")), ["another", "short"]);
+}
+
+/// On some file systems close waits until the content is written back (NFS, Lustre).
+#[test]
+fn files_that_take_long_to_close_are_closed_at_the_same_time() {
+    for len in [SMALL, LARGE / 4] {
+        let slow = Slow { close: Duration::from_millis(100), ..Slow::default() };
+        let Some(ends) = Ends::new("copy", slow) else { return };
+        for n in 0..24 {
+            ends.write(&format!("file{n}"), len);
+        }
+        let from = format!("{}/.", text(&ends.at("source")));
+        let ran = longhaul(&["cp", "-r", "--writers", "8", &from, text(&ends.at("odd"))]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ends.mounted.most_closing() > 1, "files of {len} bytes");
+    }
 }

@@ -30,7 +30,9 @@ pub(super) struct Listings(Mutex<HashMap<Stream, Arc<Mutex<Listing>>>>);
 
 impl Listings {
     pub(super) fn close(&self, stream: Stream) {
-        lock(&self.0).remove(&stream);
+        // Closed without the lock.
+        let listing = lock(&self.0).remove(&stream);
+        drop(listing);
     }
 }
 

@@ -208,14 +208,17 @@ impl UnfinishedFiles {
 
     /// Forgets a file, which no later job names.
     pub(super) fn forget(&self, file: &Incoming) {
-        lock(&self.files).remove(&file.number);
+        // The lock ends with this statement. The file is closed after it: on some file systems close waits
+        // until the content is written back, and other writer threads need the lock.
+        let slot = lock(&self.files).remove(&file.number);
+        drop(slot);
     }
 
     /// Discards a file that stays incomplete.
     pub(super) fn abandon(&self, file: &Incoming) {
-        if let Some(slot) = lock(&self.files).remove(&file.number)
-            && let Some(open) = lock(&slot).take()
-        {
+        let slot = lock(&self.files).remove(&file.number);
+        let open = slot.and_then(|slot| lock(&slot).take());
+        if let Some(open) = open {
             // A temporary file left behind has a reserved name, so no copy takes it for data.
             let _ = self.discard(&open);
         }
