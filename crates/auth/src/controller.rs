@@ -3,7 +3,7 @@
 use crate::group::{DhGroup, Exchange};
 use crate::hash::{DigestBytes, HashFunction};
 use crate::response::{Names, Posed};
-use crate::{HostKey, Refused};
+use crate::{Generations, HostKey, Refused};
 use longhaul_wire::fabrics::auth::{
     AuthMessage, Challenge, Failure, MalformedMessage, Negotiate, Reply, Success,
 };
@@ -17,7 +17,7 @@ pub struct ControllerOptions {
     /// NQN of the subsystem.
     pub subnqn: String,
     /// What the host is to know; the subsystem's secret is for hosts that ask for a proof.
-    pub key: HostKey,
+    pub keys: Generations,
     /// Hash functions that may be used; of several that the host offers, the first one here.
     pub hashes: Vec<HashFunction>,
     /// Groups that may be used; of several that the host offers, the first one here.
@@ -45,6 +45,8 @@ pub struct ControllerExchange {
     state: ControllerState,
     /// What the host receives next.
     answer: Option<Vec<u8>>,
+    /// The generation of the key that the host has proved to know.
+    generation: Option<u32>,
 }
 
 enum ControllerState {
@@ -73,7 +75,13 @@ impl ControllerExchange {
             progress: Progress::Pending,
             state: ControllerState::Idle,
             answer: None,
+            generation: None,
         }
+    }
+
+    /// The generation of the key that the host used last.
+    pub fn generation(&self) -> Option<u32> {
+        self.generation
     }
 
     /// How far it is. A host that is authenticated stays so while it does that again.
@@ -180,11 +188,18 @@ impl ControllerExchange {
             transaction: posing.transaction,
             secure_channel: 0,
         };
-        let expected = posed(&posing.challenge, posing.sequence).of_host(&self.options.key.secret, &names);
-        if !bool::from(expected.ct_eq(&one.response)) {
-            return Err(Refused::Failed);
-        }
-        let response: Option<DigestBytes> = match (&one.challenge, &self.options.key.controller) {
+        let is_right = |key: &HostKey| {
+            let expected = posed(&posing.challenge, posing.sequence).of_host(&key.secret, &names);
+            bool::from(expected.ct_eq(&one.response))
+        };
+        let keys = &self.options.keys;
+        let Some((generation, key)) = keys.accepted().find(|(_, key)| is_right(key)) else {
+            return match keys.retired() {
+                Some((generation, key)) if is_right(key) => Err(Refused::Retired(generation)),
+                _ => Err(Refused::Failed),
+            };
+        };
+        let response: Option<DigestBytes> = match (&one.challenge, &key.controller) {
             (None, _) => None,
             // What the host has said itself: its own challenge would make it its own controller.
             (Some(challenge), _) if *challenge == posing.challenge => return Err(Refused::Payload),
@@ -195,6 +210,7 @@ impl ControllerExchange {
             (Some(_), None) => return Err(Refused::Failed),
         };
         self.progress = Progress::Authenticated;
+        self.generation = Some(generation);
         if response.is_some() {
             self.state = ControllerState::Judged { transaction: posing.transaction };
         }

@@ -21,6 +21,7 @@ mod controller;
 mod group;
 mod hash;
 mod host;
+mod keys;
 mod response;
 mod secret;
 #[cfg(test)]
@@ -30,18 +31,10 @@ pub use controller::{ControllerExchange, ControllerOptions, Progress};
 pub use group::DhGroup;
 pub use hash::HashFunction;
 pub use host::{HostExchange, HostOptions, HostStep};
+pub use keys::{Generations, HostKey, KeySource};
 pub use secret::{Secret, SecretError};
 
 use longhaul_wire::fabrics::auth::reason;
-
-/// What a host and a subsystem know of each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostKey {
-    /// The host's secret.
-    pub secret: Secret,
-    /// The subsystem's secret, with which its controllers prove to the host what they are.
-    pub controller: Option<Secret>,
-}
 
 /// Why an authentication failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +42,8 @@ pub struct HostKey {
 pub enum Refused {
     #[error("the secret is another one")]
     Failed,
+    #[error("the secret is that of generation {0}, which was retired")]
+    Retired(u32),
     #[error("no authentication protocol of both sides is the same")]
     Protocol,
     #[error("one side wants a secure channel, the other does not")]
@@ -69,7 +64,8 @@ impl Refused {
     /// The code on the wire.
     pub fn code(self) -> u8 {
         match self {
-            Refused::Failed => reason::FAILED,
+            // The peer does not learn that the secret was right once.
+            Refused::Failed | Refused::Retired(_) => reason::FAILED,
             Refused::Protocol => reason::PROTOCOL_NOT_USABLE,
             Refused::Concatenation => reason::CONCATENATION_MISMATCH,
             Refused::Hash => reason::HASH_NOT_USABLE,

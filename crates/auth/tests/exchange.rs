@@ -1,8 +1,8 @@
 //! Both ends against each other, against values that were computed by other means, and against attackers.
 
 use longhaul_auth::{
-    ControllerExchange, ControllerOptions, DhGroup, HashFunction, HostExchange, HostKey, HostOptions,
-    HostStep, Progress, Refused, Secret,
+    ControllerExchange, ControllerOptions, DhGroup, Generations, HashFunction, HostExchange, HostKey,
+    HostOptions, HostStep, Progress, Refused, Secret,
 };
 use longhaul_wire::fabrics::auth::{AuthMessage, Challenge, Negotiate, Reply, Success};
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ fn host() -> HostOptions {
 
 fn controller() -> ControllerOptions {
     let HostOptions { hostnqn, subnqn, key, hashes, groups } = host();
-    ControllerOptions { hostnqn, subnqn, key, hashes, groups }
+    ControllerOptions { hostnqn, subnqn, keys: key.into(), hashes, groups }
 }
 
 /// Runs an exchange; `tamper` sees each message, from the host and to it.
@@ -124,6 +124,30 @@ fn responses_are_those_of_the_specification() {
 }
 
 #[test]
+fn the_previous_generation_is_accepted_and_a_retired_one_is_named() {
+    let key = |seed| {
+        let secret = |seed| Secret::generate(HashFunction::Sha256, &mut random(seed));
+        HostKey { secret: secret(seed), controller: Some(secret(seed + 100)) }
+    };
+    let rotated = Generations { number: 7, current: key(3), previous: Some(key(2)), retired: Some(key(1)) };
+    let retired = Generations { number: 7, current: key(3), previous: None, retired: Some(key(2)) };
+    let ends = |keys: &Generations, key| {
+        let controller = ControllerExchange::new(ControllerOptions { keys: keys.clone(), ..controller() });
+        let (end, progress) = run(&HostOptions { key, ..host() }, controller, |_| ());
+        (matches!(end, HostStep::Done(_)), progress)
+    };
+    // With the subsystem's secret of the same generation: else the host would refuse it.
+    for accepted in [key(3), key(2)] {
+        assert_eq!(ends(&rotated, accepted), (true, Progress::Authenticated));
+    }
+    assert_eq!(ends(&rotated, key(1)), (false, Progress::Failed(Refused::Retired(5))));
+    assert_eq!(ends(&retired, key(2)), (false, Progress::Failed(Refused::Retired(6))));
+    assert_eq!(ends(&retired, key(1)), (false, Progress::Failed(Refused::Failed)), "long gone");
+    let mixed = HostKey { controller: key(3).controller, ..key(2) };
+    assert!(!ends(&rotated, mixed).0, "the host has halves of two generations");
+}
+
+#[test]
 fn another_secret_name_or_subsystem_is_refused_on_the_side_that_sees_it() {
     let other = || Secret::generate(HashFunction::Sha256, &mut random(9));
     let knows = |secret| HostOptions { key: HostKey { secret, ..host().key }, ..host() };
@@ -142,7 +166,7 @@ fn another_secret_name_or_subsystem_is_refused_on_the_side_that_sees_it() {
     // The host asks for a proof, and the controller has another secret, or none.
     for secret in [Some(other()), None] {
         let key = HostKey { controller: secret, ..host().key };
-        let stranger = ControllerOptions { key, ..controller() };
+        let stranger = ControllerOptions { keys: key.into(), ..controller() };
         let (end, progress) = run(&host(), ControllerExchange::new(stranger), |_| ());
         assert!(failed(&end), "{end:?}");
         assert_eq!(progress, Progress::Failed(Refused::Failed));

@@ -1,30 +1,71 @@
-//! The secrets of hosts, in a directory: `hosts/HOSTNQN/dhchap_key`, and `dhchap_ctrl_key` beside it for the
-//! subsystem's. The names are those that the Linux kernel's target has in its configuration.
+//! The keys of hosts, in a directory. Of each host `hosts/HOSTNQN/` has
 //!
-//! A target reads all of them, and a host its own. Files that others can read are refused, as ssh refuses
-//! them.
+//! | file | |
+//! |---|---|
+//! | `dhchap_key` | the secret of the host |
+//! | `dhchap_ctrl_key` | that of the subsystem, if targets prove to the host what they are |
+//! | `generation` | the number of this key; 1 without the file |
+//! | `previous/` | the same files of the generation before, while targets accept it |
+//! | `retired/` | the same files of the last generation that targets do not accept any more |
+//!
+//! The names of the first two are those that the Linux kernel's target has in its configuration. A directory
+//! of a host is replaced as a whole, so that no reader finds halves of two generations.
+//!
+//! Files that others can read are refused, as ssh refuses them.
 
 use crate::error::{Error, ErrorKind, Result};
-use longhaul_auth::{HashFunction, HostKey, Secret};
+use longhaul_auth::{Generations, HashFunction, HostKey, KeySource, Secret};
 use longhaul_wire::nqn::Nqn;
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::process::geteuid;
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 const HOSTS: &str = "hosts";
 const HOST_SECRET: &str = "dhchap_key";
 const CONTROLLER_SECRET: &str = "dhchap_ctrl_key";
+const GENERATION: &str = "generation";
+const PREVIOUS: &str = "previous";
+const RETIRED: &str = "retired";
 /// Longer than any secret.
 const FILE_MAX: u64 = 4096;
 
-/// What each host knows, by its NQN.
-pub type HostKeys = BTreeMap<String, HostKey>;
+/// The keys of each host, by its NQN.
+pub type HostKeys = BTreeMap<String, Generations>;
 
-/// Reads the secrets of a directory.
+/// A directory of keys that is read when a key is needed: what changes in it counts for the next connection.
+#[derive(Clone, Debug)]
+pub struct KeyDirectory(PathBuf);
+
+impl KeyDirectory {
+    /// Reads all of it, so that what is wrong is found before it is needed.
+    ///
+    /// # Errors
+    /// Those of [`read`].
+    pub fn open(dir: &Path) -> Result<KeyDirectory> {
+        // Of a later working directory, too.
+        let whole = std::path::absolute(dir)
+            .map_err(|e| Error::failed(format!("cannot read keys: {}: {e}", dir.display())))?;
+        read(dir)?;
+        Ok(KeyDirectory(whole))
+    }
+}
+
+impl KeySource for KeyDirectory {
+    fn key_of(&self, hostnqn: &str) -> std::result::Result<Option<Generations>, String> {
+        // The name comes from a peer, and becomes one of a file.
+        if Nqn::new(hostnqn).is_err() || hostnqn.contains('/') {
+            return Ok(None);
+        }
+        keys_in(&self.0.join(HOSTS).join(hostnqn)).map_err(|e| e.to_string())
+    }
+}
+
+/// Reads the keys of a directory.
 ///
 /// # Errors
 /// Others may read or change a file or directory of it, a file has no secret, or there is no host in it.
@@ -41,11 +82,10 @@ pub fn read(dir: &Path) -> Result<HostKeys> {
         let nqn = nqn.ok_or_else(|| {
             Error::invalid(format!("cannot read keys: {} is not called by the NQN of a host", path.display()))
         })?;
-        check(&path, &fs::metadata(&path).map_err(failed)?)?;
-        let Some(secret) = secret(&path.join(HOST_SECRET))? else {
-            return Err(Error::invalid(format!("cannot read keys: {} has no {HOST_SECRET}", path.display())));
-        };
-        keys.insert(nqn.to_string(), HostKey { secret, controller: secret_of_controller(&path)? });
+        // It may have been removed meanwhile.
+        if let Some(found) = keys_in(&path)? {
+            keys.insert(nqn.to_string(), found);
+        }
     }
     match keys.is_empty() {
         true => Err(Error::invalid(format!(
@@ -57,10 +97,11 @@ pub fn read(dir: &Path) -> Result<HostKeys> {
     }
 }
 
-/// Makes the secrets of a host, the subsystem's too unless it is not wanted; returns their directory.
+/// Makes the key of a host, with a secret of the subsystem unless it is not wanted; returns its directory and
+/// its generation. One that is replaced is retired at once.
 ///
 /// # Errors
-/// There are some already and they are not to be replaced; or they cannot be written.
+/// There is one already and it is not to be replaced; or it cannot be written.
 pub fn make(
     dir: &Path,
     host: &str,
@@ -68,67 +109,237 @@ pub fn make(
     is_mutual: bool,
     replaces: bool,
     random: &mut dyn FnMut(&mut [u8]),
-) -> Result<PathBuf> {
-    let nqn = Nqn::new(host).map_err(|e| Error::invalid(format!("cannot make keys of '{host}': {e}")))?;
-    if host.contains('/') {
-        return Err(Error::invalid(format!("cannot make keys of '{host}': an NQN with '/' is no file name")));
-    }
-    let place = dir.join(HOSTS).join(nqn.to_string());
-    let failed =
-        |e: io::Error| Error::failed(format!("cannot write the keys of {host} to {}: {e}", place.display()));
-    if place.join(HOST_SECRET).exists() && !replaces {
+) -> Result<(PathBuf, Generations)> {
+    let place = place_of(dir, host)?;
+    let before = keys_in(&place)?;
+    if before.is_some() && !replaces {
         return Err(Error::new(
             ErrorKind::Refused,
             format!(
-                "{} has keys already, which hosts and targets use: --force replaces them",
+                "{} has keys already, which hosts and targets use: 'longhaul key rotate' replaces them while \
+                 they are used, --force at once",
                 place.display()
             ),
         ));
     }
-    DirBuilder::new().recursive(true).mode(0o700).create(&place).map_err(failed)?;
-    for path in [dir.join(HOSTS), place.clone()] {
-        check(&path, &fs::metadata(&path).map_err(failed)?)?;
-    }
-    let mut write = |name: &str| {
-        let secret = Secret::generate(hash, random);
-        // Never there in part: a target may read it at this moment.
-        let (new, path) = (place.join(format!("{name}.new")), place.join(name));
-        let _ = fs::remove_file(&new);
-        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(secret.reveal().as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        fs::rename(&new, &path)
-    };
-    match is_mutual {
-        true => write(CONTROLLER_SECRET).map_err(failed)?,
-        false => match fs::remove_file(place.join(CONTROLLER_SECRET)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
-            _ => {}
+    let current = generate(hash, is_mutual, random);
+    let keys = match before {
+        None => Generations::from(current),
+        Some(before) => Generations {
+            number: before.number.saturating_add(1),
+            current,
+            previous: None,
+            retired: Some(before.current),
         },
+    };
+    write(dir, host, &place, &keys)?;
+    Ok((place, keys))
+}
+
+/// Makes the next generation of a host's key, like the one that it has unless another hash function is named.
+/// Targets accept both until [`retire`].
+///
+/// # Errors
+/// The host has no key; or it has been rotated before, that has not been finished, and is not to be now; or
+/// the key cannot be written.
+pub fn rotate(
+    dir: &Path,
+    host: &str,
+    hash: Option<HashFunction>,
+    finishes: bool,
+    random: &mut dyn FnMut(&mut [u8]),
+) -> Result<(PathBuf, Generations)> {
+    let (place, before) = existing(dir, host)?;
+    if before.previous.is_some() && !finishes {
+        return Err(Error::new(
+            ErrorKind::Refused,
+            format!(
+                "{}: targets still accept generation {} beside {}: 'longhaul key retire' ends that, or --force \
+                 with the new one",
+                place.display(),
+                before.number.saturating_sub(1),
+                before.number
+            ),
+        ));
     }
-    write(HOST_SECRET).map_err(failed)?;
-    Ok(place)
+    let hash = hash.or(before.current.secret.hash()).unwrap_or(HashFunction::Sha256);
+    let keys = Generations {
+        number: before.number.saturating_add(1),
+        current: generate(hash, before.current.controller.is_some(), random),
+        retired: before.previous.or(before.retired),
+        previous: Some(before.current),
+    };
+    write(dir, host, &place, &keys)?;
+    Ok((place, keys))
 }
 
-fn secret_of_controller(place: &Path) -> Result<Option<Secret>> {
-    secret(&place.join(CONTROLLER_SECRET))
+/// Ends a rotation: targets do not accept the previous generation any more. Returns its number.
+///
+/// # Errors
+/// There is none, or the change cannot be written.
+pub fn retire(dir: &Path, host: &str) -> Result<u32> {
+    let (place, mut keys) = existing(dir, host)?;
+    let Some(previous) = keys.previous.take() else {
+        return Err(Error::new(
+            ErrorKind::Refused,
+            format!("{} has generation {} alone: nothing is to be retired", place.display(), keys.number),
+        ));
+    };
+    keys.retired = Some(previous);
+    write(dir, host, &place, &keys)?;
+    Ok(keys.number.saturating_sub(1))
 }
 
-/// The secret in a file; none if there is no file.
-fn secret(path: &Path) -> Result<Option<Secret>> {
-    let failed = |e: &dyn std::fmt::Display| {
-        Error::invalid(format!("cannot read the secret in {}: {e}", path.display()))
+fn place_of(dir: &Path, host: &str) -> Result<PathBuf> {
+    let nqn = Nqn::new(host).map_err(|e| Error::invalid(format!("cannot make keys of '{host}': {e}")))?;
+    if host.contains('/') {
+        return Err(Error::invalid(format!("cannot make keys of '{host}': an NQN with '/' is no file name")));
+    }
+    Ok(dir.join(HOSTS).join(nqn.to_string()))
+}
+
+fn existing(dir: &Path, host: &str) -> Result<(PathBuf, Generations)> {
+    let place = place_of(dir, host)?;
+    match keys_in(&place)? {
+        Some(keys) => Ok((place, keys)),
+        None => Err(Error::invalid(format!(
+            "{} has no keys of {host}: 'longhaul key make' makes some",
+            dir.display()
+        ))),
+    }
+}
+
+fn generate(hash: HashFunction, is_mutual: bool, random: &mut dyn FnMut(&mut [u8])) -> HostKey {
+    let controller = is_mutual.then(|| Secret::generate(hash, random));
+    HostKey { secret: Secret::generate(hash, random), controller }
+}
+
+/// Writes the directory of a host, and puts it in the place of the one that there is.
+fn write(dir: &Path, host: &str, place: &Path, keys: &Generations) -> Result<()> {
+    let failed =
+        |e: io::Error| Error::failed(format!("cannot write the keys of {host} to {}: {e}", place.display()));
+    let all = dir.join(HOSTS);
+    DirBuilder::new().recursive(true).mode(0o700).create(&all).map_err(failed)?;
+    check(&all, &fs::metadata(&all).map_err(failed)?)?;
+    // Beside the hosts, where no reader looks.
+    let mut new = tempfile::Builder::new();
+    new.prefix(".new-").permissions(fs::Permissions::from_mode(0o700));
+    let new = new.tempdir_in(dir).map_err(failed)?;
+    write_key(new.path(), &keys.current).map_err(failed)?;
+    write_file(&new.path().join(GENERATION), keys.number.to_string().as_bytes()).map_err(failed)?;
+    for (name, key) in [(PREVIOUS, &keys.previous), (RETIRED, &keys.retired)] {
+        let Some(key) = key else { continue };
+        let path = new.path().join(name);
+        DirBuilder::new().mode(0o700).create(&path).map_err(failed)?;
+        write_key(&path, key).map_err(failed)?;
+    }
+    let swap = |flags| rustix::fs::renameat_with(CWD, new.path(), CWD, place, flags).map_err(io::Error::from);
+    match swap(RenameFlags::NOREPLACE) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            // What was there is removed with the temporary directory.
+            swap(RenameFlags::EXCHANGE).map_err(failed)?;
+        }
+        result => {
+            result.map_err(failed)?;
+            let _ = new.keep();
+        }
+    }
+    File::open(&all).and_then(|all| all.sync_all()).map_err(failed)
+}
+
+fn write_key(dir: &Path, key: &HostKey) -> io::Result<()> {
+    for (name, secret) in [(HOST_SECRET, Some(&key.secret)), (CONTROLLER_SECRET, key.controller.as_ref())] {
+        if let Some(secret) = secret {
+            write_file(&dir.join(name), secret.reveal().as_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+fn write_file(path: &Path, line: &[u8]) -> io::Result<()> {
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(line)?;
+    file.write_all(b"\n")?;
+    file.sync_all()
+}
+
+/// A directory that stays the same while it is read, also if another one takes its place.
+struct Place {
+    dir: File,
+    path: PathBuf,
+}
+
+/// The keys in the directory of a host; none if there is no such directory.
+fn keys_in(path: &Path) -> Result<Option<Generations>> {
+    let Some(place) = Place::open(CWD, path, path)? else { return Ok(None) };
+    let Some(current) = place.key()? else {
+        return Err(Error::invalid(format!("cannot read keys: {} has no {HOST_SECRET}", path.display())));
     };
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(failed(&e)),
+    let of = |name| match place.child(name)? {
+        Some(place) => place.key(),
+        None => Ok(None),
     };
-    check(path, &file.metadata().map_err(|e| failed(&e))?)?;
-    let mut text = Zeroizing::new(String::with_capacity(FILE_MAX as usize));
-    file.take(FILE_MAX).read_to_string(&mut text).map_err(|e| failed(&e))?;
-    text.parse().map(Some).map_err(|e| failed(&e))
+    Ok(Some(Generations {
+        number: place.generation()?,
+        current,
+        previous: of(PREVIOUS)?,
+        retired: of(RETIRED)?,
+    }))
+}
+
+impl Place {
+    fn open(from: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<Option<Place>> {
+        let failed = |e: io::Error| Error::failed(format!("cannot read keys: {}: {e}", path.display()));
+        let dir = match open_at(from, name, OFlags::DIRECTORY) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            result => result.map_err(failed)?,
+        };
+        check(path, &dir.metadata().map_err(failed)?)?;
+        Ok(Some(Place { dir, path: path.to_owned() }))
+    }
+
+    fn child(&self, name: &str) -> Result<Option<Place>> {
+        Place::open(&self.dir, Path::new(name), &self.path.join(name))
+    }
+
+    fn key(&self) -> Result<Option<HostKey>> {
+        let Some(secret) = self.secret(HOST_SECRET)? else { return Ok(None) };
+        Ok(Some(HostKey { secret, controller: self.secret(CONTROLLER_SECRET)? }))
+    }
+
+    fn generation(&self) -> Result<u32> {
+        let Some(text) = self.text(GENERATION)? else { return Ok(1) };
+        text.trim().parse().map_err(|_| {
+            Error::invalid(format!("{} has no number of a generation", self.path.join(GENERATION).display()))
+        })
+    }
+
+    /// The secret in a file; none if there is no file.
+    fn secret(&self, name: &str) -> Result<Option<Secret>> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        text.parse().map(Some).map_err(|e| self.failed(name, &e))
+    }
+
+    fn text(&self, name: &str) -> Result<Option<Zeroizing<String>>> {
+        let file = match open_at(&self.dir, Path::new(name), OFlags::empty()) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            result => result.map_err(|e| self.failed(name, &e))?,
+        };
+        check(&self.path.join(name), &file.metadata().map_err(|e| self.failed(name, &e))?)?;
+        let mut text = Zeroizing::new(String::with_capacity(FILE_MAX as usize));
+        file.take(FILE_MAX).read_to_string(&mut text).map_err(|e| self.failed(name, &e))?;
+        Ok(Some(text))
+    }
+
+    fn failed(&self, name: &str, why: &dyn std::fmt::Display) -> Error {
+        Error::invalid(format!("cannot read the secret in {}: {why}", self.path.join(name).display()))
+    }
+}
+
+fn open_at(from: impl std::os::fd::AsFd, name: &Path, flags: OFlags) -> io::Result<File> {
+    // A FIFO in the place of a file would wait for a writer.
+    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    Ok(rustix::fs::openat(from, name, flags, Mode::empty())?.into())
 }
 
 /// Refuses what others may read or change.
@@ -152,12 +363,11 @@ fn check(path: &Path, meta: &fs::Metadata) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     const HOST: &str = "nqn.2026-11.io.longhaul:test:host";
 
     fn made(dir: &Path, is_mutual: bool) -> PathBuf {
-        make(dir, HOST, HashFunction::Sha256, is_mutual, true, &mut longhaul_engine::random).unwrap()
+        make(dir, HOST, HashFunction::Sha256, is_mutual, true, &mut longhaul_engine::random).unwrap().0
     }
 
     #[test]
@@ -165,15 +375,57 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let place = made(dir.path(), true);
         let keys = read(dir.path()).unwrap();
-        assert!(keys.len() == 1 && keys[HOST].controller.is_some());
-        assert_ne!(Some(&keys[HOST].secret), keys[HOST].controller.as_ref(), "two secrets");
+        let key = &keys[HOST].current;
+        assert!(keys.len() == 1 && key.controller.is_some());
+        assert_ne!(Some(&key.secret), key.controller.as_ref(), "two secrets");
         let again = make(dir.path(), HOST, HashFunction::Sha512, true, false, &mut longhaul_engine::random);
         assert_eq!(again.unwrap_err().kind(), ErrorKind::Refused);
         assert_eq!(read(dir.path()).unwrap(), keys, "nothing was changed");
         made(dir.path(), false);
-        assert_eq!(read(dir.path()).unwrap()[HOST].controller, None);
-        for name in fs::read_dir(place).unwrap() {
-            assert_eq!(name.unwrap().metadata().unwrap().mode() & 0o777, 0o600);
+        let replaced = &read(dir.path()).unwrap()[HOST];
+        assert_eq!(replaced.current.controller, None);
+        assert_eq!((replaced.number, &replaced.retired), (2, &Some(keys[HOST].current.clone())));
+        for entry in fs::read_dir(place).unwrap() {
+            let meta = entry.unwrap().metadata().unwrap();
+            assert_eq!(meta.mode() & 0o777, if meta.is_dir() { 0o700 } else { 0o600 });
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside the hosts");
+    }
+
+    #[test]
+    fn a_key_is_rotated_and_then_retired() {
+        let dir = tempfile::tempdir().unwrap();
+        let random = &mut longhaul_engine::random;
+        assert_eq!(rotate(dir.path(), HOST, None, false, random).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(retire(dir.path(), HOST).unwrap_err().kind(), ErrorKind::Invalid);
+        made(dir.path(), true);
+        let source = KeyDirectory::open(dir.path()).unwrap();
+        let first = source.key_of(HOST).unwrap().unwrap();
+        assert_eq!(retire(dir.path(), HOST).unwrap_err().kind(), ErrorKind::Refused, "nothing to retire");
+        let (_, second) = rotate(dir.path(), HOST, None, false, random).unwrap();
+        assert_eq!(source.key_of(HOST).unwrap().as_ref(), Some(&second), "seen without opening it again");
+        assert_eq!((second.number, &second.previous), (2, &Some(first.current.clone())));
+        assert!(second.current.controller.is_some() && second.current != first.current);
+        let twice = rotate(dir.path(), HOST, None, false, random).unwrap_err();
+        assert!(twice.kind() == ErrorKind::Refused && twice.to_string().contains("key retire"), "{twice}");
+        assert_eq!(retire(dir.path(), HOST).unwrap(), 1);
+        let alone = source.key_of(HOST).unwrap().unwrap();
+        assert_eq!((alone.number, alone.previous, alone.retired), (2, None, Some(first.current)));
+        rotate(dir.path(), HOST, Some(HashFunction::Sha512), false, random).unwrap();
+        let (_, fourth) = rotate(dir.path(), HOST, None, true, random).unwrap();
+        assert_eq!((fourth.number, fourth.retired), (4, Some(second.current)));
+        assert_eq!(fourth.current.secret.hash(), Some(HashFunction::Sha512), "as the one before");
+    }
+
+    #[test]
+    fn a_name_from_the_network_leads_to_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        made(dir.path(), true);
+        let source = KeyDirectory::open(dir.path()).unwrap();
+        for name in
+            ["", ".", "..", "/etc", &format!("{HOST}/../{HOST}"), &format!("{HOST}/previous"), "nqn.\0"]
+        {
+            assert_eq!(source.key_of(name).unwrap(), None, "{name}");
         }
     }
 

@@ -31,7 +31,7 @@ pub(crate) async fn authenticate(
             endpoint.incompatible("it wants a secure channel (TLS), which this version does not have")
         );
     }
-    let key = match options.key() {
+    let key = match options.key().map_err(|why| endpoint.refused(WHAT, why))? {
         None if connected.authreq & authreq::TRANSACTION == 0 => return Ok(0),
         None => {
             let why = format!(
@@ -48,7 +48,7 @@ pub(crate) async fn authenticate(
                 Some(_) => Err(endpoint.refused(WHAT, "it does not prove what it is, as --keys wants")),
             };
         }
-        Some(key) => key.clone(),
+        Some(key) => key,
     };
     let host = HostOptions {
         hostnqn: options.hostnqn.clone(),

@@ -2,9 +2,8 @@
 
 use crate::path::PathOptions;
 use crate::uri::UriOptions;
-use longhaul_auth::HostKey;
+use longhaul_auth::{HostKey, KeySource};
 use longhaul_engine::Config;
-use std::collections::BTreeMap;
 use std::fs;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -74,9 +73,9 @@ pub struct Options {
     pub max_r2t: u32,
     /// NQN that this host calls itself.
     pub hostnqn: String,
-    /// How hosts prove who they are, where a target wants that, by their NQNs. If this host has a secret of
-    /// the subsystem too, the target has to prove what it is, or is refused.
-    pub keys: Option<Arc<BTreeMap<String, HostKey>>>,
+    /// How hosts prove who they are, where a target wants that, looked up at each connection. If this host has
+    /// a secret of the subsystem too, the target has to prove what it is, or is refused.
+    pub keys: Option<Arc<dyn KeySource>>,
     /// Identifier of this host: one per running system.
     pub hostid: Uuid,
     /// Congestion control by the kernel's name, or its default.
@@ -115,8 +114,12 @@ impl Default for Options {
 
 impl Options {
     /// How this host proves who it is.
-    pub(crate) fn key(&self) -> Option<&HostKey> {
-        self.keys.as_ref()?.get(&self.hostnqn)
+    ///
+    /// # Errors
+    /// Its key cannot be read, in words.
+    pub(crate) fn key(&self) -> Result<Option<HostKey>, String> {
+        let Some(keys) = &self.keys else { return Ok(None) };
+        Ok(keys.key_of(&self.hostnqn)?.map(|keys| keys.current))
     }
 
     /// With what a URI says on top.

@@ -4,7 +4,7 @@ mod common;
 
 use common::relay::Relay;
 use common::{NQN, connect, export, pattern, target};
-use longhaul_auth::{HashFunction, HostKey, Secret};
+use longhaul_auth::{HashFunction, HostKey, KeySource, Secret};
 use longhaul_block::{BlockDevice, WriteFlags};
 use longhaul_engine::{Buf, BufMut, Engine};
 use longhaul_initiator::{ControllerEvent, Error, Options, PathOptions};
@@ -25,12 +25,12 @@ fn key() -> HostKey {
 }
 
 fn guarded() -> Target {
-    target(|config| config.keys = Some(Keys::new(BTreeMap::from([(HOST.to_owned(), key())]))))
+    target(|config| config.keys = Some(Keys::new(Arc::new(BTreeMap::from([(HOST.to_owned(), key())])))))
 }
 
 fn options(key: Option<HostKey>) -> Options {
     let path = PathOptions { connections: Some(QUEUES), ..PathOptions::default() };
-    let keys = key.map(|key| Arc::new(BTreeMap::from([(HOST.to_owned(), key)])));
+    let keys = key.map(|key| -> Arc<dyn KeySource> { Arc::new(BTreeMap::from([(HOST.to_owned(), key)])) });
     Options { hostnqn: HOST.into(), keys, path, ..Options::default() }
 }
 
@@ -102,7 +102,7 @@ fn a_target_that_proves_nothing_is_refused_where_a_proof_is_wanted() {
 #[test]
 fn a_host_offers_no_exchange_without_a_group() {
     let target = target(|config| {
-        let mut keys = Keys::new(BTreeMap::from([(HOST.to_owned(), key())]));
+        let mut keys = Keys::new(Arc::new(BTreeMap::from([(HOST.to_owned(), key())])));
         keys.groups = vec![DhGroup::Null];
         config.keys = Some(keys);
     });

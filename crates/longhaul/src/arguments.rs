@@ -3,7 +3,7 @@
 use crate::exit::Failure;
 use crate::words::engines;
 use longhaul_block::units::parse_duration;
-use longhaul_device::keys::HostKeys;
+use longhaul_device::keys::KeyDirectory;
 use longhaul_device::{Device, Opener};
 use longhaul_engine::address::{self, ListenAddress};
 use longhaul_initiator::{Options, PathOptions};
@@ -68,13 +68,13 @@ pub(crate) struct InitiatorArgs {
     pub(crate) engine: EngineArgs,
 }
 
-/// The secrets of a directory.
+/// The keys of a directory, read when a connection needs them.
 #[derive(Clone, Debug)]
-pub(crate) struct Keys(pub(crate) Arc<HostKeys>);
+pub(crate) struct Keys(pub(crate) Arc<KeyDirectory>);
 
-/// Reads the secrets of a directory.
+/// Opens a directory of keys.
 pub(crate) fn parse_keys(dir: &str) -> Result<Keys, String> {
-    longhaul_device::keys::read(Path::new(dir)).map(|keys| Keys(Arc::new(keys))).map_err(|e| e.to_string())
+    KeyDirectory::open(Path::new(dir)).map(|keys| Keys(Arc::new(keys))).map_err(|e| e.to_string())
 }
 
 /// Options of the engine.
@@ -142,7 +142,7 @@ impl InitiatorArgs {
             ctrl_loss: self.ctrl_loss_timeout.map_or(defaults.ctrl_loss, |LossTimeout(limit)| limit),
             io_timeout: self.io_timeout.unwrap_or(defaults.io_timeout),
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
-            keys: self.keys.clone().map(|Keys(keys)| keys),
+            keys: self.keys.clone().map(|Keys(keys)| keys as _),
             congestion: self.congestion.clone(),
             path: self.path(),
             engine: self.engine.config(),

@@ -3,11 +3,15 @@
 mod common;
 
 use common::{Ran, Target, longhaul, text};
+use longhaul_block::Blocking;
 use longhaul_device::keys;
+use longhaul_initiator::{Options, RemoteDevice};
 use serde_json::json;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 const HOST: &str = "nqn.2014-08.org.example:host";
 
@@ -52,13 +56,15 @@ fn secrets_are_listed_but_not_shown_nor_replaced_by_mistake() {
     let shown = longhaul(&["key", "show", "--json", "--keys", text(dir.path())]);
     assert_eq!(
         shown.events()[0],
-        json!({ "event": "key", "host": HOST, "hash": "SHA-512", "mutual": false })
+        json!({
+            "event": "key", "host": HOST, "generation": 1, "previous": false, "hash": "SHA-512", "mutual": false
+        })
     );
     for ran in [&again, &shown] {
         assert!(!format!("{ran:?}").contains(&secret[15..40]));
     }
     assert_eq!(make(dir.path(), &["--force"]).code, Some(0));
-    assert!(keys::read(dir.path()).expect("read")[HOST].controller.is_some());
+    assert!(keys::read(dir.path()).expect("read")[HOST].current.controller.is_some());
 }
 
 #[test]
@@ -93,4 +99,68 @@ fn a_space_beyond_loopback_takes_keys() {
         &[&args[..], &["--json", "--keys", text(&dir.path().join("keys"))]].concat(),
     ));
     assert_eq!(target.ready["event"], "ready");
+}
+
+/// Copies the keys to a host, as an administrator does.
+fn copy_keys(from: &Path, to: &Path) {
+    let copied = std::process::Command::new("cp").arg("-a").arg(from.join("hosts")).arg(to).status();
+    assert!(copied.expect("cp").success());
+}
+
+/// The target is never restarted, and a host that is connected stays so.
+#[test]
+fn keys_are_rotated_and_retired_while_they_are_used() {
+    let [at_target, old, new] = [(); 3].map(|()| tempfile::tempdir().expect("a directory"));
+    assert_eq!(make(at_target.path(), &[]).code, Some(0));
+    copy_keys(at_target.path(), old.path());
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    let serving =
+        ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--export", "a=mem:16MiB"];
+    let target = Target::spawn_saying(
+        common::command(&[&serving[..], &["--keys", text(at_target.path())]].concat()),
+        log.reopen().expect("opened"),
+    );
+    let uri = target.uri(0);
+    // A host that takes no lost connection up again.
+    let keys = Arc::new(keys::KeyDirectory::open(old.path()).expect("keys"));
+    let options = Options {
+        hostnqn: HOST.into(),
+        keys: Some(keys),
+        ctrl_loss: Some(Duration::ZERO),
+        ..Options::default()
+    };
+    let device = RemoteDevice::connect_blocking(&uri.parse().expect("a URI"), options).expect("connected");
+    let connected = Blocking::open(device).expect("opened");
+    let works = || connected.read_at(&mut [0; 4096], 0).expect("the connection stays");
+    works();
+
+    let verb = |verb: &str, more: &[&str]| {
+        longhaul(&[&["key", verb, HOST, "--json", "--keys", text(at_target.path())], more].concat())
+    };
+    let rotated = verb("rotate", &[]);
+    assert_eq!(rotated.code, Some(0), "{rotated:?}");
+    assert_eq!(
+        (&rotated.events()[0]["generation"], &rotated.events()[0]["previous"]),
+        (&2.into(), &true.into())
+    );
+    copy_keys(at_target.path(), new.path());
+    for known in [&old, &new] {
+        let ran = info(&target, &["--keys", text(known.path())]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+    }
+    let again = verb("rotate", &[]);
+    assert!(again.code == Some(6) && again.stderr.contains("key retire"), "{again:?}");
+
+    let retired = verb("retire", &[]);
+    assert_eq!((retired.code, &retired.events()[0]["generation"]), (Some(0), &1.into()), "{retired:?}");
+    let refused = info(&target, &["--keys", text(old.path())]);
+    assert_eq!(refused.code, Some(6), "{refused:?}");
+    assert!(!refused.stderr.contains("generation"), "only the target knows that the secret was right once");
+    let ran = info(&target, &["--keys", text(new.path())]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    works();
+    drop(connected);
+    target.stop();
+    let log = std::fs::read_to_string(log.path()).expect("read");
+    assert!(log.contains("generation 1") && log.contains("retired"), "{log}");
 }

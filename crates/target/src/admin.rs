@@ -52,8 +52,14 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     // What there is for a host may be asked without a proof.
     let auth = match &target.config.keys {
         Some(keys) if !discovery => match keys.of(&request.hostnqn, &request.subnqn) {
-            Some(options) => Some(options),
-            None => return connection.refuse(slot, request.refused_host()),
+            Ok(Some(options)) => Some(options),
+            Ok(None) => return connection.refuse(slot, request.refused_host()),
+            Err(why) => {
+                let message = format_args!("{}: host {}: {why}", connection.peer(), request.hostnqn);
+                target.quiet.refuse.say(message, |line| tracing::error!("{line}"));
+                // It may connect once this is repaired.
+                return connection.refuse(slot, request.busy());
+            }
         },
         _ => None,
     };

@@ -10,7 +10,7 @@
 
 use crate::connection::{Connection, Work};
 use crate::pace::Pace;
-use longhaul_auth::{ControllerExchange, ControllerOptions, DhGroup, HashFunction, HostKey, Progress};
+use longhaul_auth::{ControllerExchange, ControllerOptions, DhGroup, HashFunction, KeySource, Progress};
 use longhaul_engine::{BufMut, Memory, Task, now, sleep, spawn};
 use longhaul_proto::controller::Reply;
 use longhaul_proto::target::CommandData;
@@ -18,7 +18,6 @@ use longhaul_wire::command::{Sqe, admin, fctype};
 use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::auth::{Authentication, MESSAGE_MAX, PROTOCOL_SPECIFIC, SECURITY_PROTOCOL};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,8 +29,8 @@ const _: () = assert!(MESSAGE_MAX <= BUFFER_MAX);
 /// The hosts that may connect, and how they prove who they are.
 #[derive(Clone, Debug)]
 pub struct Keys {
-    /// What each host knows, by its NQN. No other host may connect.
-    pub hosts: BTreeMap<String, HostKey>,
+    /// What each host knows, looked up at each connection. No other host may connect.
+    pub hosts: Arc<dyn KeySource>,
     /// Hash functions that may be used, the preferred one first.
     pub hashes: Vec<HashFunction>,
     /// Diffie-Hellman groups that may be used, the preferred one first. With the null group a secret can be
@@ -41,20 +40,24 @@ pub struct Keys {
 
 impl Keys {
     /// With every hash function, and every group but the null one.
-    pub fn new(hosts: BTreeMap<String, HostKey>) -> Keys {
+    pub fn new(hosts: Arc<dyn KeySource>) -> Keys {
         let groups = DhGroup::ALL.into_iter().filter(|group| *group != DhGroup::Null).collect();
         Keys { hosts, hashes: HashFunction::ALL.into(), groups }
     }
 
     /// What the host of this NQN is to prove to the subsystem; none if it may not connect.
-    pub(crate) fn of(&self, hostnqn: &str, subnqn: &str) -> Option<ControllerOptions> {
-        Some(ControllerOptions {
+    ///
+    /// # Errors
+    /// Its key cannot be read, in words.
+    pub(crate) fn of(&self, hostnqn: &str, subnqn: &str) -> Result<Option<ControllerOptions>, String> {
+        let keys = self.hosts.key_of(hostnqn)?;
+        Ok(keys.map(|keys| ControllerOptions {
             hostnqn: hostnqn.to_owned(),
             subnqn: subnqn.to_owned(),
-            key: self.hosts.get(hostnqn)?.clone(),
+            keys,
             hashes: self.hashes.clone(),
             groups: self.groups.clone(),
-        })
+        }))
     }
 }
 
@@ -161,20 +164,25 @@ impl QueueAuth {
                 exchange
             });
             let exchange = exchange.await;
-            let progress = exchange.progress();
+            let (progress, generation) = (exchange.progress(), exchange.generation());
             *this.exchange.borrow_mut() = Some(exchange);
             this.is_busy.set(false);
-            this.note(&connection, progress);
+            this.note(&connection, progress, generation);
             connection.finish(slot, use_, Status::SUCCESS);
         });
     }
 
-    fn note(&self, connection: &Connection, progress: Progress) {
+    fn note(&self, connection: &Connection, progress: Progress, generation: Option<u32>) {
         match progress {
             Progress::Pending => {}
             Progress::Authenticated => {
                 if !self.is_authenticated.replace(true) {
-                    tracing::debug!("{}: host {}: authenticated", connection.peer(), self.hostnqn);
+                    let generation = generation.unwrap_or_default();
+                    tracing::debug!(
+                        "{}: host {}: authenticated, with generation {generation} of its key",
+                        connection.peer(),
+                        self.hostnqn
+                    );
                 }
             }
             Progress::Failed(why) => {

@@ -36,7 +36,7 @@ mod target;
 
 pub use auth::Keys;
 pub use config::{Config, Patience};
-pub use longhaul_auth::{DhGroup, HashFunction, HostKey, Secret, SecretError};
+pub use longhaul_auth::{DhGroup, Generations, HashFunction, HostKey, KeySource, Secret, SecretError};
 pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Registration, ReservationRecord};
 pub use space::{

@@ -14,6 +14,7 @@ use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::auth::{Authentication, authreq};
 use longhaul_wire::fabrics::{ConnectResponse, offset};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -28,7 +29,8 @@ fn key(seed: u64) -> HostKey {
 }
 
 fn target(change: impl FnOnce(&mut Config)) -> Target {
-    let keys = Keys::new(BTreeMap::from([(HOSTNQN.to_owned(), key(1)), (Name::other(2).hostnqn, key(2))]));
+    let hosts = BTreeMap::from([(HOSTNQN.to_owned(), key(1)), (Name::other(2).hostnqn, key(2))]);
+    let keys = Keys::new(Arc::new(hosts));
     let listen = vec!["127.0.0.1:0".parse().expect("address")];
     let mut config = Config { listen, threads: 2, keys: Some(keys), ..Config::default() };
     change(&mut config);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// `key make`: the secrets were made.
+/// `key make` and `key rotate`: the secrets were made.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct KeyMade {
@@ -10,10 +10,24 @@ pub(crate) struct KeyMade {
     pub(crate) host: String,
     /// Directory of its secrets.
     pub(crate) directory: String,
+    /// Number of this key of the host, from 1.
+    pub(crate) generation: u32,
+    /// Targets accept the generation before, too.
+    pub(crate) previous: bool,
     /// Hash function that transforms them.
     pub(crate) hash: &'static str,
     /// Targets prove to the host what they are.
     pub(crate) mutual: bool,
+}
+
+/// `key retire`: targets do not accept this generation any more.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct KeyRetired {
+    /// NQN of the host.
+    pub(crate) host: String,
+    /// Number of the generation.
+    pub(crate) generation: u32,
 }
 
 /// `key show`: a host that has secrets.
@@ -22,6 +36,10 @@ pub(crate) struct KeyMade {
 pub(crate) struct KeyListed {
     /// NQN of the host.
     pub(crate) host: String,
+    /// Number of its key, from 1.
+    pub(crate) generation: u32,
+    /// Targets accept the generation before, too.
+    pub(crate) previous: bool,
     /// Hash function that transforms them; `none` for secrets that are used as they are.
     pub(crate) hash: &'static str,
     /// Targets prove to the host what they are.

@@ -1,11 +1,11 @@
 //! `longhaul key`.
 
-use crate::events::{KeyListed, KeyMade, KeysListed};
+use crate::events::{KeyListed, KeyMade, KeyRetired, KeysListed};
 use crate::exit::Outcome;
 use crate::output::Output;
-use longhaul_auth::HashFunction;
+use longhaul_auth::{Generations, HashFunction};
 use longhaul_device::keys;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyArgs {
@@ -17,6 +17,10 @@ pub(crate) struct KeyArgs {
 enum KeyVerb {
     /// Make the secrets of a host
     Make(MakeKey),
+    /// Make new secrets of a host, while it goes on with those that it has
+    Rotate(RotateKey),
+    /// End a rotation: targets accept the old secrets no more
+    Retire(RetireKey),
     /// List the hosts that have secrets
     Show(ShowKeys),
 }
@@ -44,9 +48,44 @@ struct MakeKey {
     /// Only the host proves who it is
     #[arg(long)]
     one_way: bool,
-    /// Replace secrets that there are
+    /// Replace secrets that there are; targets accept these no more
     #[arg(long)]
     force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Targets read DIR when a host connects, and accept the new secrets and those
+before. Copy DIR/hosts/HOSTNQN/ to the host, which uses the new ones at its next
+connection; connections that are open stay. Then 'longhaul key retire'.
+
+Example:
+  longhaul key rotate nqn.2014-08.org.nvmexpress:uuid:... --keys /etc/longhaul/keys
+  longhaul key retire nqn.2014-08.org.nvmexpress:uuid:... --keys /etc/longhaul/keys")]
+struct RotateKey {
+    /// NQN of the host
+    #[arg(value_name = "HOSTNQN")]
+    host: String,
+    /// Directory of the secrets
+    #[arg(long, value_name = "DIR")]
+    keys: PathBuf,
+    /// Hash function of the new secrets: sha256, sha384 or sha512 [default: as
+    /// before]
+    #[arg(long, value_name = "NAME", value_parser = hash)]
+    hash: Option<HashFunction>,
+    /// Retire the secrets of an earlier rotation that was not ended
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct RetireKey {
+    /// NQN of the host
+    #[arg(value_name = "HOSTNQN")]
+    host: String,
+    /// Directory of the secrets
+    #[arg(long, value_name = "DIR")]
+    keys: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
@@ -66,29 +105,40 @@ fn hash(text: &str) -> Result<HashFunction, String> {
 }
 
 pub(crate) fn run(args: KeyArgs, output: Output) -> Outcome {
+    let random = &mut longhaul_engine::random;
     match args.verb {
-        KeyVerb::Make(args) => make(&args, output),
-        KeyVerb::Show(args) => show(&args, output),
+        KeyVerb::Make(MakeKey { host, keys, hash, one_way, force }) => {
+            let (place, made) = keys::make(&keys, &host, hash, !one_way, force, random)?;
+            tell_made(host, &place, &made, output);
+        }
+        KeyVerb::Rotate(RotateKey { host, keys, hash, force }) => {
+            let (place, made) = keys::rotate(&keys, &host, hash, force, random)?;
+            tell_made(host, &place, &made, output);
+        }
+        KeyVerb::Retire(RetireKey { host, keys }) => {
+            let generation = keys::retire(&keys, &host)?;
+            output.line(format_args!("generation {generation} is retired"));
+            output.event(&KeyRetired { host, generation });
+        }
+        KeyVerb::Show(args) => return show(&args, output),
     }
+    Ok(())
 }
 
-fn make(args: &MakeKey, output: Output) -> Outcome {
-    let place = keys::make(
-        &args.keys,
-        &args.host,
-        args.hash,
-        !args.one_way,
-        args.force,
-        &mut longhaul_engine::random,
-    )?;
+fn tell_made(host: String, place: &Path, keys: &Generations, output: Output) {
     output.line(format_args!("{}", place.display()));
     output.event(&KeyMade {
-        host: args.host.clone(),
+        host,
         directory: place.display().to_string(),
-        hash: args.hash.name(),
-        mutual: !args.one_way,
+        generation: keys.number,
+        previous: keys.previous.is_some(),
+        hash: hash_of(keys),
+        mutual: keys.current.controller.is_some(),
     });
-    Ok(())
+}
+
+fn hash_of(keys: &Generations) -> &'static str {
+    keys.current.secret.hash().map_or("none", HashFunction::name)
 }
 
 fn show(args: &ShowKeys, output: Output) -> Outcome {
@@ -96,11 +146,13 @@ fn show(args: &ShowKeys, output: Output) -> Outcome {
     let mut hosts = 0;
     for (host, key) in args.keys.as_ref().map(|dir| keys::read(dir)).transpose()?.unwrap_or_default() {
         hosts += 1;
-        let (hash, mutual) = (key.secret.hash().map_or("none", HashFunction::name), key.controller.is_some());
+        let (hash, mutual) = (hash_of(&key), key.current.controller.is_some());
+        let (generation, previous) = (key.number, key.previous.is_some());
         let ways = if mutual { "host and target" } else { "host" };
         let own = if host == this { "  (this host)" } else { "" };
-        output.line(format_args!("{host}  {hash}  proves: {ways}{own}"));
-        output.event(&KeyListed { host, hash, mutual });
+        let also = if previous { " (and the one before)" } else { "" };
+        output.line(format_args!("{host}  generation {generation}{also}  {hash}  proves: {ways}{own}"));
+        output.event(&KeyListed { host, generation, previous, hash, mutual });
     }
     if args.keys.is_none() {
         output.line(format_args!("{this}"));

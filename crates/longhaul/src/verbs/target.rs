@@ -127,7 +127,7 @@ impl TargetArgs {
             engine: self.engine.config(),
             congestion: self.congestion.clone(),
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
-            keys: self.keys.clone().map(|Keys(keys)| keys),
+            keys: self.keys.clone().map(|Keys(keys)| keys as _),
             ..defaults
         }
     }
@@ -164,7 +164,7 @@ impl TargetArgs {
             hdr_digest: !self.no_hdr_digest,
             data_digest: !self.no_data_digest,
             hosts,
-            keys: self.keys.as_ref().map(|Keys(keys)| longhaul_target::Keys::new((**keys).clone())),
+            keys: self.keys.clone().map(|Keys(keys)| longhaul_target::Keys::new(keys)),
             max_queues: self.max_queues,
             max_queue_size: self.max_queue_size,
             max_connections: self.max_connections as usize,
