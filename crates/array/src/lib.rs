@@ -47,7 +47,7 @@ pub use options::Options;
 pub use report::{Extent, Health, MemberStatus, Progress, Status};
 pub use session::guard::Guard;
 pub use session::memory::{Known, Memory};
-pub use session::watch::{StoodStill, wait_for_end};
+pub use session::watch::{StoodStill, running_session, wait_for_end};
 pub use session::witness::WITNESS_SIZE;
 pub use stripe::{Stripe, StripeError};
 #[cfg(feature = "switch-off")]

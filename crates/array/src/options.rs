@@ -42,6 +42,9 @@ pub struct Options {
     /// Sessions that this host has watched to their end: a takeover from them does not wait again. Of a
     /// member that they moved on later it does.
     pub stood_still: crate::StoodStill,
+    /// Take the members over from a session that lives, if all of them have reservations: it loses them at
+    /// once, and halts. Set on an operator's command only.
+    pub preempt: bool,
     /// How long a region stays marked after its last write.
     pub intent_idle: Duration,
     /// Seed of all random decisions.
@@ -69,6 +72,7 @@ impl Default for Options {
             heartbeat: Duration::from_secs(2),
             degraded: false,
             stood_still: crate::StoodStill::default(),
+            preempt: false,
             intent_idle: Duration::from_secs(5),
             seed: 1,
             #[cfg(feature = "switch-off")]

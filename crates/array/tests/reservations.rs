@@ -163,6 +163,44 @@ fn a_host_that_runs_the_array_keeps_it() {
     });
 }
 
+/// On an operator's command a host takes the array from one that lives and writes.
+#[test]
+fn a_host_that_lives_is_preempted_on_command() {
+    for layout in LAYOUTS {
+        simulate(7, async {
+            let disks = shared(3);
+            make(&disks, layout).await;
+            let array = start(&disks, 1, options()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            model.write(&*io, 0, 12).await.expect("written");
+            let preempt = Options { preempt: true, ..options() };
+            let taken = start(&disks, 2, preempt.clone()).await.expect("taken");
+            let failed = io.write(0, Buf::copy_of(&[8; 4096]), WriteFlags::default()).await;
+            let failed = failed.expect_err("it has lost the array").to_string();
+            assert!(failed.contains("has taken it over"), "{layout}: {failed}");
+            assert_eq!(array.status().await.expect("status").halt, Some(HaltReason::TakenOver), "{layout}");
+            let io = taken.open().await.expect("opened");
+            model.check(&*io).await.expect("what was acknowledged is there");
+            taken.stop().await.expect("stopped");
+            let again = start(&disks, 3, options()).await.expect("no host has it");
+            model.check(&*again.open().await.expect("opened")).await.expect("read");
+
+            // Members that do not refuse the writes of another host are not taken from it.
+            again.stop().await.expect("stopped");
+            let mixed = async |host: u64, options: Options| {
+                let mut devices = seen_by(&disks, host);
+                devices[1] = Arc::new(disks[1].clone());
+                assemble_as(&devices, options, Uuid::from_u64_pair(7, host)).await
+            };
+            let array = mixed(4, options()).await.expect("assembled");
+            let refused = mixed(5, preempt).await.expect_err("in use");
+            assert!(matches!(refused, ArrayError::InUse(_)), "{layout}: {refused}");
+            let io = array.open().await.expect("opened");
+            model.write(&*io, 0, 12).await.expect("it goes on");
+        });
+    }
+}
+
 /// Several hosts take over at the same moment from one that has ended.
 #[test]
 fn one_of_several_hosts_takes_over() {

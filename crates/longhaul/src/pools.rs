@@ -4,6 +4,7 @@ use crate::arguments::InitiatorArgs;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use longhaul_catalog::CatalogSpec;
+use longhaul_device::arrays::{ArrayClient, ArrayRecord, ArrayRequest};
 use longhaul_pool::{Error, KnownPool, Pool, Targets, wall_time};
 use std::sync::Arc;
 
@@ -49,21 +50,54 @@ impl PoolArgs {
             None => KnownPool::find(name)?,
         };
         let targets = self.targets()?;
-        let pool = Pool::open(&known.host(Arc::clone(&targets))?, name)?;
+        let pool = Pool::open(&known.host(Arc::clone(&targets))?, name);
+        let pool = pool.map_err(|e| without_catalog(name, e.into()))?;
         known.save()?;
         Ok(OpenPool { pool, known, targets })
     }
 
     /// Opens a pool, and finishes what waits in it: see [`Pool::collect`]. What still waits after that
     /// does not keep the command from its work.
+    /// A pool that another catalog has taken over is refused.
     pub(crate) fn open_and_collect(&self, name: &str) -> Result<(OpenPool, Vec<String>), Failure> {
-        let opened = self.open(name)?;
+        let mut opened = self.open(name)?;
+        opened.pool.check_managed()?;
+        opened.pool.record_manager()?;
         let waiting = opened.pool.collect(wall_time())?.waiting;
         for why in &waiting {
             tracing::info!("pool {name}: {why}");
         }
         Ok((opened, waiting))
     }
+}
+
+/// A failure of a command, with the volumes that go on all the same if the catalog cannot be reached: what keeps
+/// two hosts from writing to one is at its members.
+fn without_catalog(pool: &str, failure: Failure) -> Failure {
+    if failure.exit != Exit::Unreachable {
+        return failure;
+    }
+    let mut volumes: Vec<String> = ArrayRecord::of_volumes()
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|record| record.name.split_once('/').is_some_and(|(of, _)| of == pool))
+        .filter_map(|record| {
+            let status = ArrayClient::ask(&record, &ArrayRequest::Status)?.ok()?;
+            let guard = match status["guard"].as_str()? {
+                "reservations" => "reservations at its members keep other hosts from writing",
+                "mixed" => "reservations and heartbeats at its members keep other hosts from writing",
+                _ => {
+                    "heartbeats at its members keep other hosts from writing, and it stops 4 s after the last"
+                }
+            };
+            Some(format!("volume {} is in use on this host and goes on: {guard}", record.name))
+        })
+        .collect();
+    if volumes.is_empty() {
+        return failure;
+    }
+    volumes.sort_unstable();
+    Failure { message: format!("{}; {}", failure.message, volumes.join("; ")), ..failure }
 }
 
 /// Ends a command whose work is done but for what waits for targets.

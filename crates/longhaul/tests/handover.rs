@@ -26,6 +26,9 @@ const MEMBERS: usize = 4;
 /// Time to service in which a volume is to be there again. No test depends on it: machines may be busy.
 const FLOOR: Duration = Duration::from_secs(10);
 
+/// How long a lease lasts that a host takes in a catalog, and a little more.
+const LEASE: Duration = Duration::from_secs(33);
+
 /// What keeps two hosts from writing to the members.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Guard {
@@ -448,9 +451,28 @@ fn a_volume_outlives_its_catalog() {
     assert!(why.contains("opened it on 20"), "{why}");
 
     etcd.kill();
+    let begun = Instant::now();
     let load = loaded(&history, &first.connect());
+    // Each of them waits for etcd as long as it may.
+    let commands = [["volume", "ls", "p"], ["pool", "status", "p"], ["volume", "info", "p/v"]].map(|args| {
+        let args = [&args[..], &["--hostnqn", ADMIN]].concat();
+        site.command("one", &args).spawn().expect("started")
+    });
     let why = open(5);
     assert!(why.contains("etcd"), "{why}");
+    // What keeps two hosts from writing is at the members, and it is said.
+    for command in commands {
+        let ran = finish(command);
+        assert_eq!(ran.code, Some(5), "{ran:?}");
+        let on =
+            "volume p/v is in use on this host and goes on: reservations at its members keep other hosts";
+        assert!(ran.stderr.contains("cannot be reached") && ran.stderr.contains(on), "{ran:?}");
+    }
+    // Longer than a lease of the catalog lasts, if there were one: see `KnownPool::host`.
+    while begun.elapsed() < LEASE {
+        history.go_on(100);
+    }
+    assert!(load.iter().all(|writer| !writer.is_finished()), "a write has failed");
     first.signal("KILL");
     second.access("optimized");
     end(load);

@@ -2,8 +2,9 @@
 
 mod common;
 
+use common::history::connect;
 use common::site::{ADMIN, Site};
-use common::{Target, command};
+use common::{Target, command, text};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -221,6 +222,115 @@ fn a_lost_catalog_is_made_again() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
 }
 
+/// Two hosts, each with a catalog of its own.
+#[test]
+fn a_pool_of_another_catalog_is_refused_exported_and_taken_over() {
+    let site = Site::new(3);
+    site.create();
+    site.done(&["volume", "create", "p/v", "--size", "16MiB", "--layout", "parity"]);
+    let addresses: Vec<String> = (0..3).map(|n| site.addr(n)).collect();
+    let targets: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let as_two = |code: i32, args: &[&str]| {
+        let ran = site.run_as("two", &[&["--json"], args, &["--hostnqn", ADMIN]].concat());
+        assert_eq!(ran.code, Some(code), "{args:?}: {ran:?}");
+        ran
+    };
+    let import = [&["pool", "import"], &targets[..]].concat();
+    let forced = [&import[..], &["--force"]].concat();
+    let by = format!("({ADMIN}) manages it in catalog {}", text(&site.path("host")));
+    let why = as_two(6, &import).stderr;
+    assert!(why.contains("pool p is not imported: host ") && why.contains(&by), "{why}");
+    assert!(why.contains(", since 20") && why.contains("longhaul pool export"), "{why}");
+    let why = as_two(6, &["pool", "create", "q", "--target", targets[0]]).stderr;
+    assert!(
+        why.contains("is not used: pool p (") && why.contains(&by) && why.contains(", since 20"),
+        "{why}"
+    );
+    assert_eq!(site.last(&["pool", "status", "p"])["manager"]["hostnqn"], ADMIN);
+
+    // A host uses the volume while its pool is exported: the other one does not get it by mistake.
+    let mut head = command(&["target", "--json", "--discovery", "none", "--listen", "127.0.0.1:0"]);
+    head.args(["--export", "x=volume:p/v", "--hostnqn", ADMIN]);
+    head.env("XDG_STATE_HOME", site.path("host")).env("XDG_RUNTIME_DIR", site.path("host"));
+    let head = Target::spawn(head);
+    let device = head.uri(0);
+    let load = bench(&device, "write");
+    let ran = site.run(&load.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(site.last(&["pool", "export", "p"])["name"], "p");
+    let why = as_two(6, &import).stderr;
+    assert!(
+        why.contains("volume v is in use: session ") && why.contains("--force takes the volumes"),
+        "{why}"
+    );
+    assert_eq!(as_two(0, &["pool", "ls"]).events()[0]["pools"], 0);
+
+    // It may be taken: what was acknowledged is there, and the host that had it writes nothing any more.
+    let imported = as_two(0, &forced).events();
+    assert_eq!(imported.last().expect("a summary")["whole"], json!(["v"]));
+    let event = head.event("access");
+    assert_eq!(event["access"], "inaccessible", "{event}");
+    assert!(event["why"].as_str().expect("a reason").contains("has taken it over"), "{event}");
+    let stale =
+        connect(&device).and_then(|stale| stale.write_at(&[0xEE; 4096], 0).map_err(|e| e.to_string()));
+    stale.expect_err("it serves no writes");
+    let read = bench("volume:p/v", "read");
+    as_two(0, &read.iter().map(String::as_str).collect::<Vec<_>>());
+    head.stop();
+
+    // Taken over in turn, with the catalog of the other host as it was.
+    site.refused(6, &import);
+    site.done(&forced);
+    for args in [
+        &["volume", "open", "p/v", "--for", NODE][..],
+        &["volume", "rm", "p/v"],
+        &["volume", "create", "p/w", "--size", "1MiB", "--layout", "parity"],
+        &["pool", "add-target", "p", targets[0]],
+        &["pool", "recover", "p"],
+    ] {
+        let why = as_two(6, args).stderr;
+        assert!(why.contains("pool p is not used by this catalog any more: host "), "{args:?}: {why}");
+        assert!(why.contains(&by) && why.contains("longhaul pool export p"), "{args:?}: {why}");
+    }
+    as_two(0, &["pool", "export", "p"]);
+    assert_eq!(site.last(&["volume", "ls", "p"])["volumes"], 1);
+    site.done(&["volume", "rm", "p/v"]);
+    assert_eq!(site.files(), 0);
+}
+
+/// Targets of two pools, members that are missing, and copies: an import and the verbs say which.
+#[test]
+fn targets_that_do_not_belong_together_are_named() {
+    let site = Site::new(4);
+    let spec = |n: usize| format!("{},domain=rack{n}", site.addr(n));
+    site.done(&["pool", "create", "p", "--target", &spec(0), &spec(1)]);
+    site.done(&["pool", "create", "q", "--target", &spec(2), &spec(3)]);
+    for volume in ["p/v", "q/w"] {
+        site.done(&["volume", "create", volume, "--size", "16MiB", "--layout", "mirror"]);
+    }
+    let mixed = ["pool", "add-target", "p", &site.addr(2)];
+    let why = site.refused(6, &mixed);
+    assert!(why.contains("is not used: pool q (") && why.contains("made volume w there on 20"), "{why}");
+    std::fs::remove_dir_all(site.path("host")).expect("removed");
+    let all: Vec<String> = (0..4).map(|n| site.addr(n)).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let why = site.refused(2, &[&["pool", "import"], &all[..]].concat());
+    assert!(
+        why.contains("there are several pools: name one of ") && why.contains("p (") && why.contains("q ("),
+        "{why}"
+    );
+    // Of the other pool one target is not given: the volume serves, and it is said which member is missing.
+    let ran = site.run(&["pool", "import", all[0], all[1], all[2], "--pool", "q"]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.stderr.contains("volume q/w lacks members ") && ran.stderr.contains("degraded"), "{ran:?}");
+    let missing = ran.events().pop().expect("a summary")["missing"][0].clone();
+    assert_eq!((&missing["volume"], &missing["usable"]), (&json!("w"), &json!(true)));
+    let member = missing["members"][0].as_u64().expect("a member");
+    assert!(ran.stderr.contains(&format!("lacks members {member}")), "{ran:?}");
+    let twice = site.refused(6, &["pool", "import", all[0], all[0]]);
+    assert!(twice.contains("it has the identity of target"), "{twice}");
+}
+
 #[test]
 fn bad_input_is_refused_with_a_sentence() {
     let site = Site::new(3);
@@ -233,6 +343,10 @@ fn bad_input_is_refused_with_a_sentence() {
         (2, create(&[&["p/a/b"], &shape[..]].concat()), "it has '/'"),
         (2, create(&[&["p"], &shape[..]].concat()), "the form is POOL/NAME"),
         (2, create(&[&["p/x\u{202e}"], &shape[..]].concat()), "letters, digits"),
+        (2, vec!["pool", "create", "a/b", "--target", &site.addr(0)], "it has '/'"),
+        (2, vec!["pool", "create", "a\u{202e}b", "--target", &site.addr(0)], "letters, digits"),
+        (2, vec!["pool", "create", &"y".repeat(255), "--target", &site.addr(0)], "it has 255 bytes"),
+        (2, vec!["volume", "open", "p/a/b"], "it has '/'"),
         (2, create(&["p/v", "--size", "1MiB", "--layout", "raid5"]), "double-parity, single"),
         (2, create(&["q/v", "--size", "1MiB", "--layout", "parity"]), "no pool q is known"),
         (1, create(&["p/v", "--size", "4GiB", "--layout", "parity"]), "add targets, or ask for fewer"),

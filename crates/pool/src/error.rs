@@ -123,16 +123,26 @@ pub enum Error {
         /// What it belongs to.
         why: String,
     },
-    /// Another host imports the pool at the same time.
+    /// Another catalog manages the pool that is to be imported, and has not released it.
     #[error(
-        "pool {pool} is not imported: {manager}, as another import at the same time has it; use it there, or import it \
-         again to take it over"
+        "pool {pool} is not imported: {manager}; export it there ('longhaul pool export'), and import it then. If that          catalog is lost, --force takes the pool over from it"
     )]
     Managed {
         /// Name of the pool.
         pool: String,
-        /// The catalog of that host.
+        /// That catalog.
         manager: Box<Manager>,
+    },
+    /// Hosts use volumes of the pool that is to be imported.
+    #[error(
+        "pool {pool} is not imported: {}; end that there, or --force takes the volumes from these hosts",
+        uses.join(", ")
+    )]
+    Used {
+        /// Name of the pool.
+        pool: String,
+        /// What uses each volume.
+        uses: Vec<String>,
     },
     /// Another catalog has taken the pool over from this one.
     #[error(
@@ -182,6 +192,7 @@ impl From<Error> for longhaul_device::Error {
             Error::InUse { .. }
             | Error::Foreign { .. }
             | Error::Managed { .. }
+            | Error::Used { .. }
             | Error::Superseded { .. }
             | Error::NotResized { .. }
             | Error::NoSnapshot { .. }

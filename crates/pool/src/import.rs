@@ -2,9 +2,10 @@
 //!
 //! | step | a crash after it leaves |
 //! |---|---|
-//! | read all labels | nothing |
+//! | read all labels; refuse a pool that another catalog manages, or whose volumes hosts use | nothing |
 //! | write the new manager to all labels | labels of two managers: the new one counts |
 //! | read them again: no other host has done the same, and no volume was made meanwhile | the same |
+//! | take volumes from the hosts that use them, if that is asked for | the same |
 //! | write the records, the name of the pool last | records that no pool has |
 //!
 //! After a crash at any step the same import, by the same host, is made again.
@@ -29,7 +30,7 @@ use uuid::Uuid;
 
 /// Records in one transaction: those of the widest volumes, 10 KiB each, are far below its limit.
 const CHUNK: usize = 32;
-/// Labels that are written at a time.
+/// Volumes that are looked at, and labels that are written, at a time.
 const AT_ONCE: usize = 32;
 
 /// What an import has found.
@@ -61,18 +62,47 @@ pub struct Missing {
 /// A namespace with its label, and its target.
 type Found = (usize, Namespace, Label);
 
+/// A volume, and where its namespaces are.
+type Placed = (String, Vec<(String, NamespaceId)>);
+
 /// Makes the records of a pool from the labels of its namespaces at the targets `addresses`. `wanted` is its
 /// name or UUID, for targets that have several pools; the pool is called `name` then, or as its
 /// labels say. This catalog manages the pool then, and one that did before does not any more.
 ///
 /// # Errors
-/// The catalog has the pool; a target cannot be reached; there are labels of no pool, or of several;
-/// [`Error::Managed`] if another host imports the pool at the same time.
+/// [`Error::Managed`] if another catalog manages the pool and has not exported it, [`Error::Used`] if hosts
+/// use its volumes: nothing was changed then. A pool of this host's catalog, by the name of that, is not refused
+/// for them: the catalog has lost it. The catalog has the pool; a target cannot be reached; there are labels of
+/// no pool, or of several.
 pub fn import(
     host: &Host,
     addresses: &[String],
     wanted: Option<&str>,
     name: Option<&str>,
+) -> Result<(Pool, Import)> {
+    bring_in(host, addresses, wanted, name, false)
+}
+
+/// As [`import()`], of a pool that another catalog manages or whose volumes hosts use as well: those lose
+/// it.
+///
+/// # Errors
+/// As for [`import()`]; or a volume cannot be taken from the host that uses it.
+pub fn take_over(
+    host: &Host,
+    addresses: &[String],
+    wanted: Option<&str>,
+    name: Option<&str>,
+) -> Result<(Pool, Import)> {
+    bring_in(host, addresses, wanted, name, true)
+}
+
+fn bring_in(
+    host: &Host,
+    addresses: &[String],
+    wanted: Option<&str>,
+    name: Option<&str>,
+    force: bool,
 ) -> Result<(Pool, Import)> {
     let mut targets = look(host, addresses)?;
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
@@ -90,6 +120,14 @@ pub fn import(
     found.retain(|(_, _, label)| label.pool == record.uuid);
     let former = Manager::of_labels(found.iter().map(|(_, _, label)| label));
     let is_lost = former.as_ref().is_some_and(|manager| manager.is_of(host));
+    if let Some(manager) = former.clone().filter(|m| m.released.is_none() && !is_lost && !force) {
+        return Err(Error::Managed { pool: record.name, manager: Box::new(manager) });
+    }
+    let used = if is_lost { Vec::new() } else { used(host, &targets, &found, force)? };
+    if !used.is_empty() && !force {
+        let uses = used.into_iter().map(|(_, why)| why).collect();
+        return Err(Error::Used { pool: record.name, uses });
+    }
     record.manager = Some(match former {
         Some(own) if is_lost && own.released.is_none() => own,
         former => {
@@ -98,6 +136,12 @@ pub fn import(
         }
     });
     claim(host, &targets, &found, &record)?;
+    for ((volume, places), why) in used {
+        tracing::warn!("pool {}: volume {volume} is taken from the host that uses it: {why}", record.name);
+        let address = places.iter().map(|(address, _)| shown(address)).collect::<Vec<_>>().join(", ");
+        let failed = |source| Error::Space { attempted: "take a volume from its host", address, source };
+        host.spaces.evict(&places).map_err(failed)?;
+    }
     for (at, _, label) in &found {
         targets[*at].0.domain.clone_from(&label.domain);
     }
@@ -139,6 +183,38 @@ fn look(host: &Host, addresses: &[String]) -> Result<Vec<(TargetRecord, Vec<Name
         }
     }
     Ok(looked)
+}
+
+/// The volumes that hosts use, each with what shows that. With `force` one of which nothing can be found out
+/// counts as unused.
+fn used(
+    host: &Host,
+    targets: &[(TargetRecord, Vec<Namespace>)],
+    found: &[Found],
+    force: bool,
+) -> Result<Vec<(Placed, String)>> {
+    let mut volumes: BTreeMap<Uuid, Placed> = BTreeMap::new();
+    for (at, namespace, label) in found.iter().filter(|(_, _, label)| !label.copied) {
+        let (_, places) = volumes.entry(label.volume).or_insert_with(|| (label.name.clone(), Vec::new()));
+        places.push((targets[*at].0.address.clone(), namespace.id));
+    }
+    let volumes: Vec<Placed> = volumes.into_values().collect();
+    let mut used = Vec::new();
+    for some in volumes.chunks(AT_ONCE) {
+        let looked = each(some, |(_, places)| host.spaces.in_use(places));
+        for (volume, looked) in some.iter().zip(looked) {
+            match looked {
+                Ok(None) => {}
+                Ok(Some(why)) => used.push((volume.clone(), format!("volume {} is in use: {why}", volume.0))),
+                Err(e) if force => tracing::warn!("whether volume {} is in use is not known: {e}", volume.0),
+                Err(source) => {
+                    let address = volume.1.first().map_or_else(String::new, |(address, _)| address.clone());
+                    return Err(Error::Space { attempted: "look for users of a volume", address, source });
+                }
+            }
+        }
+    }
+    Ok(used)
 }
 
 /// Writes the manager of the pool to all labels, and looks whether another host has done the same, or has made

@@ -46,12 +46,13 @@ mod targets;
 pub mod testing;
 mod time;
 mod user;
+mod users;
 mod wire;
 
 pub use balance::{PlannedMove, Removal};
 pub use create::VolumeRequest;
 pub use error::{Error, Result};
-pub use import::{Import, Missing, import};
+pub use import::{Import, Missing, import, take_over};
 pub use job::{JobStatus, volume_of_job};
 pub use known::{KnownPool, default_catalog};
 pub use label::Label;

@@ -370,13 +370,7 @@ impl Pool {
         let unaware = released.iter().zip(written).filter_map(|((address, ..), written)| {
             Some(format!("target {}: {}", shown(address), written.err()?))
         });
-        let unaware: Vec<String> = unaware.collect();
-        for why in &unaware {
-            tracing::warn!(
-                "pool {}: a label still names this catalog as its manager: {why}",
-                self.record.name
-            );
-        }
+        let unaware = unaware.collect();
         self.delete_rest()?;
         Ok(unaware)
     }

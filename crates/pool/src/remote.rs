@@ -13,6 +13,7 @@ use crate::label::Label;
 use crate::record::VolumeRecord;
 use crate::shape::VolumeLayout;
 use crate::spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces, Taken};
+use crate::users::{preempt, user_of};
 use crate::wire::{authority, from_wire, to_wire, uri_of};
 use futures_util::future::try_join_all;
 use longhaul_block::BlockDevice;
@@ -200,17 +201,47 @@ impl Targets {
         found
     }
 
+    /// Runs `work` with those of the namespaces that can be connected to as devices, in their order; this host
+    /// attaches them to itself for that time.
+    fn with_members<T, F>(
+        &self,
+        members: &[(String, NamespaceId)],
+        work: impl FnOnce(Vec<Arc<dyn BlockDevice>>) -> F + Send + 'static,
+    ) -> std::result::Result<T, SpaceError>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<T, SpaceError>> + 'static,
+    {
+        let was_detached =
+            crate::pool::each(members, |(address, namespace)| self.attach(address, *namespace));
+        let opened: Vec<(Uri, NamespaceId)> = members
+            .iter()
+            .map(|(address, namespace)| Ok((uri_of(address, Some(namespace.nsid))?, *namespace)))
+            .collect::<std::result::Result<_, SpaceError>>()?;
+        // A host of its own: what it reserves is that of no other process, also on machines that are clones.
+        let options = Options { hostid: Uuid::new_v4(), ..self.device_options() };
+        let done = run(&self.thread.handle(), move || async move {
+            let connecting =
+                opened.into_iter().map(|(uri, namespace)| connect(uri, namespace, options.clone()));
+            let connected = futures_util::future::join_all(connecting).await;
+            work(connected.into_iter().filter_map(std::result::Result::ok).collect()).await
+        });
+        for ((address, namespace), attached) in members.iter().zip(was_detached) {
+            if attached == Ok(true) {
+                self.detach(address, *namespace)?;
+            }
+        }
+        done
+    }
+
     fn device_options(&self) -> Options {
         Options { ctrl_loss: Some(PATIENCE), queues: 1, ..self.options.clone() }
     }
 }
 
 /// Whether an array has a member on a namespace, by the superblocks that can be read; `None` without any.
-fn verdict(
-    labels: impl Iterator<Item = (NamespaceId, longhaul_array::Label)>,
-    wanted: NamespaceId,
-) -> Option<Taken> {
-    let labels: Vec<(NamespaceId, longhaul_array::Label)> = labels.collect();
+fn verdict(labels: impl Iterator<Item = (Uuid, longhaul_array::Label)>, wanted: Uuid) -> Option<Taken> {
+    let labels: Vec<(Uuid, longhaul_array::Label)> = labels.collect();
     let (_, newest) =
         labels.iter().filter(|(_, label)| label.current).max_by_key(|(_, label)| label.generation)?;
     if !newest.clean {
@@ -287,33 +318,12 @@ impl Spaces for Targets {
         members: &[(String, NamespaceId)],
         place: &(String, NamespaceId),
     ) -> std::result::Result<Taken, SpaceError> {
-        let was_detached =
-            crate::pool::each(members, |(address, namespace)| self.attach(address, *namespace));
-        let opened: Vec<(Uri, NamespaceId)> = members
-            .iter()
-            .map(|(address, namespace)| Ok((uri_of(address, Some(namespace.nsid))?, *namespace)))
-            .collect::<std::result::Result<_, SpaceError>>()?;
-        let (options, wanted) = (self.device_options(), place.1);
-        let found = run(&self.thread.handle(), move || async move {
-            let connecting = opened
-                .into_iter()
-                .map(async |(uri, namespace)| (namespace, connect(uri, namespace, options.clone()).await));
-            let connected = futures_util::future::join_all(connecting).await;
-            let reached: Vec<_> = connected
-                .into_iter()
-                .filter_map(|(namespace, device)| Some((namespace, device.ok()?)))
-                .collect();
-            let devices: Vec<Arc<dyn BlockDevice>> =
-                reached.iter().map(|(_, device)| Arc::clone(device)).collect();
+        let wanted = place.1.uuid;
+        let found = self.with_members(members, move |devices| async move {
             let labels = longhaul_array::survey(&devices).await;
-            let labels = reached.iter().map(|(namespace, _)| *namespace).zip(labels);
-            Ok(verdict(labels.filter_map(|(id, label)| Some((id, label.ok()??))), wanted))
+            let uuids = devices.iter().map(|device| device.info().uuid);
+            Ok(verdict(uuids.zip(labels).filter_map(|(id, label)| Some((id?, label.ok()??))), wanted))
         });
-        for ((address, namespace), attached) in members.iter().zip(was_detached) {
-            if attached == Ok(true) {
-                self.detach(address, *namespace)?;
-            }
-        }
         found?
             .ok_or_else(|| SpaceError::Unreachable("none of the members of its array can be read".to_owned()))
     }
@@ -333,6 +343,14 @@ impl Spaces for Targets {
         self.with(address, move |space| async move {
             Ok(found(&space, namespace).await?.and_then(|found| from_wire(&found)?.ok()))
         })
+    }
+
+    fn in_use(&self, members: &[(String, NamespaceId)]) -> std::result::Result<Option<String>, SpaceError> {
+        self.with_members(members, |devices| async move { Ok(user_of(&devices).await) })
+    }
+
+    fn evict(&self, members: &[(String, NamespaceId)]) -> std::result::Result<(), SpaceError> {
+        self.with_members(members, |devices| async move { preempt(&devices).await })
     }
 
     fn hostnqn(&self) -> String {

@@ -182,6 +182,27 @@ pub trait Spaces: Send + Sync {
     /// The namespace cannot be read.
     fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError>;
 
+    /// What shows that a host uses the namespaces of a volume at this moment: a heartbeat of its array that
+    /// moves, or the reservation of a host that runs no array. It takes the time for which a takeover
+    /// watches heartbeats, unless the array was stopped. Spaces that know no hosts see none.
+    ///
+    /// # Errors
+    /// None of the namespaces can be read.
+    fn in_use(&self, members: &[(String, NamespaceId)]) -> Result<Option<String>, SpaceError> {
+        let _ = members;
+        Ok(None)
+    }
+
+    /// Takes the namespaces of a volume from the host that uses them, by preempting its reservations: what
+    /// it writes from then on is refused. They are used by no host then.
+    ///
+    /// # Errors
+    /// They cannot be reached, or do not refuse the writes of other hosts.
+    fn evict(&self, members: &[(String, NamespaceId)]) -> Result<(), SpaceError> {
+        let _ = members;
+        Ok(())
+    }
+
     /// NQN by which this host manages the targets; empty where hosts have none.
     fn hostnqn(&self) -> String {
         String::new()

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Doomed, GIB, MIB, Rig, check, empty, request};
 use longhaul_catalog::{Catalog, Expect, FileCatalog, Txn};
-use longhaul_pool::{Error, Host, Label, Manager, Pool, Quota, Recovered, import};
+use longhaul_pool::{Error, Host, Label, Manager, Pool, Quota, Recovered, import, take_over};
 use std::sync::Arc;
 
 fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
@@ -42,6 +42,12 @@ fn a_pool_in_use_elsewhere_says_by_whom_and_since_when() {
     pool.create_volume(&request("v", MIB)).expect("created");
     let before = labels(&rig);
     let two = other(&rig, "two");
+    for name in [None, Some("again")] {
+        let error = said(import(&two, &addresses(&rig), None, name).map(|_| ()));
+        let pool = name.unwrap_or("p");
+        assert!(error.starts_with(&format!("pool {pool} is not imported: {BY}")), "{error}");
+        assert!(error.contains("'longhaul pool export'") && error.contains("--force takes"), "{error}");
+    }
     let error = said(Pool::create(&two, "q", &targets[..1], Quota::default()).map(|_| ()));
     let uses =
         format!("target t0 is not used: pool p ({}) uses it: creator made volume v", pool.record().uuid);
@@ -53,7 +59,7 @@ fn a_pool_in_use_elsewhere_says_by_whom_and_since_when() {
     assert!(error.starts_with(&uses) && error.contains(BY), "{error}");
     assert_eq!(labels(&rig), before);
 
-    // Once it was exported, it is named as such.
+    // Once it was exported, it is named as such, and can be imported.
     pool.export().expect("exported");
     let error = said(own.add_target("t0", "rack"));
     assert!(error.contains("and host creator () exported that pool on 20"), "{error}");
@@ -71,7 +77,7 @@ fn a_pool_that_was_taken_over_is_left_alone_by_its_former_catalog() {
     pool.create_volume(&request("v", MIB)).expect("created");
     pool.check_managed().expect("managed here");
     let two = other(&rig, "two");
-    let (taken, _) = import(&two, &addresses(&rig), None, None).expect("imported");
+    let (taken, _) = take_over(&two, &addresses(&rig), None, None).expect("taken over");
     taken.create_volume(&request("w", MIB)).expect("created");
     let by =
         "pool p is not used by this catalog any more: host two () manages it in catalog in memory, since 20";
@@ -96,24 +102,51 @@ fn a_pool_that_was_taken_over_is_left_alone_by_its_former_catalog() {
     assert_eq!(pool.export(), Ok(vec![]));
     assert_eq!(rig.catalog.range(b"", None).expect("read").entries, []);
     assert_eq!(labels(&rig), before);
-    assert_eq!(taken.export(), Ok(vec![]));
     let three = other(&rig, "three");
+    assert!(
+        said(import(&three, &addresses(&rig), None, None).map(|_| ())).contains("host two () manages it")
+    );
+    assert_eq!(taken.export(), Ok(vec![]));
     let (again, _) = import(&three, &addresses(&rig), None, None).expect("imported");
     assert_eq!(again.record().manager.as_ref().map(|manager| manager.epoch), Some(3));
 }
 
 #[test]
-fn a_catalog_that_has_lost_its_pool_manages_it_as_before() {
+fn a_pool_whose_volumes_hosts_use_is_not_imported() {
     let rig = Rig::new(3, GIB);
     let pool = rig.pool(Quota::default());
-    pool.create_volume(&request("v", MIB)).expect("created");
-    let before = labels(&rig);
-    let (again, _) = import(&other(&rig, "creator"), &addresses(&rig), None, None).expect("imported");
-    assert_eq!((again.record(), labels(&rig)), (pool.record(), before));
+    let volume = pool.create_volume(&request("v", MIB)).expect("created");
+    pool.create_volume(&request("idle", MIB)).expect("created");
+    let array = volume.array.expect("an array");
+    let in_use = |is: Option<bool>| {
+        let mut arrays = rig.targets.arrays.lock().expect("not poisoned");
+        let array = arrays.get_mut(&array).expect("there");
+        array.in_use = is.unwrap_or(array.in_use);
+        array.in_use
+    };
+    in_use(Some(true));
+    pool.export().expect("exported");
+    let (before, two) = (labels(&rig), other(&rig, "two"));
+    let error = said(import(&two, &addresses(&rig), None, None).map(|_| ()));
+    assert_eq!(
+        error,
+        "pool p is not imported: volume v is in use: a session of a host writes to it; end that there, or --force \
+         takes the volumes from these hosts"
+    );
+    assert_eq!((labels(&rig), keys(&two)), (before, 0));
+    let (taken, _) = take_over(&two, &addresses(&rig), None, None).expect("taken over");
+    assert!(!in_use(None), "its host has lost it");
+    check(&taken, &rig.targets);
+    // A catalog that has lost the pool gets it back, and its hosts keep what they use.
+    in_use(Some(true));
+    let anew = other(&rig, "two");
+    let (again, _) = import(&anew, &addresses(&rig), None, None).expect("imported");
+    assert!(in_use(None));
+    assert_eq!(again.record(), taken.record());
 }
 
 #[test]
-fn an_import_that_was_interrupted_is_made_again() {
+fn an_import_that_was_interrupted_is_made_again_by_its_host_alone() {
     let rig = Rig::new(3, GIB);
     let pool = rig.pool(Quota::default());
     for name in ["a", "b"] {
@@ -121,27 +154,37 @@ fn an_import_that_was_interrupted_is_made_again() {
     }
     let volumes = pool.volumes().expect("listed");
     pool.export().expect("exported");
-    let exported = rig.targets.lock().clone();
     let mut claimed = 0;
     for crash_at in 1.. {
-        *rig.targets.lock() = exported.clone();
+        // As it was exported.
+        let saved = rig.targets.lock().clone();
         let catalog: Arc<FileCatalog> = empty(&rig.clock);
         let doomed = Doomed::new(&catalog, &rig.targets, crash_at, None, crash_at);
         let done = import(&doomed.host("two"), &addresses(&rig), None, None).is_ok();
+        let is_whole = !doomed.is_dead();
+        let third = import(&other(&rig, "three"), &addresses(&rig), None, None);
         let by_two = |label: &Label| label.manager.as_ref().is_some_and(|manager| manager.host == "two");
-        claimed += usize::from(!done && labels(&rig).iter().any(by_two));
-        let catalog: Arc<dyn Catalog> = Arc::<FileCatalog>::clone(&catalog);
-        let host = Host { catalog, ..rig.host("two") };
-        let pool = match Pool::open(&host, "p") {
-            // Its name is the last thing that is written.
-            Ok(pool) => pool,
-            Err(_) => import(&host, &addresses(&rig), None, None).expect("made again").0,
-        };
-        assert_eq!(pool.volumes().expect("listed"), volumes);
-        assert!(labels(&rig).iter().all(by_two));
-        pool.check_managed().expect("managed here");
-        check(&pool, &rig.targets);
-        if !doomed.is_dead() {
+        if let Err(e) = third {
+            assert!(e.to_string().contains("host two () manages it"), "{e}");
+            claimed += 1;
+            let catalog: Arc<dyn Catalog> = Arc::<FileCatalog>::clone(&catalog);
+            let host = Host { catalog, ..rig.host("two") };
+            let pool = match done {
+                true => Pool::open(&host, "p").expect("there"),
+                false => match import(&host, &addresses(&rig), None, None) {
+                    // Its name was the last thing that was written.
+                    Err(Error::Imported(_)) => Pool::open(&host, "p").expect("there"),
+                    imported => imported.expect("made again").0,
+                },
+            };
+            assert_eq!(pool.volumes().expect("listed"), volumes);
+            assert!(labels(&rig).iter().all(by_two));
+            check(&pool, &rig.targets);
+        } else {
+            assert!(!done, "two catalogs have the pool");
+        }
+        *rig.targets.lock() = saved;
+        if is_whole {
             break;
         }
     }
@@ -195,4 +238,6 @@ fn a_pool_of_an_earlier_program_gets_a_manager() {
     pool.create_volume(&request("new", MIB)).expect("created");
     let named = labels(&rig).into_iter().filter_map(|label| label.manager).collect::<Vec<Manager>>();
     assert_eq!(named, vec![pool.record().manager.clone().expect("recorded"); 3]);
+    let error = said(import(&other(&rig, "two"), &addresses(&rig), None, None).map(|_| ()));
+    assert!(error.contains(BY), "{error}");
 }

@@ -148,20 +148,32 @@ pub(crate) async fn take_ownership(core: &Rc<Core>, devices: &[Reservable]) -> R
     let StoodStill(watched) = &core.options.stood_still;
     watched.iter().for_each(|(session, last)| core.session.ended.add_last(*session, *last));
     let mut looked = Stamp::now();
+    let mut preempted = None;
     let before = core.other_sessions().await;
     let keys = core.other_keys(devices).await?;
     if !before.is_empty() || !keys.is_empty() {
         // The session was not stopped in order: see whether its counter still moves. It could be
-        // fenced at once, but a host that lives keeps its array.
+        // fenced at once, but a host that lives keeps its array, unless an operator says otherwise.
         sleep(interval * TAKEOVER_BEATS / 2).await;
         before.iter().for_each(|(_, beat)| core.session.ended.add(beat));
         looked = Stamp::now();
-        if let Some((_, beat)) = core.other_sessions().await.first() {
-            return Err(ArrayError::InUse(beat.session));
+        let living = core.other_sessions().await;
+        if let Some((_, beat)) = living.first() {
+            if !core.options.preempt || !core.all_refuse_others(devices) {
+                return Err(ArrayError::InUse(beat.session));
+            }
+            tracing::warn!("array {}: its members are taken from session {}", core.name, beat.session);
+            living.iter().for_each(|(_, beat)| core.session.ended.add(beat));
+            preempted = Some(beat.session);
         }
         core.session.ended.keys.borrow_mut().extend(keys);
     }
     let all_reserved = core.reserve_all(devices).await?;
+    if let Some(session) = preempted.filter(|_| !all_reserved) {
+        // What it could still write would be lost, or mixed with what this one writes.
+        core.give_back_all().await;
+        return Err(ArrayError::InUse(session));
+    }
     if core.session.held.any() {
         // A heartbeat may have come between that look and the reservations, and its session answers reads
         // for a while because of it.

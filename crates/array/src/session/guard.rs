@@ -181,6 +181,12 @@ impl Core {
         !self.lacks(Mechanism::Reservations)
     }
 
+    /// Whether each member in use, and the witness, is among `devices`, which have reservations.
+    pub(crate) fn all_refuse_others(&self, devices: &[Reservable]) -> bool {
+        let mut usable = self.members_and_witness().filter(|member| member.is_usable());
+        self.reserves() && usable.all(|member| devices.iter().any(|device| device.uuid == member.uuid()))
+    }
+
     /// What keeps other hosts from writing to a member.
     pub(crate) fn guard_of(&self, uuid: Uuid) -> Guard {
         if self.session.held.has(uuid) { Guard::Reservation } else { Guard::Heartbeat }

@@ -40,6 +40,10 @@ struct Watched {
 }
 
 impl Watched {
+    fn new(device: &Arc<dyn BlockDevice>) -> Watched {
+        Watched { device: Arc::clone(device), io: None, beat: None, since: now(), readable: false }
+    }
+
     async fn look(&mut self, array: Uuid, limit: Duration) {
         if self.io.is_none() {
             self.io = timeout(limit, self.device.open()).await.ok().and_then(Result::ok);
@@ -78,14 +82,7 @@ pub fn wait_for_end<'a>(
     given_up: impl Fn() -> bool + 'a,
 ) -> ArrayFuture<'a, Option<StoodStill>> {
     Box::pin(async move {
-        let new = |device: &Arc<dyn BlockDevice>| Watched {
-            device: Arc::clone(device),
-            io: None,
-            beat: None,
-            since: now(),
-            readable: false,
-        };
-        let mut members: Vec<Watched> = devices.iter().map(new).collect();
+        let mut members: Vec<Watched> = devices.iter().map(Watched::new).collect();
         let wait = options.heartbeat * TAKEOVER_BEATS / 2;
         while !given_up() {
             let begun = now();
@@ -97,6 +94,37 @@ pub fn wait_for_end<'a>(
             sleep(options.heartbeat / LOOKS).await;
         }
         None
+    })
+}
+
+/// The session that runs an array: one whose heartbeat moves on a device within the time for which a
+/// takeover watches it. `None` after that time, if none does. Nothing is written.
+pub fn running_session<'a>(
+    devices: &'a [Arc<dyn BlockDevice>],
+    array: Uuid,
+    options: &'a Options,
+) -> ArrayFuture<'a, Option<Uuid>> {
+    Box::pin(async move {
+        let mut members: Vec<Watched> = devices.iter().map(Watched::new).collect();
+        let end = now() + options.heartbeat * TAKEOVER_BEATS / 2;
+        let mut first: HashMap<(usize, Uuid), u64> = HashMap::new();
+        loop {
+            let is_last = now() >= end;
+            join_all(members.iter_mut().map(|member| member.look(array, options.member_timeout))).await;
+            let beats = members.iter().enumerate().filter_map(|(at, member)| {
+                let beat = member.beat.filter(|beat| member.readable && !beat.stopped)?;
+                Some((at, beat))
+            });
+            for (at, beat) in beats {
+                if *first.entry((at, beat.session)).or_insert(beat.counter) != beat.counter {
+                    return Some(beat.session);
+                }
+            }
+            if is_last {
+                return None;
+            }
+            sleep(options.heartbeat / LOOKS).await;
+        }
     })
 }
 

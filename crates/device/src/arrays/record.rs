@@ -124,6 +124,14 @@ impl ArrayRecord {
         ArrayRecord::parse(&text, &self.registry).ok()
     }
 
+    /// The arrays of volumes of pools that this user has opened on this host, each called `POOL/NAME`.
+    ///
+    /// # Errors
+    /// A record cannot be read.
+    pub fn of_volumes() -> Result<Vec<ArrayRecord>> {
+        ArrayRecord::all_in(&Registry::of_volumes())
+    }
+
     fn all_in(registry: &Registry) -> Result<Vec<ArrayRecord>> {
         let directory = registry.directory();
         let read = || {

@@ -1,7 +1,7 @@
 //! `pool`
 
 use super::{Bytes, BytesPerSecond, Seconds};
-use longhaul_pool::TargetStatus;
+use longhaul_pool::{Manager, TargetStatus};
 use serde::Serialize;
 
 /// `pool create`: the pool was made.
@@ -88,6 +88,8 @@ pub(crate) struct PoolSummary {
     pub(crate) uuid: String,
     /// The catalog that it is in.
     pub(crate) catalog: String,
+    /// The host that made or imported it in that catalog; null if an earlier program did.
+    pub(crate) manager: Option<PoolManager>,
     /// Number of its targets.
     pub(crate) targets: usize,
     /// Number of those that cannot be asked.
@@ -106,6 +108,24 @@ pub(crate) struct PoolSummary {
     pub(crate) pending: Vec<PendingVolume>,
     /// What waits for a target, with the reason.
     pub(crate) waiting: Vec<String>,
+}
+
+/// The host that manages a pool in its catalog.
+#[derive(Serialize)]
+pub(crate) struct PoolManager {
+    /// What its kernel calls the host.
+    pub(crate) host: String,
+    /// Its host NQN.
+    pub(crate) hostnqn: String,
+    /// When it made or imported the pool, in seconds since 1970.
+    pub(crate) since: u64,
+}
+
+impl From<&Manager> for PoolManager {
+    fn from(manager: &Manager) -> PoolManager {
+        let Manager { host, hostnqn, since, .. } = manager.clone();
+        PoolManager { host, hostnqn, since }
+    }
 }
 
 /// A volume that is being made or removed.

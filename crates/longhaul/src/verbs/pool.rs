@@ -184,6 +184,12 @@ struct Rebalance {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A pool that another catalog manages is refused until 'longhaul pool export' has
+given it up there, and so is one whose volumes hosts use.
+
+Example:
+  longhaul pool import dtn1 dtn2 dtn3")]
 struct Import {
     /// Its targets
     #[arg(value_name = "TARGET", required = true)]
@@ -194,6 +200,10 @@ struct Import {
     /// Name that it gets [default: the one that it had]
     #[arg(long)]
     name: Option<String>,
+    /// Take the pool over from another catalog, which is lost for instance, and its
+    /// volumes from the hosts that use them
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     access: PoolArgs,
 }

@@ -190,6 +190,21 @@ impl Spaces for Targets {
         })
     }
 
+    fn in_use(&self, members: &[(String, NamespaceId)]) -> Result<Option<String>, SpaceError> {
+        let arrays = self.arrays.lock().expect("not poisoned");
+        let mut used = arrays.values().filter(|array| array.in_use);
+        let of_it = |array: &Array| members.iter().any(|(_, one)| array.members.contains(&one.uuid));
+        Ok(used.any(of_it).then(|| "a session of a host writes to it".to_owned()))
+    }
+
+    fn evict(&self, members: &[(String, NamespaceId)]) -> Result<(), SpaceError> {
+        let mut arrays = self.arrays.lock().expect("not poisoned");
+        for array in arrays.values_mut() {
+            array.in_use &= !members.iter().any(|(_, one)| array.members.contains(&one.uuid));
+        }
+        Ok(())
+    }
+
     fn taken(
         &self,
         members: &[(String, NamespaceId)],
@@ -597,6 +612,14 @@ impl Spaces for Doomed {
 
     fn array_on(&self, address: &str, namespace: NamespaceId) -> Result<Option<Uuid>, SpaceError> {
         self.space(|targets| targets.array_on(address, namespace))
+    }
+
+    fn in_use(&self, members: &[(String, NamespaceId)]) -> Result<Option<String>, SpaceError> {
+        self.space(|targets| targets.in_use(members))
+    }
+
+    fn evict(&self, members: &[(String, NamespaceId)]) -> Result<(), SpaceError> {
+        self.space(|targets| targets.evict(members))
     }
 
     fn taken(

@@ -82,7 +82,8 @@ pub(super) fn import(args: &Import, output: Output) -> Outcome {
     let catalog = args.access.catalog.clone().unwrap_or_else(default_catalog);
     // The name is in the labels: the record of this host is written after that.
     let host = KnownPool::new("", &catalog)?.host(targets)?;
-    let (pool, found) = longhaul_pool::import(&host, &addresses, args.pool.as_deref(), args.name.as_deref())?;
+    let bring_in = if args.force { longhaul_pool::take_over } else { longhaul_pool::import };
+    let (pool, found) = bring_in(&host, &addresses, args.pool.as_deref(), args.name.as_deref())?;
     let known = KnownPool::new(&pool.record().name, &catalog)?;
     known.save()?;
     let missing: Vec<IncompleteVolume> = found
@@ -134,8 +135,15 @@ pub(super) fn import(args: &Import, output: Output) -> Outcome {
 }
 
 pub(super) fn export(args: &PoolNamed, output: Output) -> Outcome {
-    let (opened, _) = args.access.open_and_collect(&args.pool)?;
-    opened.pool.export()?;
+    // Of a pool that another catalog has taken over, nothing is to be finished.
+    let opened = args.access.open(&args.pool)?;
+    if opened.pool.check_managed().is_ok() {
+        opened.pool.collect(longhaul_pool::wall_time())?;
+    }
+    let unaware = opened.pool.export()?;
+    for why in &unaware {
+        output.note(format_args!("{why}: an import that reads this target alone needs --force"));
+    }
     gone(&opened.known, "exported", output)
 }
 
@@ -156,6 +164,7 @@ fn gone(known: &KnownPool, done: &str, output: Output) -> Outcome {
 
 pub(super) fn recover(args: &PoolNamed, output: Output) -> Outcome {
     let opened = args.access.open(&args.pool)?;
+    opened.pool.check_managed()?;
     let moves = MoveArgs { limit: None, dry_run: false };
     let left = Mover::new(&opened, &args.access, &moves, output).resumed()?;
     let mut recovered = opened.pool.recover()?;

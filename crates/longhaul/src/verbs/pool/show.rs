@@ -1,7 +1,7 @@
 //! `longhaul pool ls` and `status`.
 
 use super::{ListPools, PoolNamed};
-use crate::events::{PendingVolume, PoolList, PoolListed, PoolSummary, PoolTargetListed};
+use crate::events::{PendingVolume, PoolList, PoolListed, PoolManager, PoolSummary, PoolTargetListed};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use comfy_table::Table;
@@ -76,6 +76,7 @@ fn summary(status: &Status, catalog: String, waiting: Vec<String>) -> PoolSummar
         name: status.record.name.clone(),
         uuid: status.record.uuid.to_string(),
         catalog,
+        manager: status.record.manager.as_ref().map(Into::into),
         targets: status.targets.len(),
         unreachable: status.targets.iter().filter(|target| target.space.is_err()).count(),
         volumes: status.volumes.len(),
@@ -111,6 +112,9 @@ fn tell(status: &Status, summary: &PoolSummary, output: Output) {
         format_size(summary.capacity),
         summary.catalog
     ));
+    if let Some(PoolManager { host, hostnqn, since, .. }) = &summary.manager {
+        output.line(format_args!("managed by {host} ({hostnqn}) since {}", format_time(*since)));
+    }
     for pending in &summary.pending {
         let PendingVolume { volume, doing, host, since } = pending;
         output.line(format_args!("{doing} {volume}: begun by {host} on {}", format_time(*since)));
