@@ -264,14 +264,14 @@ fn write_file(path: &Path, line: &[u8]) -> io::Result<()> {
 }
 
 /// A directory that stays the same while it is read, also if another one takes its place.
-struct Place {
+struct KeyPlace {
     dir: File,
     path: PathBuf,
 }
 
 /// The keys in the directory of a host; none if there is no such directory.
 fn keys_in(path: &Path) -> Result<Option<Generations>> {
-    let Some(place) = Place::open(CWD, path, path)? else { return Ok(None) };
+    let Some(place) = KeyPlace::open(CWD, path, path)? else { return Ok(None) };
     let Some(current) = place.key()? else {
         return Err(Error::invalid(format!("cannot read keys: {} has no {HOST_SECRET}", path.display())));
     };
@@ -287,19 +287,19 @@ fn keys_in(path: &Path) -> Result<Option<Generations>> {
     }))
 }
 
-impl Place {
-    fn open(from: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<Option<Place>> {
+impl KeyPlace {
+    fn open(from: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<Option<KeyPlace>> {
         let failed = |e: io::Error| Error::failed(format!("cannot read keys: {}: {e}", path.display()));
         let dir = match open_at(from, name, OFlags::DIRECTORY) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             result => result.map_err(failed)?,
         };
         check(path, &dir.metadata().map_err(failed)?)?;
-        Ok(Some(Place { dir, path: path.to_owned() }))
+        Ok(Some(KeyPlace { dir, path: path.to_owned() }))
     }
 
-    fn child(&self, name: &str) -> Result<Option<Place>> {
-        Place::open(&self.dir, Path::new(name), &self.path.join(name))
+    fn child(&self, name: &str) -> Result<Option<KeyPlace>> {
+        KeyPlace::open(&self.dir, Path::new(name), &self.path.join(name))
     }
 
     fn key(&self) -> Result<Option<HostKey>> {
