@@ -11,7 +11,7 @@ use longhaul_engine::procfs::Process;
 use longhaul_wan::{Link, Relay};
 use std::collections::HashSet;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -129,7 +129,16 @@ const KILLS: u64 = 10;
 fn replaced(relay: Relay, target: SocketAddr, link: Link) -> Relay {
     let at = relay.local_addr();
     drop(relay);
-    Relay::start_with(&Config::default(), at, target, link).expect("started in its place")
+    let began = Instant::now();
+    loop {
+        match Relay::start_with(&Config::default(), at, target, link.clone()) {
+            // The kernel gave the port to a connection of another test meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && began.elapsed() < common::PATIENCE => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            started => return started.expect("started in its place"),
+        }
+    }
 }
 
 /// Copies over a slow link, while one side or the other is killed at random moments. Each
