@@ -50,7 +50,7 @@ impl Jobs {
 
     fn on(processors: usize) -> Jobs {
         let least = (processors / 2 + 2).clamp(3, 6);
-        Jobs { least, most: least + 5 }
+        Jobs { least, most: least + 2 }
     }
 }
 
