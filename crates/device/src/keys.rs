@@ -57,11 +57,9 @@ impl KeyDirectory {
 
 impl KeySource for KeyDirectory {
     fn key_of(&self, hostnqn: &str) -> std::result::Result<Option<Generations>, String> {
-        // The name comes from a peer, and becomes one of a file.
-        if Nqn::new(hostnqn).is_err() || hostnqn.contains('/') {
-            return Ok(None);
-        }
-        keys_in(&self.0.join(HOSTS).join(hostnqn)).map_err(|e| e.to_string())
+        // The name comes from a peer. One that is no name of a file has no keys.
+        let Ok(place) = place_of(&self.0, hostnqn) else { return Ok(None) };
+        keys_in(&place).map_err(|e| e.to_string())
     }
 }
 
@@ -190,6 +188,10 @@ pub fn retire(dir: &Path, host: &str) -> Result<u32> {
     Ok(keys.number.saturating_sub(1))
 }
 
+/// The directory of a host's keys.
+///
+/// # Errors
+/// The name is no NQN, or no name of a file.
 fn place_of(dir: &Path, host: &str) -> Result<PathBuf> {
     let nqn = Nqn::new(host).map_err(|e| Error::invalid(format!("cannot make keys of '{host}': {e}")))?;
     if host.contains('/') {
