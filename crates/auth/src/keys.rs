@@ -49,7 +49,7 @@ impl Generations {
 
 /// Where a key is found when a connection needs it. It may change while connections are open.
 pub trait KeySource: fmt::Debug + Send + Sync {
-    /// The key of the host with this NQN; none if there is none.
+    /// The key of the host with this NQN. `None`: the host has no key.
     ///
     /// # Errors
     /// The key cannot be read, in words.

@@ -169,7 +169,7 @@ mod tests {
         let other = if &text[middle..=middle] == "A" { "B" } else { "A" };
         assert_eq!(wrong(&format!("{}{other}{}", &text[..middle], &text[middle + 1..])), SecretError::Crc);
         for cut in 0..text.len() {
-            let _ = text[..cut].parse::<Secret>().expect_err("a part of a secret is none");
+            let _ = text[..cut].parse::<Secret>().expect_err("a part of a secret was accepted");
         }
     }
 }

@@ -174,7 +174,7 @@ pub fn rotate(
 /// Ends a rotation: targets do not accept the previous generation any more. Returns its number.
 ///
 /// # Errors
-/// There is none, or the change cannot be written.
+/// Targets accept one generation only, or the change cannot be written.
 pub fn retire(dir: &Path, host: &str) -> Result<u32> {
     let (place, mut keys) = existing(dir, host)?;
     let Some(previous) = keys.previous.take() else {

@@ -73,8 +73,8 @@ pub struct Options {
     pub max_r2t: u32,
     /// NQN that this host calls itself.
     pub hostnqn: String,
-    /// How hosts prove who they are, where a target wants that, looked up at each connection. If this host has
-    /// a secret of the subsystem too, the target has to prove what it is, or is refused.
+    /// Keys by which hosts prove their identity to targets that require it, looked up at each connection. If this
+    /// host also has a secret of the subsystem, it refuses a target that does not prove its own identity.
     pub keys: Option<Arc<dyn KeySource>>,
     /// Identifier of this host: one per running system.
     pub hostid: Uuid,
@@ -113,7 +113,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How this host proves who it is.
+    /// The key by which this host proves its identity.
     ///
     /// # Errors
     /// Its key cannot be read, in words.

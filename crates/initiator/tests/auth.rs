@@ -1,4 +1,4 @@
-//! Hosts and targets that prove to each other who they are.
+//! Hosts and targets that prove their identity to each other.
 
 mod common;
 

@@ -280,7 +280,7 @@ fn requests_wait_for_the_first_target_to_serve_the_namespace() {
     writer.join().expect("no panic");
 }
 
-/// A target that says that it serves the namespace, but cannot: the error is told in the end.
+/// A target that says that it serves the namespace, but cannot: the host reports the error in the end.
 #[test]
 fn a_command_that_every_path_refuses_fails_in_the_end() {
     let heads = Heads::new();

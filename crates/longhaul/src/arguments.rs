@@ -42,8 +42,8 @@ pub(crate) struct InitiatorArgs {
     /// NQN of this host
     #[arg(long, value_name = "NQN")]
     hostnqn: Option<String>,
-    /// Directory with this host's secret, for targets that want a proof of who
-    /// it is ('longhaul key make')
+    /// Directory with this host's secret, for targets that require
+    /// authentication ('longhaul key make')
     #[arg(long, value_name = "DIR", value_parser = parse_keys)]
     keys: Option<Keys>,
     /// TCP congestion control, by the kernel's name (bbr, cubic, …)

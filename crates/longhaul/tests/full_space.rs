@@ -1,5 +1,5 @@
-//! A space whose file system is full, under a thin volume with parity: its writer is told, nothing that was
-//! acknowledged is lost, and writes go on once there is space. It needs root, to mount small file systems.
+//! A space whose file system is full, under a thin volume with parity: the volume reports that to its writer,
+//! nothing that was acknowledged is lost, and writes go on once there is space. It needs root, to mount small file systems.
 
 mod common;
 
@@ -112,7 +112,7 @@ fn a_full_space_loses_nothing(kind: &str) {
     let before = site.last(&["volume", "info", "p/v"]);
     small.take_all_but(LEFT);
 
-    // A writer that fills it, and is told.
+    // A writer fills it, and gets the error.
     let served = head(&site);
     let device = connect(&served.uri(0)).expect("connected");
     let (mut acknowledged, mut refused) = (Vec::new(), None);

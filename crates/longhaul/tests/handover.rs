@@ -271,7 +271,7 @@ fn paused_heads_write_nothing(guard: Guard) {
     history.verify(&device);
     history.write_all(&device);
     first.signal("CONT");
-    // It says who has it, and what to do.
+    // The error names the head that serves the volume now, and says what to do.
     let why = first.access("inaccessible").to_string();
     assert!(why.contains("has taken it over") && why.contains("stop this target"), "{why}");
     assert!(why.contains(",standby"), "{why}");

@@ -93,7 +93,7 @@ impl Held {
         }
     }
 
-    /// Answers the call at `index` of those that wait; false if there is none.
+    /// Answers the call at `index` of those that wait; false if fewer calls wait.
     fn answer(&self, index: usize) -> bool {
         let mut waiting = lock(&self.waiting);
         if waiting.is_empty() {

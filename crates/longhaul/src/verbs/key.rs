@@ -45,7 +45,7 @@ struct MakeKey {
     /// Hash function of the secrets: sha256, sha384 or sha512
     #[arg(long, value_name = "NAME", default_value = "sha256", value_parser = hash)]
     hash: HashFunction,
-    /// Only the host proves who it is
+    /// Only the host proves its identity
     #[arg(long)]
     one_way: bool,
     /// Replace secrets that there are; targets accept these no more

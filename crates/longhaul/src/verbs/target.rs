@@ -71,8 +71,8 @@ pub(crate) struct TargetArgs {
     /// Host that may make, attach and remove namespaces; may be repeated
     #[arg(long, value_name = "HOSTNQN", requires = "space")]
     admin: Vec<String>,
-    /// Directory of hosts' secrets: these hosts may connect, once they have proved who they are, and
-    /// no others ('longhaul key make')
+    /// Directory of hosts' secrets: only these hosts may connect, once they have proved their identity
+    /// ('longhaul key make')
     #[arg(long, value_name = "DIR", value_parser = parse_keys)]
     keys: Option<Keys>,
     /// Serve spaces beyond loopback, though hosts are not authenticated
