@@ -1,4 +1,4 @@
-//! The share of the machine's processors that is idle.
+//! The share of the machine's processors that is idle, or would be without programs of lower priority.
 
 use std::time::{Duration, Instant};
 
@@ -43,11 +43,12 @@ impl Idleness {
 
 impl Times {
     /// Reads the first line of `/proc/stat` (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq,
-    /// steal. A processor that waits for I/O is idle.
+    /// steal. A processor that waits for I/O is idle, and so is one that a program of lower priority has:
+    /// it gives way.
     fn parse(stat: &str) -> Option<Times> {
         let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
         let ticks: Vec<u64> = ticks.map(|ticks| ticks.parse().ok()).collect::<Option<_>>()?;
-        (ticks.len() == 8).then(|| Times { idle: ticks[3] + ticks[4], all: ticks.iter().sum() })
+        (ticks.len() == 8).then(|| Times { idle: ticks[1] + ticks[3] + ticks[4], all: ticks.iter().sum() })
     }
 
     fn idle_since(self, before: Times) -> Option<f64> {
@@ -62,10 +63,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_for_io_is_idle_and_guests_do_not_count_twice() {
+    fn waiting_for_io_and_what_gives_way_is_idle_and_guests_do_not_count_twice() {
         let before = Times::parse("cpu  10 0 10 100 20 0 0 0 5 0\ncpu0 1").unwrap();
         assert_eq!(before, Times { idle: 120, all: 140 });
-        let after = Times::parse("cpu  30 0 30 130 50 0 0 0 25 0\n").unwrap();
+        let after = Times::parse("cpu  30 10 30 120 50 0 0 0 25 0\n").unwrap();
         assert_eq!(after.idle_since(before), Some(0.6));
         assert_eq!(before.idle_since(before), None, "no tick passed");
         assert_eq!(Times::parse("cpu  1 2 3"), None);
