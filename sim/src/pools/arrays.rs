@@ -86,8 +86,10 @@ impl SiteState {
             volume.members.iter().filter_map(|member| member.namespace).map(|namespace| namespace.uuid);
         let places: Vec<Uuid> = places.collect();
         let (members, spares) = places.split_at(array.members.len().min(places.len()));
-        // A spare whose move has failed is missing until the volume is repaired.
-        if members != array.members || !array.spares.iter().all(|spare| spares.contains(spare)) {
+        // A spare whose move has failed is missing until the volume is repaired. One that was gone before it
+        // could leave the array stays in its list, where no device answers to it.
+        let is_known = |spare: &Uuid| spares.contains(spare) || !self.is_reached(*spare);
+        if members != array.members || !array.spares.iter().all(is_known) {
             return Err(format!("has other members than its array: {array:?}"));
         }
         Ok(())
