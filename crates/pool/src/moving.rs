@@ -236,7 +236,8 @@ impl Pool {
     /// # Errors
     /// [`Error::NotMoved`] for a volume of one namespace, one that is being changed, and one whose array
     /// is used by another host or cannot do it: the member is where it was, unless the error says
-    /// otherwise. [`Error::Space`] if a target fails.
+    /// otherwise. [`Error::Space`] if a target fails, or has less that is neither taken nor promised than the
+    /// member needs.
     pub fn move_member(
         &self,
         name: &str,
@@ -314,6 +315,9 @@ impl Pool {
         let (usage_key, key) = (keys::usage(self.uuid()), keys::volume(self.uuid(), &volume.name));
         for _ in 0..TRIES {
             let (mut usage, usage_at) = self.usage()?;
+            // Others may have been promised what was free when the move was planned.
+            let free = self.check_free(to, &usage.targets, volume.shape.member_size);
+            free.map_err(|e| failed("make a namespace", to, e))?;
             usage.add(&intent.volume);
             let txn = self.intent_txn(&intent, claim).expect(&key, Expect::Modified(at));
             let txn = txn.expect(&keys::target(self.uuid(), &to.id), Expect::Modified(to_at));

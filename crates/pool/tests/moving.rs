@@ -390,6 +390,61 @@ fn what_cannot_move_is_refused_and_changes_nothing() {
     assert!(refused("v", 0, &to).to_string().contains("another host uses it"));
 }
 
+/// What was promised to a volume that another host is making is not promised to a member that moves as well, although
+/// its target has made nothing of it yet.
+#[test]
+fn a_member_moves_to_no_capacity_that_is_promised() {
+    let rig = Rig::new(4, GIB);
+    let pool = rig.pool(Quota::default());
+    let volume = pool.create_volume(&for_node("v", 100 * MIB)).expect("made");
+    let (to, arrays) = (free_target(&rig, &volume), MemArrays::new(&rig.targets));
+    let large = VolumeRequest { layout: VolumeLayout::Single, width: 1, ..request("large", 1000 * MIB) };
+    // Its host is lost when it has written the intent.
+    let mut crash_at = 0;
+    while pool.status().expect("status").intents.is_empty() {
+        crash_at += 1;
+        let doomed = Doomed::new(&rig.catalog, &rig.targets, crash_at, None, 1);
+        let made = Pool::open(&doomed.host("doomed"), "p").and_then(|pool| pool.create_volume(&large));
+        made.expect_err("its host was lost");
+    }
+    let before = pool.status().expect("status").usage;
+    assert_eq!((before.targets[&to], rig.targets.count()), (1000 * MIB, 3), "promised, and not made");
+    let refused = with(&arrays, |run| pool.move_member("v", 0, &to, run)).expect_err("promised to another");
+    assert!(matches!(refused, Error::Space { source: SpaceError::Full(_), .. }), "{refused}");
+    assert_eq!((pool.status().expect("status").usage, pool.volume("v")), (before, Ok(volume)));
+    // Once that volume is undone, the member moves.
+    let pool = settle(&rig);
+    with(&arrays, |run| pool.move_member("v", 0, &to, run)).expect("moved");
+    check_whole(&pool, &rig);
+}
+
+/// A target without room for a member is not chosen, and one with room for one member gets one.
+#[test]
+fn no_move_is_planned_to_a_target_without_room() {
+    let rig = Rig::new(3, GIB);
+    let pool = rig.pool(Quota::default());
+    let volume = pool.create_volume(&for_node("v", 100 * MIB)).expect("made");
+    pool.create_volume(&for_node("w", 100 * MIB)).expect("made");
+    let size = volume.shape.member_size;
+    rig.targets.lock().insert("t3".to_owned(), MemoryTarget::new("nqn.3", size + size / 2));
+    pool.add_target("t3", "rack-t3").expect("added");
+    let plan = |capacity: u64| {
+        rig.targets.lock().get_mut("t3").expect("there").capacity = capacity;
+        let removal = pool.plan_removal(&["t0".to_owned()]).expect("planned");
+        assert!(removal.stuck.iter().all(|why| why.contains("and 0 can be placed")), "{removal:?}");
+        (removal.moves.len(), removal.stuck.len())
+    };
+    assert_eq!((plan(2 * size), plan(size + size / 2), plan(size / 2)), ((2, 0), (1, 1), (0, 2)));
+    // The same for a member that is rebuilt.
+    rig.targets.set_down("t0", true);
+    let arrays = MemArrays::new(&rig.targets);
+    let short = pool.plan_repair("v", &arrays).expect_err("no room");
+    assert!(matches!(&short, Error::Shortage(shortage) if shortage.possible == 0), "{short}");
+    rig.targets.lock().get_mut("t3").expect("there").capacity = size;
+    let planned = pool.plan_repair("v", &arrays).expect("planned");
+    assert_eq!(planned.iter().map(|one| one.to.as_str()).collect::<Vec<_>>(), ["nqn.3"]);
+}
+
 #[test]
 fn a_target_is_emptied_and_one_that_is_gone_is_forgotten() {
     for is_gone in [false, true] {

@@ -136,16 +136,44 @@ fn lifetimes_end() {
     let rig = Rig::new(3, GIB);
     let pool = rig.pool(Quota::default());
     let until = |name: &str, expires| VolumeRequest { expires, ..request(name, MIB) };
-    for (name, expires) in [("a", Some(u64::MAX - 1)), ("b", Some(u64::MAX)), ("c", None)] {
+    for (name, expires) in
+        [("a", Some(u64::MAX - 2)), ("b", Some(u64::MAX - 1)), ("c", None), ("d", Some(u64::MAX))]
+    {
         pool.create_volume(&until(name, expires)).expect("created");
     }
     let names = || pool.volumes().expect("listed").into_iter().map(|v| v.name).collect::<Vec<_>>();
+    assert_eq!(pool.expire(u64::MAX - 3), Ok(Removed::Whole));
+    assert_eq!(names(), ["a", "b", "c", "d"]);
     assert_eq!(pool.expire(u64::MAX - 2), Ok(Removed::Whole));
-    assert_eq!(names(), ["a", "b", "c"]);
-    assert_eq!(pool.expire(u64::MAX - 1), Ok(Removed::Whole));
-    assert_eq!(names(), ["b", "c"]);
-    assert_eq!(pool.expire(u64::MAX), Ok(Removed::Whole));
+    assert_eq!(names(), ["b", "c", "d"]);
+    // What every command does first ends them as well, and says what it could not reach.
+    rig.targets.set_down("t0", true);
+    let why = || vec!["target t0: nothing listens there".to_owned()];
+    assert_eq!(pool.collect(u64::MAX - 1).map(|collected| collected.waiting), Ok(why()));
+    assert_eq!(names(), ["c", "d"]);
+    assert_eq!(pool.collect(u64::MAX).map(|collected| collected.waiting), Ok(why()));
     assert_eq!(names(), ["c"]);
+    rig.targets.set_down("t0", false);
+    assert_eq!(pool.collect(u64::MAX).map(|collected| collected.waiting), Ok(vec![]));
+    check(&pool, &rig.targets);
+    assert_eq!(rig.targets.count(), 3, "namespaces");
+}
+
+#[test]
+fn the_host_that_opened_a_volume_last_is_the_one_that_is_named() {
+    let rig = Rig::new(3, GIB);
+    let pool = rig.pool(Quota::default());
+    let volume = pool.create_volume(&request("v", MIB)).expect("created");
+    assert_eq!(pool.user_of(volume.uuid), Ok(None));
+    for name in ["one", "two", "one"] {
+        let (host, nqn) = (rig.host(name), format!("nqn.2014-08.org.example:{name}"));
+        Pool::open(&host, "p").and_then(|pool| pool.record_user("v", &nqn)).expect("recorded");
+        let user = pool.user_of(volume.uuid).expect("read").expect("recorded");
+        assert_eq!((user.host.as_str(), &user.hostnqn), (name, &nqn));
+    }
+    assert_eq!(pool.remove_volume("v"), Ok(Removed::Whole));
+    assert_eq!(pool.user_of(volume.uuid), Ok(None));
+    check_empty(&pool, &rig);
 }
 
 #[test]

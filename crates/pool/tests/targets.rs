@@ -4,7 +4,7 @@ mod common;
 
 use common::{MIB, TTL, empty, request};
 use longhaul_array::Layout;
-use longhaul_block::WriteFlags;
+use longhaul_block::{BlockIo, IoError, WriteFlags};
 use longhaul_catalog::{
     Catalog, Commit, Entry, Error as CatalogError, LeaseId, ManualClock, Revision, Snapshot, Txn, Watch,
 };
@@ -13,12 +13,13 @@ use longhaul_engine::{Buf, BufMut, Engine};
 use longhaul_initiator::Options;
 use longhaul_pool::{
     Error, Host, Label, Missing, Namespace, NamespaceId, Pool, Quota, Removed, Space, SpaceError, Spaces,
-    Targets, VolumeLayout, VolumeRecord, VolumeRequest, import,
+    Targets, VolumeLayout, VolumeRecord, VolumeRequest, import, take_over,
 };
 use longhaul_target::{Config, DirSpace, ReservationRecord, ReservationStore, ReservationStores, Target};
 use std::io;
 use std::path::Path;
 use std::process::Command;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -272,6 +273,45 @@ fn a_volume_is_for_the_hosts_that_it_names() {
             assert_eq!(read(&device), 3);
             close(device);
         }
+    });
+}
+
+/// A volume without an array, whose host has reserved the namespace by itself: a pool that is taken over takes it from
+/// that host.
+#[test]
+fn a_reserved_namespace_is_taken_from_its_host_with_the_pool() {
+    isolated("a_reserved_namespace_is_taken_from_its_host_with_the_pool", || {
+        let site = Site::new(1);
+        let pool = site.pool(&site.host(empty(&site.clock), site.targets()));
+        let single = VolumeRequest { layout: VolumeLayout::Single, width: 1, ..for_hosts("s", &[NODE]) };
+        pool.create_volume(&single).expect("created");
+        let device = pool.open_volume("s", &Opener::new(options(NODE))).expect("opened");
+        let engine = Engine::new(&longhaul_engine::Config::default()).expect("an engine");
+        let put =
+            async |io: &Rc<dyn BlockIo>| io.write(0, Buf::copy_of(&[5; BLOCK]), WriteFlags::default()).await;
+        let (io, reservations) = engine.block_on(async {
+            let io = device.block().open().await.expect("opened");
+            let reservations = io.reservations().expect("it has reservations");
+            reservations.register(7).await.expect("registered");
+            reservations.acquire(7).await.expect("reserved");
+            put(&io).await.expect("the holder writes");
+            (io, reservations)
+        });
+        pool.export().expect("exported");
+        let other = Host { name: "other".to_owned(), ..site.host(empty(&site.clock), site.targets()) };
+        let refused = import(&other, &[site.address(0)], None, None).map(|_| ()).expect_err("in use");
+        assert!(refused.to_string().contains("a host has reserved its namespace (key 0x7)"), "{refused}");
+        engine.block_on(async { put(&io).await.expect("it is the holder still") });
+        let (taken, found) = take_over(&other, &[site.address(0)], None, None).expect("taken over");
+        assert_eq!(found.whole, ["s"]);
+        engine.block_on(async {
+            assert_eq!(put(&io).await, Err(IoError::Reserved));
+            drop((io, reservations));
+        });
+        drop(engine);
+        close(device);
+        assert_eq!(taken.remove_volume("s"), Ok(Removed::Whole));
+        assert_eq!(site.files(), 0);
     });
 }
 
