@@ -9,10 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds it for `target`, or for the architecture of this machine, and checks it.
-pub(crate) fn run(repo: &Repo, target: Option<&str>) -> Result<()> {
-    let own = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    let target = target.unwrap_or(&own);
+/// The target of musl for the architecture of this machine.
+pub(crate) fn own() -> String {
+    format!("{}-unknown-linux-musl", std::env::consts::ARCH)
+}
+
+/// Builds it for `target`, checks it, and returns its path.
+pub(crate) fn run(repo: &Repo, target: &str) -> Result<PathBuf> {
+    let own = own();
     ensure!(target.ends_with("-linux-musl"), "{target} is no target of musl, such as {own}");
     add(target)?;
     let built = build(repo, target)?;
@@ -25,14 +29,19 @@ pub(crate) fn run(repo: &Repo, target: Option<&str>) -> Result<()> {
     // A running program keeps its file; the new one takes the name.
     let (place, new) = (dir.join(format!("longhaul-{target}")), dir.join(".new"));
     fs::copy(&built, &new).with_context(|| format!("cannot write {}", new.display()))?;
+    let emulator = format!("qemu-{}-static", target.split('-').next().unwrap_or_default());
     if target == own {
-        try_out(&new)?;
+        try_out(&new, None)?;
+    } else if Command::new(&emulator).arg("--version").output().is_ok() {
+        try_out(&new, Some(&emulator))?;
     } else {
-        println!("{target} is not the architecture of this machine: it was not run");
+        println!(
+            "{target} is not the architecture of this machine, and there is no {emulator}: it was not run"
+        );
     }
     fs::rename(&new, &place).with_context(|| format!("cannot write {}", place.display()))?;
     println!("{} ({:.1} MiB, static)", place.display(), image.len() as f64 / f64::from(1 << 20));
-    Ok(())
+    Ok(place)
 }
 
 /// Sees to it that the toolchain has the target.
@@ -65,14 +74,15 @@ fn build(repo: &Repo, target: &str) -> Result<PathBuf> {
     crate::repo::program(&output.stdout)
 }
 
-/// Runs it: its version, and a copy, which takes threads, the engine and files.
-fn try_out(program: &Path) -> Result<()> {
+/// Runs it, on an emulated processor if `emulator` is given: its version, and a copy, which takes threads,
+/// the engine and files.
+fn try_out(program: &Path, emulator: Option<&str>) -> Result<()> {
     let dir = program.with_extension("tried");
     // A run that was killed may have left it.
     let _ = fs::remove_dir_all(&dir);
     for arguments in [&["--version"][..], &["cp", "zero:3x1MiB"]] {
-        let mut command = Command::new(program);
-        command.args(arguments).env("XDG_CONFIG_HOME", "/nonexistent");
+        let mut command = Command::new(emulator.unwrap_or("env"));
+        command.arg(program).args(arguments).env("XDG_CONFIG_HOME", "/nonexistent");
         if arguments[0] == "cp" {
             command.arg(&dir);
         }

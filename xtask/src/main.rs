@@ -7,6 +7,7 @@ mod conformance;
 mod dist;
 mod events;
 mod mutate;
+mod package;
 mod repo;
 mod rust;
 mod suite;
@@ -29,6 +30,8 @@ chores:
                           plant known bugs in a copy of the tree, and see that a test catches each
   fuzz                    replay the fuzzing corpus, then fuzz each target for a short while
   dist [TARGET]           build a static program with musl, target/dist/longhaul-TARGET, and run it
+  package [TARGET] [--revision N]
+                          the same, and a .deb and an .rpm of it beside it
   bench GROUP... [--OPTION...]
                           measure against references, for docs/performance.md; --help says more
   kernel [PATTERN...]     run the tests against a stock Linux kernel under QEMU
@@ -58,8 +61,9 @@ fn run() -> Result<()> {
         (Some("events"), []) => events::write(&repo),
         (Some("events"), ["--check"]) => events::check(&repo),
         (Some("mutate"), rest) => mutate::run(&repo, rest),
-        (Some("dist"), []) => dist::run(&repo, None),
-        (Some("dist"), [target]) => dist::run(&repo, Some(target)),
+        (Some("dist"), []) => dist::run(&repo, &dist::own()).map(drop),
+        (Some("dist"), [target]) => dist::run(&repo, target).map(drop),
+        (Some("package"), rest) => package(&repo, rest),
         (Some("bench"), rest) => bench(&repo, rest),
         (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
         (Some("powercut"), rest) => powercut(&repo, rest),
@@ -79,6 +83,21 @@ fn bench(repo: &Repo, args: &[&str]) -> Result<()> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["run", "--quiet", "--release", "--package=longhaul-benches", "--"]).args(args);
     finish(command.current_dir(&repo.root), "the benchmarks")
+}
+
+/// Builds the program, and packages of it.
+fn package(repo: &Repo, args: &[&str]) -> Result<()> {
+    let own = dist::own();
+    let (target, revision) = match *args {
+        [] => (own.as_str(), 1),
+        [target] => (target, 1),
+        ["--revision", n] => (own.as_str(), n.parse()?),
+        [target, "--revision", n] => (target, n.parse()?),
+        _ => bail!("package takes a target and a revision\n{USAGE}"),
+    };
+    let program = dist::run(repo, target)?;
+    let native = if target == own { program.clone() } else { dist::run(repo, &own)? };
+    package::run(repo, target, &program, &native, revision)
 }
 
 /// Kinds of power cuts in `tests/kernel`: each file system, on the kernel's
