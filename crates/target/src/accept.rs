@@ -8,6 +8,7 @@
 
 use crate::connection;
 use crate::ledger::Origin;
+use crate::observer::count;
 use crate::target::Shared;
 use futures_channel::mpsc;
 use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
@@ -63,6 +64,7 @@ pub(crate) async fn accept(
         Err(e) => return tracing::error!("listener: {e}"),
     };
     let mut kept = reserve();
+    shared.accepting.fetch_add(1, Ordering::Release);
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -87,6 +89,7 @@ pub(crate) async fn accept(
         yield_now().await;
         let origin = Origin::of(peer.ip());
         let Some(wait) = shared.arrivals.of(origin, now()).take(now(), LINE) else {
+            count(&shared.incidents.too_often);
             shared
                 .quiet
                 .accept
@@ -97,12 +100,14 @@ pub(crate) async fn accept(
         };
         let (sender, mut inbox) = mpsc::unbounded();
         let Some(place) = shared.connections.enter(origin, sender.clone()) else {
+            count(&shared.incidents.too_many);
             shared.quiet.accept.say(
                 format_args!("{peer}: refused: there are too many connections (--max-connections)"),
                 |line| tracing::warn!("{line}"),
             );
             continue;
         };
+        count(&shared.incidents.accepted);
         let shared = Arc::clone(&shared);
         let thread = &threads[turn.fetch_add(1, Ordering::Relaxed) % threads.len()];
         thread.spawn(move || async move {

@@ -5,6 +5,7 @@ use crate::durable::Written;
 use crate::io::IoQueue;
 use crate::ledger::Charge;
 use crate::memory::REPLY_MAX;
+use crate::observer::count;
 use crate::pace::Pace;
 use crate::space::SpaceChange;
 use crate::subsystem::{Link, Message, Namespace, Subsystem, lock};
@@ -53,7 +54,10 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     let auth = match &target.config.keys {
         Some(keys) if !discovery => match keys.of(&request.hostnqn, &request.subnqn) {
             Ok(Some(options)) => Some(options),
-            Ok(None) => return connection.refuse(slot, request.refused_host()),
+            Ok(None) => {
+                count(&target.incidents.authentication);
+                return connection.refuse(slot, request.refused_host());
+            }
             Err(why) => {
                 let message = format_args!("{}: host {}: {why}", connection.peer(), request.hostnqn);
                 target.quiet.refuse.say(message, |line| tracing::error!("{line}"));
@@ -93,6 +97,7 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
         flow_control: params.flow_control,
     };
     tracing::debug!("{}: I/O queue {} of controller {}", connection.peer(), params.qid, link.cntlid);
+    connection.counts_for(&link.hostnqn);
     let io = IoQueue::new(params.qid, link, presence, subsystem, &view);
     let reply = connection.become_authenticated(auth, params.reply());
     connection.become_role(slot, Role::Io(Rc::new(io)), limits, reply);
@@ -122,6 +127,7 @@ fn connect_admin(
     let link = Arc::new(Link::new(cntlid, controller));
     link.add_queue(0, connection.sender.clone());
     lock(&subsystem.controllers).insert(cntlid, Arc::clone(&link));
+    connection.counts_for(&hostnqn);
     let timer = spawn(keep_alive(Rc::clone(connection), Arc::clone(&link)));
     let limits = QueueLimits {
         entries: params.entries,
@@ -161,6 +167,7 @@ async fn keep_alive(connection: Rc<Connection>, link: Arc<Link>) {
                 link.cntlid,
                 most.as_secs()
             );
+            count(&connection.target.incidents.late);
             connection.target.quiet.late.say(message, |line| tracing::info!("{line}"));
             connection.close();
             return;
@@ -169,6 +176,7 @@ async fn keep_alive(connection: Rc<Connection>, link: Arc<Link>) {
         sleep_until(next.map_or(look, |next| next.min(look))).await;
         let expired = lock(&link.controller).handle_timeout(now());
         if expired.is_some() {
+            count(&connection.target.incidents.late);
             tracing::warn!("{}: controller {}: keep-alive timer expired", connection.peer(), link.cntlid);
             drop(link.close_io());
             connection.close();

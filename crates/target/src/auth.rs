@@ -9,6 +9,7 @@
 //! - a queue on which it has failed ends.
 
 use crate::connection::{Connection, Work};
+use crate::observer::count;
 use crate::pace::Pace;
 use longhaul_auth::{ControllerExchange, ControllerOptions, DhGroup, HashFunction, KeySource, Progress};
 use longhaul_engine::{BufMut, Memory, Task, now, sleep, spawn};
@@ -88,6 +89,7 @@ impl QueueAuth {
     }
 
     fn report(&self, connection: &Connection, what: std::fmt::Arguments<'_>) {
+        count(&connection.target.incidents.authentication);
         let message = format_args!("{}: host {}: {what}", connection.peer(), self.hostnqn);
         connection.target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
     }

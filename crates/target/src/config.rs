@@ -104,6 +104,8 @@ pub struct Config {
     pub max_connections: usize,
     /// How long a peer may take.
     pub patience: Patience,
+    /// Count commands and their times, for an [`Observer`](crate::Observer).
+    pub statistics: bool,
 }
 
 impl Default for Config {
@@ -126,6 +128,7 @@ impl Default for Config {
             max_queue_size: MAX_QUEUE_SIZE,
             max_connections: MAX_CONNECTIONS,
             patience: Patience::default(),
+            statistics: false,
         }
     }
 }

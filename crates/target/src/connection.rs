@@ -9,9 +9,11 @@
 use crate::admin::{self, AdminQueue, WithSpaceData};
 use crate::auth::QueueAuth;
 use crate::connections::ConnectionPlace;
+use crate::counts::{Batch, Counted, Counting, Operation};
 use crate::io::{self, IoQueue};
 use crate::ledger::{Charge, Origin, Peer};
 use crate::memory::Shares;
+use crate::observer::{Host, Wire, count};
 use crate::patience::Fetches;
 use crate::refusals::Refusals;
 use crate::subsystem::{Message, Presence};
@@ -25,12 +27,13 @@ use longhaul_engine::sync::Notify;
 use longhaul_engine::{Buf, BufMut, Memory, Segment, spawn};
 use longhaul_proto::controller::{ConnectRequest, Reply, wrong_field};
 use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
-use longhaul_proto::transport::Endpoint;
+use longhaul_proto::transport::{CloseReason, Endpoint};
 use longhaul_wire::command::{Direction, Sqe};
 use longhaul_wire::completion::Status;
 use longhaul_wire::digest::crc32c;
 use longhaul_wire::fabrics::auth::authreq;
 use longhaul_wire::fabrics::{ConnectData, ConnectResponse};
+use longhaul_wire::pdu::Fes;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::{Shutdown, SocketAddr};
 use std::panic::AssertUnwindSafe;
@@ -83,6 +86,8 @@ pub(crate) struct Slot {
     pub(crate) fetch: Option<Fetch>,
     /// A device is busy with a change that it cannot be kept from.
     committed: bool,
+    /// A command that is counted when it ends.
+    counted: Option<Counted>,
 }
 
 /// Data of a command that the peer is to send.
@@ -107,6 +112,10 @@ pub(crate) struct Connection {
     pub(crate) fetches: Fetches,
     /// Commands that were refused.
     pub(crate) refusals: Refusals,
+    /// Commands of the events at hand, if commands are counted.
+    batch: Option<Batch>,
+    /// What is counted of the host, and of this connection, from Connect on.
+    counts: OnceCell<(Arc<Host>, Arc<Wire>)>,
     place: ConnectionPlace,
     pub(crate) local: SocketAddr,
     peer: SocketAddr,
@@ -145,6 +154,8 @@ pub(crate) async fn serve(
         shares: OnceCell::new(),
         fetches: Fetches::default(),
         refusals: Refusals::default(),
+        batch: target.config.statistics.then(Batch::default),
+        counts: OnceCell::new(),
         place,
         local,
         peer,
@@ -168,6 +179,9 @@ pub(crate) async fn serve(
         }
     }
     drop(connection.presence.take());
+    if let Some((_, wire)) = connection.counts.get() {
+        wire.end(&connection.shared.stream);
+    }
     // Queued PDUs (a TermReq, say) are still sent, if the peer receives them.
     let _ = longhaul_engine::timeout(DRAIN, transmit).await;
     let _ = longhaul_engine::timeout(LINGER, linger(&connection.shared)).await;
@@ -192,6 +206,11 @@ async fn listen(connection: Rc<Connection>, mut inbox: mpsc::UnboundedReceiver<M
                 let role = connection.role.borrow().clone();
                 if let Role::Io(io) = role {
                     io.refresh();
+                }
+            }
+            Message::Measure => {
+                if let Some((_, wire)) = connection.counts.get() {
+                    wire.measure(&connection.shared.stream);
                 }
             }
             Message::Close => connection.close(),
@@ -224,6 +243,31 @@ impl Connection {
         let peer = Peer { origin, hostnqn: request.hostnqn.clone(), hostid: request.hostid };
         self.shares.get_or_init(|| self.target.memory.shares(&peer));
         self.place.claim(&peer)
+    }
+
+    /// What happens on it is counted for this host from now on.
+    pub(crate) fn counts_for(&self, hostnqn: &str) {
+        if self.batch.is_some() {
+            self.counts.get_or_init(|| {
+                let host = self.target.hosts.of(hostnqn);
+                let wire = host.connect(self.sender.clone());
+                (host, wire)
+            });
+        }
+    }
+
+    /// The host for which it counts, if it does.
+    pub(crate) fn counted_host(&self) -> Option<&Host> {
+        self.counts.get().map(|(host, _)| &**host)
+    }
+
+    /// Counts a command from now on, if commands are counted.
+    #[inline]
+    pub(crate) fn count(&self, slot: u16, counting: Option<&Rc<Counting>>, operation: Operation, bytes: u32) {
+        if let Some((batch, counting)) = self.batch.as_ref().zip(counting) {
+            let counted = batch.begin(counting, operation, bytes);
+            self.slots.borrow_mut()[usize::from(slot)].counted = Some(counted);
+        }
     }
 
     /// The connection's shares of the target's memory.
@@ -282,7 +326,15 @@ impl Connection {
         for s in &mut *self.slots.borrow_mut() {
             s.use_ = s.use_.wrapping_add(1);
             let work = std::mem::replace(&mut s.work, Work::None);
-            held.push((work, s.destination.take(), s.source.take(), s.bytes.take(), s.charge.take()));
+            let counted = s.counted.take();
+            held.push((
+                work,
+                s.destination.take(),
+                s.source.take(),
+                s.bytes.take(),
+                s.charge.take(),
+                counted,
+            ));
         }
         // What a destructor runs (of a back end's `BlockIo`, say) may come back here.
         drop(held);
@@ -298,11 +350,11 @@ impl Connection {
 
     /// Completes a command and gives its slot free.
     pub(crate) fn complete(&self, slot: u16, reply: Reply) {
-        self.end_use(slot);
+        self.end_use(slot, reply.status);
         self.shared.queue.borrow_mut().complete(slot, reply.status, reply.result);
     }
 
-    fn end_use(&self, slot: u16) {
+    fn end_use(&self, slot: u16, status: Status) {
         let mut slots = self.slots.borrow_mut();
         let s = &mut slots[usize::from(slot)];
         s.use_ = s.use_.wrapping_add(1);
@@ -312,6 +364,9 @@ impl Connection {
             Work::None => None,
             _ => Some(std::mem::replace(&mut s.work, Work::None)),
         };
+        if let Some((batch, counted)) = self.batch.as_ref().zip(s.counted.take()) {
+            batch.end(counted, status);
+        }
         let held = (work, s.destination.take(), s.charge.take());
         self.fetches.end(s.fetch.take());
         drop(slots);
@@ -349,7 +404,7 @@ impl Connection {
             }
             other => (other.into_source(), None),
         };
-        self.end_use(slot);
+        self.end_use(slot, Status::SUCCESS);
         {
             let mut slots = self.slots.borrow_mut();
             let s = &mut slots[usize::from(slot)];
@@ -468,6 +523,7 @@ impl Connection {
             (std::mem::replace(&mut s.work, Work::None), s.destination.take(), s.charge.take())
         };
         if let Err(status) = result {
+            count(&self.target.incidents.data_digest);
             if let (Work::Authenticate, Some(auth)) = (&work, self.auth.get()) {
                 auth.received(self, slot, None);
             }
@@ -531,9 +587,24 @@ impl Connection {
         let field = wrong_field(&reply).map(|field| format!(": {field} is wrong")).unwrap_or_default();
         let message = format_args!("{}: Connect refused: {}{field}", self.peer, reply.status);
         self.target.quiet.refuse.say(message, |line| tracing::info!("{line}"));
+        count(&self.target.incidents.connect_refused);
         self.complete(slot, reply);
         self.shared.output.notify();
         self.shared.end();
+    }
+
+    /// The protocol has ended the connection.
+    #[cold]
+    fn count_close(&self, reason: &CloseReason) {
+        let incidents = &self.target.incidents;
+        match reason {
+            CloseReason::Fault(fault) if fault.fes == Fes::HeaderDigestError => {
+                count(&incidents.header_digest)
+            }
+            CloseReason::Fault(_) => count(&incidents.protocol),
+            // The peer says that this end is wrong: that is in the log.
+            CloseReason::Terminated { .. } => {}
+        }
     }
 
     pub(crate) fn peer(&self) -> SocketAddr {
@@ -597,6 +668,9 @@ impl Driver for Served {
     }
 
     fn events(&self) {
+        if let Some(batch) = &self.batch {
+            batch.open();
+        }
         loop {
             let event = self.shared.queue.borrow_mut().poll_event();
             let Some(event) = event else { break };
@@ -613,6 +687,7 @@ impl Driver for Served {
                             charge: None,
                             fetch: None,
                             committed: false,
+                            counted: None,
                         });
                     }
                     drop(slots);
@@ -625,7 +700,7 @@ impl Driver for Served {
                 }
                 TargetEvent::DataComplete { slot, result } => self.data_complete(slot, result),
                 TargetEvent::Displaced { slot, cid } => {
-                    self.end_use(slot);
+                    self.end_use(slot, Status::ABORT_REQUESTED);
                     let role = self.role.borrow().clone();
                     if let Role::Admin(admin) = role {
                         admin.displaced(slot, cid);
@@ -633,6 +708,7 @@ impl Driver for Served {
                 }
                 TargetEvent::Ready(_) => {}
                 TargetEvent::Closed(reason) => {
+                    self.count_close(&reason);
                     let message = format_args!("{}: {reason}", self.peer);
                     self.target.quiet.refuse.say(message, |line| tracing::info!("{line}"));
                 }
@@ -640,6 +716,9 @@ impl Driver for Served {
         }
         if let Role::Io(io) = &*self.role.borrow() {
             io.count();
+        }
+        if let Some(batch) = &self.batch {
+            batch.close();
         }
         self.hold_back_after_refusals();
     }

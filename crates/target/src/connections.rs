@@ -97,6 +97,11 @@ impl Connections {
         lock(&self.state).all.len()
     }
 
+    /// Connections that there may be.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Asks every connection to end once its commands have completed.
     pub(crate) fn drain(&self) {
         for entry in lock(&self.state).all.values() {

@@ -8,6 +8,7 @@
 //!   device is busy with it the controller counts as present.
 
 use crate::connection::{Connection, Work};
+use crate::counts::{Counting, Operation};
 use crate::durable::Written;
 use crate::ledger::Charge;
 use crate::long::Long;
@@ -44,6 +45,8 @@ struct Opened {
     /// What the controller has written to it, on any queue.
     written: Arc<Written>,
     reserved: Arc<Reserved>,
+    /// Commands to it, if they are counted.
+    counting: Option<Rc<Counting>>,
 }
 
 impl Opened {
@@ -101,8 +104,18 @@ fn status_of(e: &IoError, reading: bool) -> Status {
     }
 }
 
+/// What a command counts as, and the bytes of a read or write.
+fn operation_of(command: &IoCommand) -> (Operation, u32) {
+    match command {
+        IoCommand::Read { len, .. } => (Operation::Read, *len),
+        IoCommand::Write { len, .. } => (Operation::Write, *len),
+        IoCommand::Flush | IoCommand::FlushAll => (Operation::Flush, 0),
+        _ => (Operation::Other, 0),
+    }
+}
+
 /// Whether a status says that the medium has lost data.
-fn is_media_error(status: Status) -> bool {
+pub(crate) fn is_media_error(status: Status) -> bool {
     //= NVMe Base 2.1, SMART / Health Information log page: media errors are unrecovered data integrity errors
     // Other statuses of that type are about the command: data that differs (as a Compare is to find
     // out), or access that is denied.
@@ -234,7 +247,11 @@ impl IoQueue {
                     namespace.device.open().await.map(|io| {
                         let io = in_pieces(io, &namespace.device.info(), this.limits.max_transfer);
                         let written = this.link.written(nsid, &namespace);
-                        Rc::new(Opened { nsid, io, written, reserved: Arc::clone(&namespace.reserved) })
+                        let reserved = Arc::clone(&namespace.reserved);
+                        let host = connection.counted_host();
+                        let counting =
+                            host.map(|host| Counting::start([&*namespace.counters, &host.commands]));
+                        Rc::new(Opened { nsid, io, written, reserved, counting })
                     })
                 }
                 None => Err(IoError::Refused("the namespace was removed".into())),
@@ -324,6 +341,8 @@ impl IoQueue {
         ns: &NamespaceView,
         at: Rc<Opened>,
     ) {
+        let (operation, bytes) = operation_of(&command);
+        connection.count(slot, at.counting.as_ref(), operation, bytes);
         if self.is_denied(&command, &at) {
             return self.refuse(connection, slot, sqe, Status::RESERVATION_CONFLICT.dnr());
         }

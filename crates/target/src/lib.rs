@@ -14,11 +14,13 @@ mod auth;
 mod config;
 mod connection;
 mod connections;
+mod counts;
 mod durable;
 mod io;
 mod ledger;
 mod long;
 mod memory;
+mod observer;
 mod pace;
 mod patience;
 mod pieces;
@@ -36,9 +38,11 @@ mod target;
 
 pub use auth::Keys;
 pub use config::{Config, Patience};
+pub use counts::{BOUNDS, CommandCounts, Failure, Operation, OperationCounts};
 pub use longhaul_auth::{DhGroup, Generations, HashFunction, HostKey, KeySource, Secret, SecretError};
 pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Registration, ReservationRecord};
+pub use observer::{HOSTS_MAX, HostStatistics, IncidentCounts, NamespaceStatistics, Observer, Statistics};
 pub use space::{
     BlockSpace, BlockSpaceOptions, DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space,
     SpaceCapacity, SpaceError, SpaceNamespace, SpaceSpec, check_name,

@@ -8,6 +8,7 @@
 
 use crate::config::Patience;
 use crate::connection::{Connection, Fetch, Role};
+use crate::observer::count;
 use longhaul_engine::sleep;
 use longhaul_proto::transport::{Endpoint, Want};
 use std::cell::Cell;
@@ -79,6 +80,7 @@ pub(crate) async fn watch(connection: Rc<Connection>) {
     if matches!(*connection.role.borrow(), Role::New) {
         let message =
             format_args!("{}: no Connect within {} s", connection.peer(), patience.connect.as_secs());
+        count(&connection.target.incidents.late);
         connection.target.quiet.late.say(message, |line| tracing::info!("{line}"));
         connection.close();
     }
@@ -89,6 +91,7 @@ pub(crate) async fn watch(connection: Rc<Connection>) {
         fetches.rounds.set(fetches.rounds.get() + 1);
         if let Some(what) = late(&connection, &patience, &mut mark) {
             let message = format_args!("{}: {what}; disconnected", connection.peer());
+            count(&connection.target.incidents.late);
             connection.target.quiet.late.say(message, |line| tracing::warn!("{line}"));
             return connection.close();
         }

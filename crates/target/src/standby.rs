@@ -97,7 +97,8 @@ impl Target {
             let mut namespaces = subsystem.namespaces();
             let Some(namespace) = namespaces.get_mut(&nsid) else { return false };
             let before = namespace.device.info().size;
-            *namespace = by(namespace.uuid);
+            // What was counted of it stays.
+            *namespace = Namespace { counters: Arc::clone(&namespace.counters), ..by(namespace.uuid) };
             namespace.device.info().size != before
         };
         subsystem.access_changed(nsid, resized);

@@ -10,6 +10,7 @@
 //! - an identifier belongs to one controller of both.
 
 use crate::config::Config;
+use crate::counts::AllCounters;
 use crate::durable::{Failures, Written};
 use crate::reserved::Reserved;
 use crate::space::Managed;
@@ -49,6 +50,8 @@ pub struct Namespace {
     pub(crate) made: Option<Arc<ManagedNamespace>>,
     /// Whether this target serves it, or another one does.
     pub(crate) ana: AnaState,
+    /// Commands to it.
+    pub(crate) counters: Arc<AllCounters>,
 }
 
 /// What is known of a namespace that was made by a command.
@@ -89,7 +92,8 @@ impl Namespace {
         reserved: Arc<Reserved>,
         made: Option<Arc<ManagedNamespace>>,
     ) -> Namespace {
-        Namespace { device, uuid, failures: Arc::default(), reserved, made, ana: AnaState::Optimized }
+        let (failures, counters, ana) = (Arc::default(), Arc::default(), AnaState::Optimized);
+        Namespace { device, uuid, failures, reserved, made, ana, counters }
     }
 
     /// The same, in another state of access.
@@ -481,6 +485,8 @@ pub(crate) enum Message {
     Events,
     /// Namespaces have changed (to an I/O queue).
     Refresh,
+    /// Ask the kernel about the connection.
+    Measure,
     /// Let commands under way end, then close.
     Drain,
     /// Close the connection now.

@@ -4,6 +4,7 @@ use crate::admin::flush_all;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::memory::Memory;
+use crate::observer::{Hosts, Incidents, Observer};
 use crate::pace::{self, Paces};
 use crate::quiet::Quiet;
 use crate::reserved::Reserved;
@@ -105,6 +106,12 @@ pub(crate) struct Shared {
     /// Turns of commands that are refused.
     pub(crate) refused: Paces,
     pub(crate) quiet: Kinds,
+    /// What happens seldom.
+    pub(crate) incidents: Incidents,
+    /// What is counted of hosts.
+    pub(crate) hosts: Hosts,
+    /// Listeners that accept connections.
+    pub(crate) accepting: AtomicUsize,
     stopping: AtomicBool,
 }
 
@@ -172,6 +179,7 @@ pub struct Target {
     discovery: Option<SocketAddr>,
     /// Makes reservations durable.
     writer: Writer,
+    pub(crate) observer: Observer,
 }
 
 fn listen(addr: SocketAddr) -> Result<FreeListener, Error> {
@@ -212,15 +220,21 @@ impl Target {
             authentications: Paces::new(pace::AUTHENTICATIONS),
             refused: Paces::new(pace::REFUSED),
             quiet: Kinds::default(),
+            incidents: Incidents::default(),
+            hosts: Hosts::default(),
+            accepting: AtomicUsize::new(0),
             config,
             stopping: AtomicBool::new(false),
         });
+        let name = |i| format!("target-{i}");
         let threads = (0..shared.config.threads)
-            .map(|i| Thread::start(&format!("target-{i}"), shared.config.engine.clone()))
+            .map(|i| Thread::start(&name(i), shared.config.engine.clone()))
             .collect::<io::Result<Vec<_>>>()
             .map_err(Error::Thread)?;
         let handles: Vec<_> = threads.iter().map(Thread::handle).collect();
         let turn = Arc::new(AtomicUsize::new(0));
+        let named = handles.iter().cloned().enumerate().map(|(i, handle)| (name(i), handle));
+        let observer = Observer::new(&shared, listeners.len(), named.collect());
         for listener in listeners {
             let (shared, all, turn) = (Arc::clone(&shared), handles.clone(), Arc::clone(&turn));
             handles[0].spawn(move || crate::accept::accept(shared, listener, all, turn));
@@ -228,7 +242,7 @@ impl Target {
         let watched = Arc::downgrade(&shared);
         handles[0].spawn(move || crate::sizes::watch(watched));
         let writer = Writer::start().map_err(Error::Thread)?;
-        Ok(Target { shared, threads, _long: long, addresses, discovery, writer })
+        Ok(Target { shared, threads, _long: long, addresses, discovery, writer, observer })
     }
 
     /// The addresses of the I/O listeners.

@@ -1,0 +1,392 @@
+//! CommandCounts the commands of I/O queues, for programs that watch a target.
+//!
+//! Invariants:
+//! - nothing is counted, and the time is not asked for, unless [`Config::statistics`] is set;
+//! - a counter has one writer, the thread of its queue, so that counting takes no locked instruction; it
+//!   is added up with the others when a program looks;
+//! - counts never fall: those of queues that have ended are kept with their namespace and host;
+//! - commands that arrive and end within one batch of events share two readings of the clock: the time of
+//!   a command is that until its answer can be sent, which is after the batch.
+//!
+//! [`Config::statistics`]: crate::Config::statistics
+
+use crate::subsystem::lock;
+use longhaul_engine::now;
+use longhaul_wire::completion::Status;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Upper bounds of the buckets of a histogram of times: from a memory device of this machine to a disk
+/// that hangs, three in each decade.
+pub const BOUNDS: [Duration; 18] = [
+    Duration::from_micros(10),
+    Duration::from_micros(20),
+    Duration::from_micros(50),
+    Duration::from_micros(100),
+    Duration::from_micros(200),
+    Duration::from_micros(500),
+    Duration::from_millis(1),
+    Duration::from_millis(2),
+    Duration::from_millis(5),
+    Duration::from_millis(10),
+    Duration::from_millis(20),
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+];
+
+/// Kinds of commands that are counted apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Flushes of one namespace.
+    Flush,
+    /// Any other command: Compare, Deallocate, Write Zeroes, Verify, reservations.
+    Other,
+}
+
+impl Operation {
+    /// Each of them, in the order of [`CommandCounts::operations`].
+    pub const ALL: [Operation; 4] = [Operation::Read, Operation::Write, Operation::Flush, Operation::Other];
+}
+
+/// Why a command failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The medium has lost data, or cannot take it.
+    Medium,
+    /// A reservation of another host.
+    Reservation,
+    /// Data did not arrive as it was sent, by its digest.
+    Digest,
+    /// Any other status.
+    Other,
+}
+
+impl Failure {
+    /// Each of them, in the order of [`CommandCounts::failures`].
+    pub const ALL: [Failure; 4] = [Failure::Medium, Failure::Reservation, Failure::Digest, Failure::Other];
+
+    fn of(status: Status) -> Failure {
+        if crate::io::is_media_error(status) {
+            Failure::Medium
+        } else if status.is(Status::RESERVATION_CONFLICT) {
+            Failure::Reservation
+        } else if status.is(Status::TRANSIENT_TRANSPORT) {
+            Failure::Digest
+        } else {
+            Failure::Other
+        }
+    }
+}
+
+/// Commands of one kind that have been answered, also with an error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperationCounts {
+    /// By the time from arrival to answer: those up to each of [`BOUNDS`], and not up to the one before;
+    /// the last ones took longer.
+    pub buckets: [u64; BOUNDS.len() + 1],
+    /// The times of all of them, added up.
+    pub time: Duration,
+}
+
+impl OperationCounts {
+    /// Commands in all.
+    pub fn commands(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    fn add(&mut self, other: &OperationCounts) {
+        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, more)| *sum += more);
+        self.time += other.time;
+    }
+}
+
+/// Commands of several queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommandCounts {
+    /// By their [`Operation`].
+    pub operations: [OperationCounts; Operation::ALL.len()],
+    /// Bytes of reads that succeeded.
+    pub bytes_read: u64,
+    /// Bytes of writes that succeeded.
+    pub bytes_written: u64,
+    /// Commands that failed, by their [`Failure`].
+    pub failures: [u64; Failure::ALL.len()],
+    /// Commands that have arrived and have no answer yet.
+    pub in_flight: u64,
+}
+
+impl CommandCounts {
+    /// Adds those of others.
+    pub fn add(&mut self, other: &CommandCounts) {
+        self.operations.iter_mut().zip(&other.operations).for_each(|(sum, more)| sum.add(more));
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+        self.failures.iter_mut().zip(other.failures).for_each(|(sum, more)| *sum += more);
+        self.in_flight += other.in_flight;
+    }
+}
+
+#[derive(Debug, Default)]
+struct OperationCounters {
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    nanoseconds: AtomicU64,
+}
+
+/// What one queue counts of one namespace.
+#[derive(Debug, Default)]
+struct Counters {
+    operations: [OperationCounters; Operation::ALL.len()],
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    failures: [AtomicU64; Failure::ALL.len()],
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// The queue counts no more.
+    is_over: AtomicBool,
+}
+
+/// Adds to a counter that no other thread writes.
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+impl Counters {
+    fn read(&self, is_over: bool) -> CommandCounts {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // They are read one after the other while the thread counts on: the end first.
+        let ended = get(&self.ended);
+        CommandCounts {
+            operations: std::array::from_fn(|i| OperationCounts {
+                buckets: std::array::from_fn(|at| get(&self.operations[i].buckets[at])),
+                time: Duration::from_nanos(get(&self.operations[i].nanoseconds)),
+            }),
+            bytes_read: get(&self.bytes_read),
+            bytes_written: get(&self.bytes_written),
+            failures: std::array::from_fn(|i| get(&self.failures[i])),
+            in_flight: if is_over { 0 } else { get(&self.begun).saturating_sub(ended) },
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    /// What queues have counted that are over.
+    past: CommandCounts,
+    counters: Vec<Arc<Counters>>,
+}
+
+impl Queues {
+    fn fold(&mut self) {
+        let past = &mut self.past;
+        self.counters.retain(|counters| {
+            let is_over = counters.is_over.load(Ordering::Acquire);
+            if is_over {
+                past.add(&counters.read(true));
+            }
+            !is_over
+        });
+    }
+}
+
+/// The counters of all queues that use a namespace, or belong to a host.
+#[derive(Debug, Default)]
+pub(crate) struct AllCounters(Mutex<Queues>);
+
+impl AllCounters {
+    fn watch(&self, counters: Arc<Counters>) {
+        let mut queues = lock(&self.0);
+        queues.fold();
+        queues.counters.push(counters);
+    }
+
+    /// All of them together.
+    pub(crate) fn sum(&self) -> CommandCounts {
+        let mut queues = lock(&self.0);
+        queues.fold();
+        let mut sum = queues.past;
+        for counters in &queues.counters {
+            sum.add(&counters.read(false));
+        }
+        sum
+    }
+}
+
+/// One queue's counting of one namespace, until the last command of it has ended.
+#[derive(Debug, Default)]
+pub(crate) struct Counting(Arc<Counters>);
+
+impl Counting {
+    /// CommandCounts for all of these.
+    pub(crate) fn start<'a>(into: impl IntoIterator<Item = &'a AllCounters>) -> Rc<Counting> {
+        let counting = Counting::default();
+        into.into_iter().for_each(|all| all.watch(Arc::clone(&counting.0)));
+        Rc::new(counting)
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Release);
+    }
+}
+
+/// A command that is counted when it ends.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    counting: Rc<Counting>,
+    operation: Operation,
+    /// Bytes of a read or write.
+    bytes: u32,
+    arrived: Instant,
+}
+
+impl Counted {
+    fn end(&self, now: Instant, status: Status) {
+        let Counters { operations, bytes_read, bytes_written, failures, ended, .. } = &*self.counting.0;
+        let operation = &operations[self.operation as usize];
+        let time = now.saturating_duration_since(self.arrived);
+        add(&operation.buckets[BOUNDS.partition_point(|bound| *bound < time)], 1);
+        add(&operation.nanoseconds, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        if status == Status::SUCCESS {
+            match self.operation {
+                Operation::Read => add(bytes_read, self.bytes.into()),
+                Operation::Write => add(bytes_written, self.bytes.into()),
+                Operation::Flush | Operation::Other => {}
+            }
+        } else {
+            add(&failures[Failure::of(status) as usize], 1);
+        }
+        add(ended, 1);
+    }
+}
+
+/// The batch of events that a connection handles, and what ends in it.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    is_open: Cell<bool>,
+    /// When its first command arrived.
+    arrived: Cell<Option<Instant>>,
+    ended: RefCell<Vec<(Counted, Status)>>,
+}
+
+impl Batch {
+    /// Events are handled from now on.
+    pub(crate) fn open(&self) {
+        self.arrived.set(None);
+        self.is_open.set(true);
+    }
+
+    /// A command has arrived.
+    pub(crate) fn begin(&self, counting: &Rc<Counting>, operation: Operation, bytes: u32) -> Counted {
+        add(&counting.0.begun, 1);
+        let arrived = self.arrived.get().filter(|_| self.is_open.get()).unwrap_or_else(|| {
+            let arrived = now();
+            self.arrived.set(Some(arrived));
+            arrived
+        });
+        Counted { counting: Rc::clone(counting), operation, bytes, arrived }
+    }
+
+    /// A command has been answered.
+    pub(crate) fn end(&self, counted: Counted, status: Status) {
+        if self.is_open.get() {
+            self.ended.borrow_mut().push((counted, status));
+        } else {
+            counted.end(now(), status);
+        }
+    }
+
+    /// The events have been handled.
+    pub(crate) fn close(&self) {
+        self.is_open.set(false);
+        let mut ended = self.ended.borrow_mut();
+        if !ended.is_empty() {
+            let now = now();
+            ended.drain(..).for_each(|(counted, status)| counted.end(now, status));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_queue_counted_stays_when_it_has_ended() {
+        let (namespace, host) = (AllCounters::default(), AllCounters::default());
+        let batch = Batch::default();
+        let one = Counting::start([&namespace, &host]);
+        let other = Counting::start([&namespace]);
+        batch.open();
+        let (read, write) =
+            (batch.begin(&one, Operation::Read, 4096), batch.begin(&other, Operation::Write, 512));
+        assert_eq!((namespace.sum().in_flight, host.sum().in_flight), (2, 1));
+        batch.end(read, Status::SUCCESS);
+        assert_eq!(host.sum().in_flight, 1, "its answer is sent after the batch");
+        batch.close();
+        batch.end(write, Status::RESERVATION_CONFLICT.dnr());
+        // What arrives later, in no batch, is not taken for what the next batch brings.
+        let late = batch.begin(&other, Operation::Other, 0);
+        batch.open();
+        assert_eq!(batch.arrived.get(), None);
+        let next = batch.begin(&other, Operation::Other, 0);
+        batch.end(next, Status::SUCCESS);
+        batch.end(late, Status::SUCCESS);
+        batch.close();
+        // The connection ends before this one does.
+        let lost = batch.begin(&one, Operation::Flush, 0);
+        assert_eq!(namespace.sum().in_flight, 1);
+        drop((lost, one));
+        let sum = namespace.sum();
+        assert_eq!((sum.bytes_read, sum.bytes_written, sum.in_flight), (4096, 0, 0));
+        assert_eq!(sum.operations.map(|operation| operation.commands()), [1, 1, 0, 2]);
+        assert_eq!(sum.failures, [0, 1, 0, 0]);
+        assert_eq!(host.sum().operations.map(|operation| operation.commands()), [1, 0, 0, 0]);
+        drop(other);
+        assert_eq!(namespace.sum(), sum);
+        assert!(lock(&namespace.0).counters.is_empty(), "nothing grows with queues that end");
+    }
+
+    #[test]
+    fn times_are_in_the_bucket_of_their_bound() {
+        let all = AllCounters::default();
+        let counting = Counting::start([&all]);
+        let arrived = now();
+        let us = Duration::from_micros;
+        for time in [us(0), us(10), us(11), us(5_000_000), us(5_000_001)] {
+            let counted =
+                Counted { counting: Rc::clone(&counting), operation: Operation::Read, bytes: 1, arrived };
+            counted.end(arrived + time, Status::SUCCESS);
+        }
+        let read = all.sum().operations[Operation::Read as usize];
+        let mut expected = [0; BOUNDS.len() + 1];
+        (expected[0], expected[1], expected[17], expected[18]) = (2, 1, 1, 1);
+        assert_eq!((read.buckets, read.time), (expected, us(10_000_022)));
+        assert_eq!(read.commands(), 5);
+    }
+
+    #[test]
+    fn the_operations_are_in_the_order_of_their_counts() {
+        for (i, operation) in Operation::ALL.into_iter().enumerate() {
+            assert_eq!(operation as usize, i);
+        }
+        for (i, failure) in Failure::ALL.into_iter().enumerate() {
+            assert_eq!(failure as usize, i);
+        }
+        assert_eq!(Failure::of(Status::UNRECOVERED_READ), Failure::Medium);
+        assert_eq!(Failure::of(Status::TRANSIENT_TRANSPORT), Failure::Digest);
+        assert_eq!(Failure::of(Status::INVALID_FIELD.dnr()), Failure::Other);
+    }
+}
