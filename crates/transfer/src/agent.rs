@@ -9,6 +9,7 @@
 
 mod joining;
 pub(crate) mod pending;
+mod statistics;
 pub(crate) mod third_party;
 
 use crate::copy::Settings;
@@ -35,6 +36,7 @@ use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{BufPool, Config, Thread, blocking, spawn, timeout};
 use pending::{PendingConnections, PendingSlot};
 use rustix::process::{Resource, getrlimit};
+pub use statistics::{AgentObserver, SessionCounts};
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
@@ -115,7 +117,8 @@ pub struct Bound {
 #[derive(Debug)]
 pub struct Agent {
     address: SocketAddr,
-    _thread: Thread,
+    thread: Thread,
+    statistics: statistics::Statistics,
 }
 
 fn named(what: impl fmt::Display, e: &io::Error) -> io::Error {
@@ -164,6 +167,11 @@ impl Agent {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
+
+    /// A handle that watches the agent.
+    pub fn observer(&self) -> AgentObserver {
+        AgentObserver { statistics: self.statistics.clone(), thread: self.thread.handle() }
+    }
 }
 
 impl Bound {
@@ -177,6 +185,8 @@ impl Bound {
             tree.enter().map_err(|e| named(format!("{} cannot be entered", path.display()), &e))?;
         }
         let thread = Thread::start("transfer", config.engine.clone())?;
+        let counted = statistics::Statistics::default();
+        let statistics = counted.clone();
         drop(thread.handle().spawn(move || async move {
             let agent = Rc::new(AgentState {
                 pool: BufPool::new(config.memory),
@@ -188,12 +198,13 @@ impl Bound {
                 root,
                 joining: JoiningConnections::default(),
                 sessions: Rc::default(),
+                statistics: counted,
             });
             if let Err(e) = agent.accept(listener).await {
                 tracing::error!("the agent stopped accepting connections: {e}");
             }
         }));
-        Ok(Agent { address, _thread: thread })
+        Ok(Agent { address, thread, statistics })
     }
 }
 
@@ -208,6 +219,7 @@ struct AgentState {
     refusals: Rc<Cell<usize>>,
     joining: JoiningConnections,
     sessions: Rc<Cell<usize>>,
+    statistics: statistics::Statistics,
     /// Timeout for silent peers, shared by all sessions.
     patience: PeerTimeout,
 }
@@ -406,7 +418,8 @@ impl AgentState {
         let mut links = self.joining.gather(&hello, link).await?;
         drop(expected);
         let monitor = Arc::new(Monitor::new());
-        match prepared {
+        let counted = self.statistics.begin(hello.direction, &monitor);
+        let result = match prepared {
             PreparedSession::Mount(exported) => {
                 let link = links.into_iter().next().ok_or(SessionError::Lost)?;
                 far::serve(link, exported, self.pool.clone()).await?;
@@ -453,7 +466,11 @@ impl AgentState {
                 }
                 send::send(spec, links, streams, monitor, self.patience.clone()).await
             }
+        };
+        if result.is_ok() {
+            counted.done();
         }
+        result
     }
 
     /// Opens the files that a session is about, before it is granted.

@@ -51,7 +51,7 @@ mod tree;
 mod tune;
 pub mod wire;
 
-pub use agent::{Agent, AgentConfig, Bound};
+pub use agent::{Agent, AgentConfig, AgentObserver, Bound, SessionCounts};
 pub use copy::endpoint::Endpoint;
 pub use copy::ssh::{Offer, Ssh, Via, carry};
 pub use copy::{CopyError, CopySpec, Settings, Summary, copy};
