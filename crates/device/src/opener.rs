@@ -75,7 +75,7 @@ impl Opener {
 
     /// Each path to each remote namespace that it or a clone of it has opened and that is open, with the
     /// name of the device.
-    pub(crate) fn paths(&self) -> Vec<(String, PathStatus)> {
+    pub fn paths(&self) -> Vec<(String, PathStatus)> {
         self.remotes.paths()
     }
 
