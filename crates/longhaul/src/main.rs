@@ -12,6 +12,7 @@ mod exit;
 mod export;
 mod helper;
 mod live;
+mod metrics;
 mod output;
 mod pools;
 mod screen;

@@ -25,6 +25,8 @@ pub(crate) struct AttachReady {
     pub(crate) read_only: bool,
     /// Why preferred ways were passed over, a sentence each.
     pub(crate) passed_over: Vec<String>,
+    /// Address at which metrics are served; null without `--metrics`.
+    pub(crate) metrics: Option<String>,
 }
 
 /// `mount`: the file system is mounted.

@@ -203,4 +203,6 @@ pub(crate) struct AgentReady {
     pub(crate) root: Option<String>,
     /// The user that it runs as.
     pub(crate) user: String,
+    /// Address at which metrics are served; null without `--metrics`.
+    pub(crate) metrics: Option<String>,
 }

@@ -11,6 +11,8 @@ pub(crate) struct TargetReady<'a> {
     pub(crate) listen: Vec<String>,
     /// Address of the discovery port; null without one.
     pub(crate) discovery: Option<String>,
+    /// Address at which metrics are served; null without `--metrics`.
+    pub(crate) metrics: Option<String>,
     /// The namespaces that it exports.
     pub(crate) exports: &'a [ExportFields],
     /// The spaces in which administrators make namespaces.

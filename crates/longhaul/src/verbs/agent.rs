@@ -3,15 +3,18 @@
 use crate::arguments::{EngineArgs, check_congestion, parse_bytes, resolve};
 use crate::events::{AgentReady, ServiceSummary};
 use crate::exit::{Failure, Outcome};
+use crate::metrics::{self, MetricsArgs};
 use crate::output::Output;
 use longhaul_device::User;
 use longhaul_engine::address::{self, ListenAddress, reachable};
+use longhaul_metrics::AgentSource;
 use longhaul_target::is_loopback;
 use longhaul_transfer::{Agent, AgentConfig, Key, PATIENCE, carry};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// TCP port unless `--listen` names another one.
 const PORT: u16 = 7400;
@@ -81,6 +84,8 @@ pub(crate) struct AgentArgs {
     /// TCP congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -162,6 +167,8 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
         true => Some(one_time_key()?),
         false => super::cp::key(args.key_file.as_deref(), Key::load_or_make)?,
     };
+    // Below port 1024 with the rights that it has now; threads are started as the user that it becomes.
+    let metrics = args.metrics.bind()?;
     let bound = Agent::bind(AgentConfig {
         listen: listen(&args)?,
         root: args.root.clone(),
@@ -181,14 +188,20 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
     .map_err(Failure::failed)?;
     let refused = |e| Failure::failed(format_args!("cannot become the user {}: {e}", user.name));
     user.switch_to().map_err(refused)?;
+    let metrics = metrics::start(metrics, "the agent is starting")?;
     let agent = bound.start().map_err(|e| {
         let hint = if args.user.is_none() { "; --user NAME runs this as another user" } else { "" };
         Failure::failed(format_args!("as the user {}: {e}{hint}", user.name))
     })?;
+    if let Some(metrics) = &metrics {
+        metrics.add(Arc::new(AgentSource::new(agent.observer())));
+        metrics.set_ready();
+    }
     let uri = format!("lh://{}/", reachable(agent.address()));
     let listen = agent.address().to_string();
     let root = args.root.as_ref().map(|root| root.display().to_string());
-    output.event(&AgentReady { listen, uri: uri.clone(), root, user: user.name });
+    let metrics_at = metrics.as_ref().map(|server| server.address().to_string());
+    output.event(&AgentReady { listen, uri: uri.clone(), root, user: user.name, metrics: metrics_at });
     if !output.is_json() {
         output.line(format_args!("ready {uri}"));
     }

@@ -16,6 +16,7 @@ use crate::events::{
     AttachReady, AttachmentList, DetachSummary, ListedAttachment, MissingAttachment, ServiceSummary,
 };
 use crate::exit::{Exit, Failure, Outcome};
+use crate::metrics::MetricsArgs;
 use crate::output::Output;
 use crate::words::front_ends;
 use comfy_table::Table;
@@ -26,8 +27,10 @@ use longhaul_attach::{
 };
 use longhaul_block::units::format_size;
 use longhaul_device::attached::{Attachment, absolute, log_of};
+use longhaul_metrics::HostSource;
 use open::DeviceArgs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -64,6 +67,8 @@ pub(crate) struct AttachArgs {
     /// Serve the device in the foreground, until SIGTERM
     #[arg(long)]
     foreground: bool,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -106,7 +111,12 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
     // The kernel may write back to this device, or to a loop device on it, to free memory: the
     // threads that serve the device inherit the setting, and must not wait for such writes.
     keep_out_of_reclaim();
-    let opened = args.device.open(&args.devices, path)?;
+    let opener = args.device.using.initiator.opener();
+    let metrics = args.metrics.start("the device is being opened")?;
+    if let Some(metrics) = &metrics {
+        metrics.add(Arc::new(HostSource::new(opener.clone())));
+    }
+    let opened = args.device.open_by(&opener, &args.devices, path)?;
     if !args.force && !opened.requests.info().read_only && opened.signature()?.is_array_member() {
         let why = format!(
             "{} is a member of an array, which a write to it alone would corrupt: attach the array \
@@ -157,7 +167,11 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
         optimal_io: info.optimal_io,
         read_only: info.read_only,
         passed_over,
+        metrics: metrics.as_ref().map(|server| server.address().to_string()),
     };
+    if let Some(metrics) = &metrics {
+        metrics.set_ready();
+    }
     print_ready(&ready, output);
     if background::is_this() {
         // The starting process reads standard output only until the `ready` event.

@@ -6,11 +6,13 @@ use crate::arguments::{EngineArgs, Keys, check_congestion, parse_bytes, parse_ke
 use crate::events::{ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping, TargetReady};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
+use crate::metrics::MetricsArgs;
 use crate::output::Output;
 use longhaul_block::DeviceInfo;
 use longhaul_device::{Device, Opener, state};
 use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_initiator::{IO_PORT, Options};
+use longhaul_metrics::{HostSource, Server, TargetSource};
 use longhaul_pool::Volumes;
 use longhaul_target::{
     Config, Error, HostAccess, MediumSpec, ServedMedium, Space, SpaceError, SpaceSpec, Target, TargetState,
@@ -116,6 +118,8 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
     #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -168,6 +172,7 @@ impl TargetArgs {
             max_queues: self.max_queues,
             max_queue_size: self.max_queue_size,
             max_connections: self.max_connections as usize,
+            statistics: self.metrics.is_on(),
             ..defaults
         })
     }
@@ -207,6 +212,11 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
     let opener = Opener::new(options).with_scheme(Arc::new(Volumes)).for_threads(threads);
     let listen = args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
     check_access(&args.space, &listen, args.insecure || args.keys.is_some())?;
+    // Before anything is opened or made: a port that is taken changes nothing.
+    let metrics = args.metrics.start("the devices of the exports are being opened")?;
+    if let Some(metrics) = &metrics {
+        metrics.add(Arc::new(HostSource::new(opener.clone())));
+    }
     identify(&mut args.export, &opener)?;
     let state = TargetState::at(state::directory());
     let exports = open(&args.export, &opener, &state)?;
@@ -264,7 +274,11 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
             target.add_space(&fields.nqn, &spec.name, space, admins, state.reservation_stores())?;
             shown_spaces.push(fields);
         }
-        ready(&target, &shown, &shown_spaces, output);
+        if let Some(metrics) = &metrics {
+            metrics.add(Arc::new(TargetSource::new(target.observer())));
+            metrics.set_ready();
+        }
+        ready(&target, metrics.as_ref(), &shown, &shown_spaces, output);
         (target, shown.iter().map(|export| export.nsid).collect::<Vec<u32>>())
     };
     for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
@@ -311,6 +325,9 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
                 output.note(format_args!("{name}: namespace {nsid} has {} bytes now", info.size));
                 output.event(&ExportResized { name, nsid, size: info.size });
             }
+        }
+        if let Some(metrics) = &metrics {
+            metrics.set_not_ready("the target is stopping");
         }
         output.event(&Stopping {});
         ending.store(true, Ordering::SeqCst);
@@ -452,10 +469,17 @@ fn check_access(spaces: &[SpaceSpec], listen: &[SocketAddr], insecure: bool) -> 
     }
 }
 
-fn ready(target: &Target, exports: &[ExportFields], spaces: &[SpaceFields], output: Output) {
+fn ready(
+    target: &Target,
+    metrics: Option<&Server>,
+    exports: &[ExportFields],
+    spaces: &[SpaceFields],
+    output: Output,
+) {
     let listen: Vec<_> = target.addresses().iter().map(ToString::to_string).collect();
     let discovery = target.discovery_address().map(|addr| addr.to_string());
-    output.event(&TargetReady { listen, discovery, exports, spaces });
+    let metrics = metrics.map(|server| server.address().to_string());
+    output.event(&TargetReady { listen, discovery, metrics, exports, spaces });
     if !output.is_json() {
         let short = exports.iter().map(|export| &export.short);
         let short: Vec<&str> =

@@ -5,6 +5,7 @@ use crate::exit::Failure;
 use crate::words::joins;
 use longhaul_array::Layout;
 use longhaul_attach::{OpenDevice, OpenOptions};
+use longhaul_device::Opener;
 use std::path::Path;
 
 /// Memory for read-ahead and write-behind, as `--memory` has by default, in bytes.
@@ -64,8 +65,23 @@ impl DeviceArgs {
 
     /// Opens the devices with these names, to appear at `path`.
     pub(crate) fn open(&self, names: &[String], path: &Path) -> Result<OpenDevice, Failure> {
+        self.open_by(&self.using.initiator.opener(), names, path)
+    }
+
+    /// The same, by an opener that others watch.
+    pub(super) fn open_by(
+        &self,
+        opener: &Opener,
+        names: &[String],
+        path: &Path,
+    ) -> Result<OpenDevice, Failure> {
         let DeviceArgs { layout, stripe_unit, using } = self;
-        let options = OpenOptions { layout: *layout, stripe_unit: *stripe_unit, ..using.options() };
+        let options = OpenOptions {
+            opener: opener.clone(),
+            layout: *layout,
+            stripe_unit: *stripe_unit,
+            ..using.options()
+        };
         Ok(OpenDevice::open(names, &options, path)?)
     }
 
