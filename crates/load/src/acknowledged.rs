@@ -3,6 +3,7 @@
 //! Invariants:
 //! - a block has one write under way at a time, and its writes are numbered from 1;
 //! - a block is right if each of its sectors has the last write that was acknowledged, or one that was begun after it;
+//!   before a write of it was acknowledged, zeroes or one that was begun;
 //! - a block whose last write has failed is written again when it is checked: if that write takes effect after all, it
 //!   is an older one from then on, and the next check finds it.
 
@@ -20,7 +21,8 @@ struct Writes {
     begun: u32,
 }
 
-/// See the module. Blocks lie one after another from the beginning of the device; any thread may write and check them.
+/// See the module. Blocks lie one after another from the beginning of the device, and read as zeroes before they are
+/// written; any thread may write and check them.
 #[derive(Debug)]
 pub struct AcknowledgedWrites {
     run: u64,
@@ -62,8 +64,8 @@ impl AcknowledgedWrites {
         self.write_locked(device, block, &mut self.lock(block))
     }
 
-    /// Reads a block that was written, and compares it with what it has to have. One that is wrong, or whose last write
-    /// was not acknowledged, is written again.
+    /// Reads a block, and compares it with what it has to have. One that is wrong, or whose last write was not
+    /// acknowledged, is written again.
     ///
     /// # Errors
     /// Those of the device.
@@ -73,13 +75,10 @@ impl AcknowledgedWrites {
     pub fn check(&self, device: &Blocking, block: usize) -> IoResult<Result<(), Fault>> {
         let mut writes = self.lock(block);
         let Writes { acknowledged: oldest, begun: newest } = *writes;
-        let mut found = Ok(());
-        if oldest > 0 {
-            let address = self.address(block);
-            let mut read = vec![0; self.len];
-            device.read_at(&mut read, address)?;
-            found = check(&read, address, ExpectedContent::Run { run: self.run, oldest, newest });
-        }
+        let address = self.address(block);
+        let mut read = vec![0; self.len];
+        device.read_at(&mut read, address)?;
+        let found = check(&read, address, ExpectedContent::Run { run: self.run, oldest, newest });
         if found.is_err() || oldest < newest {
             self.write_locked(device, block, &mut writes)?;
         }
@@ -160,5 +159,34 @@ mod tests {
         device.write_at(&late[..512], 0).expect("written");
         assert_eq!(kind(&writes, &device, 0), None);
         assert_eq!(writes.lock(0).acknowledged, begun + 1, "it is in doubt no longer");
+    }
+
+    /// Nothing was acknowledged, so the block may be as it was before; it may have nothing else all the same.
+    #[test]
+    fn a_block_whose_first_write_has_failed_has_that_write_or_what_it_had_before() {
+        let (device, writes) = (device(), AcknowledgedWrites::new(7, 3, LEN));
+        let begin = |block: usize, content: &[u8]| {
+            writes.lock(block).begun += 1;
+            device.write_at(content, (block * LEN) as u64).expect("written");
+        };
+        let mut first = vec![0; LEN];
+        stamp(&mut first, 0, 7, 1);
+        writes.lock(0).begun += 1;
+        assert_eq!(kind(&writes, &device, 0), None, "it has not taken effect");
+        device.write_at(&first, 0).expect("written late");
+        assert_eq!(kind(&writes, &device, 0), Some(FaultKind::Stale));
+        // In part, and as what was never written to it.
+        stamp(&mut first, LEN as u64, 7, 1);
+        begin(1, &first[..512]);
+        assert_eq!(kind(&writes, &device, 1), None);
+        begin(2, &first);
+        assert_eq!(kind(&writes, &device, 2), Some(FaultKind::Misplaced));
+        assert_eq!(kind(&writes, &device, 2), None, "it was written again");
+        // A block that was not written, and has something.
+        let writes = AcknowledgedWrites::new(8, 3, LEN);
+        assert_eq!(kind(&writes, &device, 0), Some(FaultKind::Stale), "content of another run");
+        device.write_at(&[7; LEN], LEN as u64).expect("written");
+        assert_eq!(kind(&writes, &device, 1), Some(FaultKind::Corrupted));
+        assert_eq!(kind(&writes, &device, 1), None, "it was written");
     }
 }

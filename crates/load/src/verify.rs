@@ -95,7 +95,7 @@ fn look(sector: &[u8]) -> Sector {
 /// Content that a read of a block may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpectedContent {
-    /// Generations of this run, both ends included.
+    /// Generations of this run, both ends included. Generation 0 are the zeroes before the first write.
     Run { run: u64, oldest: u32, newest: u32 },
     /// Any run's, whole and in its place.
     AnyRun,
@@ -176,6 +176,7 @@ pub(crate) fn check(buf: &[u8], address: u64, expect: ExpectedContent) -> Result
                 let detail = format!("the sector at {here} holds the content of {}", stamp.address);
                 return fault(FaultKind::Misplaced, detail);
             }
+            Sector::Zero if matches!(expect, ExpectedContent::Run { oldest: 0, .. }) => good += 1,
             Sector::Zero => zero += 1,
             Sector::Stamped(stamp) => {
                 let same =
@@ -223,6 +224,8 @@ fn fresh(stamp: Stamp, len: usize, expect: ExpectedContent) -> Result<bool, Stri
 
 fn name(expect: ExpectedContent) -> String {
     match expect {
+        ExpectedContent::Run { newest: 0, .. } => "zeroes".into(),
+        ExpectedContent::Run { oldest: 0, newest, .. } => format!("zeroes, or generation 1 to {newest}"),
         ExpectedContent::Run { oldest, newest, .. } if oldest == newest => format!("generation {newest}"),
         ExpectedContent::Run { oldest, newest, .. } => format!("generation {oldest} to {newest}"),
         ExpectedContent::AnyRun => "content of an earlier run".into(),
@@ -388,6 +391,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Of a block without an acknowledged write.
+    #[test]
+    fn zeroes_and_writes_that_were_begun_pass_before_the_first_acknowledged_write() {
+        let up_to = |newest| ExpectedContent::Run { run: RUN, oldest: 0, newest };
+        let mut mixture = block(AT, RUN, 2);
+        mixture[..512].fill(0);
+        mixture[1024..2048].copy_from_slice(&block(AT, RUN, 1)[1024..2048]);
+        for content in [&[0; 4096][..], &block(AT, RUN, 1), &block(AT, RUN, 2), &mixture] {
+            assert_eq!(kind(content, up_to(2)), None);
+        }
+        assert_eq!(kind(&[0; 4096], up_to(0)), None, "no write was begun");
+        assert_eq!(kind(&mixture, up_to(1)), Some(FaultKind::Corrupted), "from the future");
+        assert_eq!(kind(&block(AT, RUN, 1), up_to(0)), Some(FaultKind::Corrupted), "from the future");
+        for newest in [0, 2] {
+            assert_eq!(kind(&[7; 4096], up_to(newest)), Some(FaultKind::Corrupted));
+            assert_eq!(kind(&block(AT + 4096, RUN, 1), up_to(newest)), Some(FaultKind::Misplaced));
+            assert_eq!(kind(&block(AT, RUN + 1, 1), up_to(newest)), Some(FaultKind::Stale));
+        }
+        mixture[..512].copy_from_slice(&block(AT, RUN + 1, 1)[..512]);
+        let fault = check(&mixture, AT, up_to(2)).expect_err("content of another run");
+        assert_eq!(fault.kind, FaultKind::Torn);
+        assert!(
+            fault.detail.starts_with("7 sectors of zeroes, or generation 1 to 2, 1 older ones"),
+            "{fault}"
+        );
     }
 
     #[test]

@@ -74,10 +74,12 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let mut section = Section::new("heads", &header);
     let heads = Heads::new(setup)?;
     let mut late = 0;
+    // Of a new volume, which reads as zeroes.
+    let writes = AcknowledgedWrites::new(fastrand::u64(..), PROBE + 1, BLOCK);
     for (successor, name) in
         [(Successor::StandsBy, "stands by"), (Successor::Started, "is started after the kill")]
     {
-        let writes = AcknowledgedWrites::new(fastrand::u64(..), PROBE + 1, BLOCK);
+        let before = writes.count();
         let kills = heads.killed(successor, setup.rounds * KILLS, &writes)?;
         let away = Samples::of(&kills, |kill| kill.away);
         let sum = |count: fn(&Kill) -> u64| kills.iter().map(count).sum::<u64>();
@@ -88,7 +90,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             format!("{TARGETS}, {}", link::round_trip(RTT)),
             name.into(),
             kills.len().to_string(),
-            writes.count().to_string(),
+            (writes.count() - before).to_string(),
             lost.to_string(),
             met(lost == 0),
             if successor == Successor::StandsBy { failed.to_string() } else { "–".into() },
@@ -103,8 +105,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
          the host, with the links between them and the targets. {WRITERS} writers write blocks of {} KiB at random, each \
          {EACH} of its own. After {} to {} s of that the head gets SIGKILL. Time to service: from the signal until a write \
          is acknowledged that was begun after it; judged by the longest. Then all blocks are read: each sector has to have \
-         the last acknowledged write, or one that was begun after it. A host that knows one head has its requests fail \
-         when that is killed. No kill is left out; the emulator was late in {late} of them",
+         the last acknowledged write, or one that was begun after it; a block without an acknowledged write may have zeroes \
+         as well, and nothing else. A host that knows one head has its requests fail when that is killed. No kill is left out; the emulator was late in {late} of them",
         BLOCK >> 10,
         BEFORE.0,
         BEFORE.1,
