@@ -282,6 +282,11 @@ impl Member {
         self.incarnation.renew();
     }
 
+    /// The error of what was meant for a former device: it does not count against the present one.
+    pub(crate) fn replaced(&self) -> MemberError {
+        MemberError { error: IoError::Aborted, incarnation: Incarnation::NONE }
+    }
+
     /// Resolves when the incarnation ends.
     pub(crate) fn over(&self) -> Shared<oneshot::Receiver<()>> {
         self.incarnation.over()

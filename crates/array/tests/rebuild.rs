@@ -5,6 +5,7 @@ mod common;
 use common::rig::{SIZE, UNIT, rig};
 use common::{Disk, options};
 use longhaul_array::{Condition, Layout};
+use longhaul_block::{BlockDevice, ZeroFlags};
 use longhaul_engine::{now, sleep, spawn};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -74,4 +75,41 @@ fn a_member_does_not_return_while_an_old_operation_is_under_way() {
         rig.disks[0].unreachable.store(true, SeqCst);
         rig.model.check(&*rig.io).await.expect("read");
     });
+}
+
+/// A read waits for an unreachable member, whose place another device takes meanwhile: one that had the same place
+/// before, with older content that matches the checksums there. The read does not take that content.
+#[test]
+fn a_read_that_waited_does_not_take_what_another_device_has_in_its_place() {
+    for (seed, layout) in [(23, Layout::DoubleParity), (24, Layout::Mirror), (25, Layout::StripeMirror)] {
+        common::simulate(seed, async {
+            let rig = rig(layout, 5 - usize::from(layout == Layout::StripeMirror), options()).await;
+            rig.fill().await;
+            rig.io.flush().await.expect("flushed");
+            sleep(Duration::from_secs(5)).await;
+            let former = Arc::new(rig.disks[1].cut("former", SIZE));
+            let wiped = former.open().await.expect("opened");
+            wiped.write_zeroes(0, 256 << 10, ZeroFlags::default()).await.expect("wiped");
+            rig.fill().await;
+            sleep(Duration::from_secs(5)).await;
+            let geometry = rig.array.status().await.expect("status").geometry;
+            let first = (geometry.end() - geometry.rows * geometry.unit) / 512;
+            // What is read around the member is found to be unreadable, and that takes a while.
+            let sectors = first..first + UNIT / 512;
+            rig.disks[2].bad.lock().unwrap().extend(sectors);
+            rig.disks.iter().for_each(|disk| disk.slow.store(1_000_000, SeqCst));
+            rig.disks[1].disconnect();
+            let blocks = geometry.data_units() as u64 * UNIT / 4096;
+            let reads = (0..blocks).map(async |block| rig.model.read(&*rig.io, block, 1).await);
+            let replace = async {
+                sleep(Duration::from_millis(100)).await;
+                rig.disks.iter().for_each(|disk| disk.slow.store(0, SeqCst));
+                rig.array.replace(1, Arc::clone(&former) as _, true).await.expect("replaced");
+            };
+            let (read, ()) = futures_util::join!(futures_util::future::join_all(reads), replace);
+            for (block, read) in read.into_iter().enumerate() {
+                read.unwrap_or_else(|e| panic!("{layout}: block {block}: {e}"));
+            }
+        });
+    }
 }

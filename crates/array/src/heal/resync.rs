@@ -115,7 +115,8 @@ impl Core {
 
     async fn read_raw(&self, member: usize, row: u64) -> MemberResult<RawUnit> {
         let place = &self.members[member];
-        let (unit, at) = (self.geometry().unit, self.geometry().unit_at(row));
+        let (unit, at, incarnation) =
+            (self.geometry().unit, self.geometry().unit_at(row), place.incarnation());
         let (bytes, sums) = join(place.read(at, unit), self.sums.load(place, row, 0, unit)).await;
         sums?;
         let mut unreadable = Vec::new();
@@ -129,6 +130,9 @@ impl Core {
         if !wrong.is_empty() {
             self.sums.load(place, row, 0, unit).await?;
             wrong = self.sums.wrong(member, row, 0, &bytes);
+        }
+        if place.incarnation() != incarnation {
+            return Err(place.replaced());
         }
         wrong.retain(|block| !unreadable.contains(block));
         Ok(RawUnit { member, role: self.geometry().role(row, member), bytes, wrong, unreadable })

@@ -188,11 +188,14 @@ impl Core {
     ) -> IoResult<bool> {
         let reads = tried.iter().map(async |tried| {
             let MemberWrite { member, piece } = &tried.write;
-            let found = if tried.refused.is_some() {
-                let at = self.geometry().unit_at(row) + piece.at;
-                self.members[*member].read(at, piece.bytes.len() as u64).await.ok()?.freeze()
-            } else {
-                piece.bytes.clone()
+            let found = match &tried.refused {
+                Some(error) => {
+                    let (place, at) = (&self.members[*member], self.geometry().unit_at(row) + piece.at);
+                    let read = place.read(at, piece.bytes.len() as u64).await.ok()?;
+                    // What another device has in its place since then says nothing of the write.
+                    place.is_own(error).then(|| read.freeze())?
+                }
+                None => piece.bytes.clone(),
             };
             Some(Undone { tried, found, target: BufMut::copy_of(&piece.bytes) })
         });

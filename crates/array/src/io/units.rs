@@ -2,6 +2,8 @@
 //!
 //! Invariants:
 //! - bytes that do not match their checksum are neither used nor returned;
+//! - bytes and checksums are of one device, which holds the stripe: another one, with a former member's
+//!   content and checksums, may have taken its place since the caller chose it, or between the two;
 //! - a reconstruction of a unit whose member is present is used only if it matches that unit's
 //!   checksum, or equals what the member has (so that the checksum is wrong): otherwise the stripe
 //!   is inconsistent, and the right content is unknown;
@@ -49,6 +51,10 @@ impl Core {
     ) -> Result<BufMut, ReadFault> {
         let len = dst.len() as u64;
         let place = &self.members[member];
+        let incarnation = place.incarnation();
+        if !self.members.holds(member, row) {
+            return Err(ReadFault::Error(place.replaced()));
+        }
         let read = place.read_into(self.geometry().unit_at(row) + at, dst);
         let (data, sums) = join(read, self.sums.load(place, row, at, len)).await;
         let data = data.map_err(ReadFault::Error)?;
@@ -62,6 +68,9 @@ impl Core {
             // The page may have been evicted in between.
             self.sums.load(place, row, at, len).await.map_err(ReadFault::Error)?;
             wrong = self.sums.wrong(member, row, at, &data).len();
+        }
+        if place.incarnation() != incarnation {
+            return Err(ReadFault::Error(place.replaced()));
         }
         if wrong == 0 { Ok(data) } else { Err(ReadFault::Mismatch(wrong)) }
     }
@@ -141,14 +150,19 @@ impl Core {
             return Ok(true);
         }
         let place = &self.members[member];
+        let incarnation = place.incarnation();
+        // The checksum of a member that is lost is lost, too, and what replaces it has another one.
+        let is_lost = || place.incarnation() != incarnation || !self.members.holds(member, row);
         if let Err(e) = self.sums.load(place, row, at, bytes.len() as u64).await {
-            // The member is lost, and its checksum with it.
             return self.lose(member, &e).await.map(|()| true);
+        }
+        if is_lost() {
+            return Ok(true);
         }
         for block in self.sums.contradicted(member, row, at, bytes) {
             let (start, len) = (block * BLOCK as usize, BLOCK as usize);
             let own = place.read(self.geometry().unit_at(row) + at + start as u64, BLOCK).await;
-            if own.is_ok_and(|own| own[..] == bytes[start..start + len]) {
+            if is_lost() || own.is_ok_and(|own| own[..] == bytes[start..start + len]) {
                 continue;
             }
             tracing::error!(

@@ -30,6 +30,9 @@ impl IncarnationEnd {
 }
 
 impl Incarnation {
+    /// No incarnation has this number.
+    pub(crate) const NONE: u64 = u64::MAX;
+
     pub(crate) fn new() -> Incarnation {
         Incarnation { number: Cell::new(0), end: RefCell::new(IncarnationEnd::new()) }
     }
