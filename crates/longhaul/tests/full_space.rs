@@ -3,9 +3,8 @@
 
 mod common;
 
-use common::history::connect;
 use common::site::{ADMIN, Site};
-use common::{Target, command, text, until};
+use common::{Target, command, connect, text, until};
 use longhaul_block::{Blocking, IoError};
 use serde_json::json;
 use std::fs::{self, File};

@@ -4,8 +4,8 @@
 mod common;
 
 use common::etcd::Etcd;
-use common::history::{History, connect};
-use common::{PATIENCE, Target, command, finish, text, until};
+use common::writers::Writers;
+use common::{PATIENCE, Target, command, connect, finish, text, until};
 use longhaul_block::Blocking;
 use longhaul_initiator::{MultipathDevice, Options, PathState, PathStatus};
 use longhaul_wan::relay::{Link, Relay};
@@ -217,29 +217,29 @@ fn handovers() -> usize {
 }
 
 fn killed_heads_lose_nothing(guard: Guard) {
-    let (site, history) = (Site::new(guard), History::new());
+    let (site, writers) = (Site::new(guard), Writers::new());
     let mut head = site.head("one");
     let identity = head.identity();
     let mut device = head.connect();
     let mut took = Vec::new();
     for (_, next) in (0..handovers()).zip(["two", "one"].into_iter().cycle()) {
-        let load = loaded(&history, &device);
+        let load = loaded(&writers, &device);
         let killed = head.kill();
         head = site.head(next);
         device = head.connect();
-        history.write_one(&device);
+        writers.write_one(&device);
         took.push(killed.elapsed());
         end(load);
         assert_eq!(head.identity(), identity, "hosts take it for another disk");
-        history.verify(&device);
+        writers.verify(&device);
     }
-    history.verify(&device);
+    writers.verify(&device);
     took.sort();
     eprintln!(
         "{} heads killed, guarded by {guard:?}: {} writes acknowledged, none lost; service again after {:.1} s \
          (median; at most {:.1} s, floor {} s)",
         took.len(),
-        history.acked.load(std::sync::atomic::Ordering::SeqCst),
+        writers.acknowledged(),
         took[took.len() / 2].as_secs_f64(),
         took[took.len() - 1].as_secs_f64(),
         FLOOR.as_secs()
@@ -258,18 +258,18 @@ fn a_killed_head_loses_nothing_without_reservations() {
 
 /// A head that is paused under load and overtaken writes nothing any more once it goes on, and says so.
 fn paused_heads_write_nothing(guard: Guard) {
-    let (site, history) = (Site::new(guard), History::new());
+    let (site, writers) = (Site::new(guard), Writers::new());
     let first = site.head("one");
     let device = first.connect();
-    let load = loaded(&history, &device);
+    let load = loaded(&writers, &device);
     first.signal("STOP");
     let second = site.head("two");
     assert_eq!(second.identity(), first.identity());
     let device = second.connect();
     // Writers whose head does not answer give up after the keep-alive timeout.
     end(load);
-    history.verify(&device);
-    history.write_all(&device);
+    writers.verify(&device);
+    writers.write_all(&device);
     first.signal("CONT");
     // The error names the head that serves the volume now, and says what to do.
     let why = first.access("inaccessible").to_string();
@@ -279,10 +279,10 @@ fn paused_heads_write_nothing(guard: Guard) {
         assert!(why.contains(&format!("({}) opened it on 20", nqn("two"))), "{why}");
     }
     assert!(first.said().contains("is not served here any more"), "{}", first.said());
-    history.verify(&device);
+    writers.verify(&device);
     eprintln!("{guard:?}: the first head refuses a write: {}", first.refusal());
-    history.verify(&device);
-    let load = loaded(&history, &device);
+    writers.verify(&device);
+    let load = loaded(&writers, &device);
     second.target.stop();
     end(load);
 }
@@ -298,9 +298,9 @@ fn a_paused_head_that_was_overtaken_writes_nothing_without_reservations() {
 }
 
 /// A load, once it has written something.
-fn loaded(history: &Arc<History>, device: &Arc<Blocking>) -> Vec<std::thread::JoinHandle<String>> {
-    let load = history.load(device);
-    history.go_on(100);
+fn loaded(writers: &Writers, device: &Arc<Blocking>) -> Vec<std::thread::JoinHandle<String>> {
+    let load = writers.load(device);
+    writers.go_on(100);
     load
 }
 
@@ -311,43 +311,43 @@ fn end(load: Vec<std::thread::JoinHandle<String>>) {
 
 /// Two heads at a time: one serves the volume, and the other one takes it over by itself.
 fn heads_stand_by(guard: Guard) {
-    let (site, history) = (Site::new(guard), History::new());
+    let (site, writers) = (Site::new(guard), Writers::new());
     let (mut first, second) = site.both();
     assert_eq!(second.target.ready["exports"][0]["access"], "inaccessible");
     assert!(second.refusal().contains("stands by"), "{}", second.refusal());
 
-    let load = loaded(&history, &first.connect());
+    let load = loaded(&writers, &first.connect());
     let killed = first.kill();
     second.access("optimized");
     let device = second.connect();
-    history.write_one(&device);
+    writers.write_one(&device);
     let took = killed.elapsed().as_secs_f64();
     eprintln!(
         "{guard:?}: a head that stands by serves again after {took:.1} s (floor {} s)",
         FLOOR.as_secs()
     );
     end(load);
-    history.verify(&device);
+    writers.verify(&device);
 
     // The one that is paused and overtaken stands by, as soon as it goes on.
     let first = site.standby("one");
-    let load = loaded(&history, &device);
+    let load = loaded(&writers, &device);
     second.signal("STOP");
     first.access("optimized");
     end(load);
     let device = first.connect();
-    history.verify(&device);
-    history.write_all(&device);
+    writers.verify(&device);
+    writers.write_all(&device);
     second.signal("CONT");
     let why = second.access("inaccessible").to_string();
     assert!(why.contains("has taken it over"), "{why}");
     until("the overtaken head to stand by", || second.refusal().contains("stands by"));
-    history.verify(&device);
+    writers.verify(&device);
 
     // A head that ends in order gives it up at once.
     first.target.stop();
     second.access("optimized");
-    history.verify(&second.connect());
+    writers.verify(&second.connect());
     second.target.stop();
 }
 
@@ -364,7 +364,7 @@ fn a_head_that_stands_by_takes_over_without_reservations() {
 /// A host with a path to each head: one is killed, and the requests that it has not answered, and all
 /// later ones, go to the other one.
 fn hosts_with_both_heads_go_on(guard: Guard) {
-    let (site, history) = (Site::new(guard), History::new());
+    let (site, writers) = (Site::new(guard), Writers::new());
     let (mut serving, mut other) = site.both();
     let uri = serving.target.uri(0);
     let both = format!("{},{}", serving.target.addr(), other.target.addr());
@@ -375,40 +375,40 @@ fn hosts_with_both_heads_go_on(guard: Guard) {
         paths.paths().into_iter().find_map(of).expect("a path")
     };
     let device = Arc::new(Blocking::open(Arc::<MultipathDevice>::clone(&paths)).expect("opened"));
-    let load = loaded(&history, &device);
+    let load = loaded(&writers, &device);
     let mut took = Vec::new();
     for _ in 0..handovers() {
         let killed = serving.kill();
-        history.write_one(&device);
+        writers.write_one(&device);
         took.push(killed.elapsed());
         other.access("optimized");
-        history.go_on(100);
+        writers.go_on(100);
         // The host that was killed is there again, and stands by.
         let address = serving.target.addr();
         let again = site.head_at(&address, &serving.host, ",standby");
         (serving, other) = (other, again);
         until("the path to the other head", || state(&address) == PathState::Inaccessible);
-        history.go_on(100);
+        writers.go_on(100);
     }
     // One that is paused is overtaken, and given up by the host before its keep-alive timeout.
     serving.signal("STOP");
     other.access("optimized");
-    history.go_on(100);
+    writers.go_on(100);
     serving.signal("CONT");
     serving.access("inaccessible");
     until("the path to return", || state(&serving.target.addr()) == PathState::Inaccessible);
-    history.go_on(100);
+    writers.go_on(100);
     // One that ends in order gives it up at once.
     other.target.stop();
     serving.access("optimized");
-    history.go_on(100);
+    writers.go_on(100);
     assert!(load.iter().all(|writer| !writer.is_finished()), "a request has failed");
     took.sort();
     eprintln!(
         "{guard:?}: {} heads killed, {} writes acknowledged, no request failed; slowest request {:.1} s \
          (median; at most {:.1} s)",
         took.len(),
-        history.acked.load(std::sync::atomic::Ordering::SeqCst),
+        writers.acknowledged(),
         took[took.len() / 2].as_secs_f64(),
         took[took.len() - 1].as_secs_f64(),
     );
@@ -416,7 +416,7 @@ fn hosts_with_both_heads_go_on(guard: Guard) {
         .expect("an engine")
         .block_on(async { paths.close().await });
     end(load);
-    history.verify(&serving.connect());
+    writers.verify(&serving.connect());
     serving.target.stop();
 }
 
@@ -434,7 +434,7 @@ fn a_host_with_both_heads_goes_on_without_reservations() {
 /// begins.
 #[test]
 fn a_volume_outlives_its_catalog() {
-    let (directory, history) = (directory(), History::new());
+    let (directory, writers) = (directory(), Writers::new());
     let Some(mut etcd) = Etcd::start(directory.path()) else { return };
     let site = Site::with(Guard::Reservations, directory, etcd.catalog());
     let (first, second) = site.both();
@@ -452,7 +452,7 @@ fn a_volume_outlives_its_catalog() {
 
     etcd.kill();
     let begun = Instant::now();
-    let load = loaded(&history, &first.connect());
+    let load = loaded(&writers, &first.connect());
     // Each of them waits for etcd as long as it may.
     let commands = [["volume", "ls", "p"], ["pool", "status", "p"], ["volume", "info", "p/v"]].map(|args| {
         let args = [&args[..], &["--hostnqn", ADMIN]].concat();
@@ -470,14 +470,14 @@ fn a_volume_outlives_its_catalog() {
     }
     // Longer than a lease of the catalog lasts, if there were one: see `KnownPool::host`.
     while begun.elapsed() < LEASE {
-        history.go_on(100);
+        writers.go_on(100);
     }
     assert!(load.iter().all(|writer| !writer.is_finished()), "a write has failed");
     first.signal("KILL");
     second.access("optimized");
     end(load);
     let device = second.connect();
-    history.verify(&device);
+    writers.verify(&device);
     etcd.run();
     second.target.stop();
     open(0);

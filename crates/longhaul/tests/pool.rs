@@ -2,9 +2,8 @@
 
 mod common;
 
-use common::history::connect;
 use common::site::{ADMIN, Site};
-use common::{Target, command, text};
+use common::{Target, command, connect, text};
 use serde_json::{Value, json};
 use std::path::Path;
 

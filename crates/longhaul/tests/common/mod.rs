@@ -4,12 +4,14 @@
 
 pub mod etcd;
 pub mod far;
-pub mod history;
 pub mod site;
 pub mod ssh;
 pub mod testbed;
+pub mod writers;
 
+use longhaul_block::Blocking;
 use longhaul_engine::procfs::mounts;
+use longhaul_initiator::{Options, RemoteDevice};
 use longhaul_wan::{Error, Namespace, Wan, WanPlan};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -35,6 +37,15 @@ pub fn command(args: &[&str]) -> Command {
     command.env("XDG_CONFIG_HOME", "/nonexistent").env_remove("LONGHAUL_LOG");
     command.env("XDG_STATE_HOME", STATE);
     command
+}
+
+/// A device behind `uri`, of a host that takes no lost connection up again.
+pub fn connect(uri: &str) -> Result<Blocking, String> {
+    let kato = Duration::from_secs(2);
+    let options = Options { ctrl_loss: Some(Duration::ZERO), kato, ..Options::default() };
+    let uri = uri.parse().map_err(|e| format!("{uri}: {e}"))?;
+    let device = RemoteDevice::connect_blocking(&uri, options).map_err(|e| e.to_string())?;
+    Blocking::open(device).map_err(|e| e.to_string())
 }
 
 /// Exit status and output of a run.
