@@ -1,6 +1,6 @@
 //! Calls of [`FileSystem`](longhaul_fs::FileSystem).
 
-use crate::lease::{LATER, Patience};
+use crate::lease::{AtOnce, AtOnceError, Waits};
 use crate::node::OpenNode;
 use crate::schema::{Content, InodeRecord, XATTRS_MAX, Xattrs, decode_xattrs, encode_xattrs, unreadable};
 use crate::segment::Segments;
@@ -106,7 +106,7 @@ impl FsSession {
             }
             Call::Flush { handle } => {
                 let (node, _) = self.handle(handle)?;
-                let flushed = self.close_leased(&node, Patience::Waits).and_then(|is_later| match is_later {
+                let flushed = self.close_leased(&node, Waits).and_then(|is_later| match is_later {
                     true => Ok(()),
                     false => self.commit(&node),
                 });
@@ -151,13 +151,13 @@ impl FsSession {
     pub(crate) fn at_once(&self, call: &Call) -> Option<Result<Reply, Errno>> {
         match self.reply_at_once(call) {
             Ok(reply) => reply.map(Ok),
-            Err(LATER) => None,
-            Err(e) => Some(Err(e)),
+            Err(AtOnceError::WouldWait) => None,
+            Err(AtOnceError::Failed(e)) => Some(Err(e)),
         }
     }
 
-    fn reply_at_once(&self, call: &Call) -> Result<Option<Reply>, Errno> {
-        let now = Patience::AtOnce;
+    fn reply_at_once(&self, call: &Call) -> Result<Option<Reply>, AtOnceError> {
+        let now = AtOnce;
         Ok(match call {
             Call::Forget { .. } | Call::CloseDirectory { .. } => Some(Reply::Done),
             Call::Lookup { parent, name } => {
@@ -180,7 +180,7 @@ impl FsSession {
                 let flags = OFlags::from_bits_retain(*flags);
                 match self.make_at_once(parent.0, name, regular(*mode)) {
                     // It is opened.
-                    Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => None,
+                    Err(AtOnceError::Failed(Errno::EXIST)) if !flags.contains(OFlags::EXCL) => None,
                     made => made?.map(|made| self.created(made, flags.contains(OFlags::APPEND))),
                 }
             }
@@ -256,9 +256,7 @@ impl FsSession {
             let record = self.resize(number, node.as_deref(), size, change)?;
             return Ok(self.shown(number, &record));
         }
-        if let Some(record) =
-            self.change_leased(number, change, changes.modified.is_some(), Patience::Waits)?
-        {
+        if let Some(record) = self.change_leased(number, change, changes.modified.is_some(), Waits)? {
             return Ok(self.shown(number, &record));
         }
         // What is changed here in a directory, and is not written, is older than this.
@@ -304,7 +302,7 @@ impl FsSession {
     fn open_file(&self, node: Node, flags: u32) -> Result<Reply, Errno> {
         let flags = OFlags::from_bits_retain(flags);
         let (appends, truncates) = (flags.contains(OFlags::APPEND), flags.contains(OFlags::TRUNC));
-        if !truncates && let Some((handle, record)) = self.open_leased(node.0, appends, Patience::Waits)? {
+        if !truncates && let Some((handle, record)) = self.open_leased(node.0, appends, Waits)? {
             return Ok(Reply::Opened(self.shown(node.0, &record), Handle(handle)));
         }
         if truncates {
@@ -323,7 +321,7 @@ impl FsSession {
         // What was written after the last flush, such as by mmap. The last user of a file without a name
         // needs nothing of it.
         let is_last = node.lock().handles == 1;
-        if self.close_leased(&node, Patience::Waits)? && self.release_leased(&node, handle.0) {
+        if self.close_leased(&node, Waits)? && self.release_leased(&node, handle.0) {
             return Ok(Reply::Done);
         }
         let is_orphan = || {

@@ -31,16 +31,55 @@ const WAITING_MAX: usize = 16 << 10;
 /// How often it is looked whether the session has ended meanwhile, and whether something is due.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Something would have to be waited for: never seen by callers.
-pub(crate) const LATER: Errno = Errno::INPROGRESS;
+/// What a call does that cannot be answered from memory yet: [`Waits`] or [`AtOnce`].
+pub(crate) trait Patience: Copy {
+    /// How such a call fails.
+    type Error: From<Errno>;
 
-/// What a call does that cannot be answered from memory yet.
+    /// Something has to be waited for.
+    ///
+    /// # Errors
+    /// [`AtOnceError::WouldWait`] of a call that does not wait.
+    fn wait(self) -> Result<(), Self::Error>;
+}
+
+/// The call waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waits;
+
+impl Patience for Waits {
+    type Error = Errno;
+
+    fn wait(self) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// The call fails if it would have to wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AtOnce;
+
+impl Patience for AtOnce {
+    type Error = AtOnceError;
+
+    fn wait(self) -> Result<(), AtOnceError> {
+        Err(AtOnceError::WouldWait)
+    }
+}
+
+/// Why a call was not carried out at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// It waits.
-    Waits,
-    /// It fails with [`LATER`].
-    AtOnce,
+pub(crate) enum AtOnceError {
+    /// It would have to wait: it has changed nothing, and one that waits may succeed.
+    WouldWait,
+    /// It fails, as one that waits would.
+    Failed(Errno),
+}
+
+impl From<Errno> for AtOnceError {
+    fn from(e: Errno) -> AtOnceError {
+        AtOnceError::Failed(e)
+    }
 }
 
 /// A directory whose lease this session has.

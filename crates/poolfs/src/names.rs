@@ -3,7 +3,7 @@
 //! Each change is one transaction that puts the directory too, with its number of entries: so a directory
 //! that is removed is empty, and two hosts cannot give the same name at a time.
 
-use crate::lease::{Exclusive, Patience};
+use crate::lease::{AtOnce, AtOnceError, Exclusive, Waits};
 use crate::schema::{Content, EntryRecord, InodeRecord, encode_lease, encode_orphan, unreadable};
 use crate::session::{FsSession, ROOT};
 use crate::store::Draft;
@@ -81,7 +81,7 @@ impl FsSession {
         let (keys, mut tries) = (self.store.keys(), 0);
         let (key, lease) = (keys.entry(directory, name), keys.lease(directory));
         loop {
-            let number = match self.lookup_leased(directory, name, Patience::Waits)? {
+            let number = match self.lookup_leased(directory, name, Waits)? {
                 Some((number, Some(record))) => return Ok((number, record)),
                 Some((number, None)) => number,
                 None => {
@@ -125,7 +125,7 @@ impl FsSession {
 
     /// The directory that a name stands for, if it stands for one.
     fn directory_named(&self, directory: u64, name: &[u8]) -> Result<Option<u64>, Errno> {
-        let entry = match self.lookup_leased(directory, name, Patience::Waits) {
+        let entry = match self.lookup_leased(directory, name, Waits) {
             Ok(Some((number, _))) => return Ok(Some(number)),
             Ok(None) => self.store.get(&self.store.keys().entry(directory, name))?,
             Err(Errno::NOENT) => return Ok(None),
@@ -160,16 +160,16 @@ impl FsSession {
     /// As [`make`](Self::make), of something that is no link, in memory alone; `None` without the lease.
     ///
     /// # Errors
-    /// [`LATER`](crate::lease::LATER) if something would have to be waited for.
+    /// [`AtOnceError::WouldWait`] if it would have to wait.
     pub(crate) fn make_at_once(
         &self,
         directory: u64,
         name: &[u8],
         mode: u32,
-    ) -> Result<Option<(u64, InodeRecord)>, Errno> {
+    ) -> Result<Option<(u64, InodeRecord)>, AtOnceError> {
         check_new(name, None)?;
         let inode = |parent: &InodeRecord| self.new_inode((directory, parent), mode, 0, None);
-        self.make_leased(directory, name, inode, Patience::AtOnce)
+        self.make_leased(directory, name, inode, AtOnce)
     }
 
     /// Makes an object of this mode, and `content` if it is a link.
@@ -184,7 +184,7 @@ impl FsSession {
         check_new(name, target)?;
         let inode = |parent: &InodeRecord| self.new_inode((directory, parent), mode, rdev, target);
         self.consider_lease(directory)?;
-        if let Some(made) = self.make_leased(directory, name, inode, Patience::Waits)? {
+        if let Some(made) = self.make_leased(directory, name, inode, Waits)? {
             return Ok(made);
         }
         let number = self.store.new_number()?;

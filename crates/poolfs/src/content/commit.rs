@@ -5,7 +5,7 @@ use crate::content::{
     without_privileges,
 };
 use crate::extent::{Extent, ExtentList};
-use crate::lease::Patience;
+use crate::lease::Waits;
 use crate::node::{OpenNode, WrittenStripe, key_of};
 use crate::relocate::{COPIED, FileExtent, in_parts};
 use crate::runs::Runs;
@@ -56,7 +56,7 @@ impl FsSession {
     /// Makes what was written to a file durable, and visible to other hosts.
     pub(crate) fn commit(&self, node: &Arc<OpenNode>) -> Result<(), Errno> {
         // What is small is written with the name.
-        if self.close_leased(node, Patience::Waits)? {
+        if self.close_leased(node, Waits)? {
             self.write_out()?;
         }
         if !node.lock().is_clean() {

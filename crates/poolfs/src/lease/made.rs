@@ -2,7 +2,7 @@
 //!
 //! Each returns `None` for what is not: then the catalog is asked.
 
-use super::{HeldDirectory, LATER, LeaseState, NewObject, Patience, WAITING_MAX};
+use super::{HeldDirectory, LeaseState, NewObject, Patience, WAITING_MAX, Waits};
 use crate::node::OpenNode;
 use crate::schema::{EntryRecord, InodeRecord};
 use crate::session::FsSession;
@@ -19,12 +19,12 @@ const PARTS: usize = 16;
 
 impl FsSession {
     /// The leases, once no operation has the directory for itself; `None` if its lease is not had.
-    fn leased(
+    fn leased<P: Patience>(
         &self,
         directory: u64,
         changes: bool,
-        patience: Patience,
-    ) -> Result<Option<MutexGuard<'_, LeaseState>>, Errno> {
+        patience: P,
+    ) -> Result<Option<MutexGuard<'_, LeaseState>>, P::Error> {
         if !self.leases.takes {
             return Ok(None);
         }
@@ -36,19 +36,17 @@ impl FsSession {
             let is_recalled = !held.wanted.is_empty();
             let is_free = !is_recalled && !state.busy.contains(&directory);
             if self.store.has_ended() {
-                return Err(Errno::IO);
+                return Err(Errno::IO.into());
             }
             // Otherwise others may have taken it already.
             let is_valid = self.store.is_valid();
             if is_free && is_valid && !(changes && waits) {
                 return Ok(Some(state));
             }
-            if patience == Patience::AtOnce {
-                return Err(LATER);
-            }
+            patience.wait()?;
             if begun.elapsed() > self.leases.patience {
                 tracing::error!("the catalog does not answer, and what was changed here waits for it");
-                return Err(Errno::IO);
+                return Err(Errno::IO.into());
             }
             state.is_urgent |= waits || is_recalled;
             self.leases.changed.notify_all();
@@ -57,11 +55,11 @@ impl FsSession {
     }
 
     /// The leases, if an object is new; once no operation has its directory for itself.
-    fn new_object(
+    fn new_object<P: Patience>(
         &self,
         number: u64,
-        patience: Patience,
-    ) -> Result<Option<MutexGuard<'_, LeaseState>>, Errno> {
+        patience: P,
+    ) -> Result<Option<MutexGuard<'_, LeaseState>>, P::Error> {
         if !self.leases.takes {
             return Ok(None);
         }
@@ -69,26 +67,24 @@ impl FsSession {
         loop {
             let Some(object) = state.new.get(&number) else { return Ok(None) };
             if self.store.has_ended() {
-                return Err(Errno::IO);
+                return Err(Errno::IO.into());
             }
             let (directory, busy) = (object.directory, &state.busy);
             if !busy.contains(&directory) && !busy.contains(&number) {
                 return Ok(Some(state));
             }
-            if patience == Patience::AtOnce {
-                return Err(LATER);
-            }
+            patience.wait()?;
             state = self.leases.wait(state);
         }
     }
 
     /// The object of a name.
-    pub(crate) fn lookup_leased(
+    pub(crate) fn lookup_leased<P: Patience>(
         &self,
         directory: u64,
         name: &[u8],
-        patience: Patience,
-    ) -> Result<Option<(u64, Option<InodeRecord>)>, Errno> {
+        patience: P,
+    ) -> Result<Option<(u64, Option<InodeRecord>)>, P::Error> {
         let Some(state) = self.leased(directory, false, patience)? else { return Ok(None) };
         let entry = state.held.get(&directory).and_then(|held| held.names.get(name)).ok_or(Errno::NOENT)?;
         Ok(Some((entry.inode, state.seen(entry.inode).cloned())))
@@ -103,25 +99,28 @@ impl FsSession {
     }
 
     /// Makes an object. `is_taken` says whether the name is there if the lease is had.
-    pub(crate) fn make_leased(
+    pub(crate) fn make_leased<P: Patience>(
         &self,
         directory: u64,
         name: &[u8],
         inode: impl FnOnce(&InodeRecord) -> InodeRecord,
-        patience: Patience,
-    ) -> Result<Option<(u64, InodeRecord)>, Errno> {
+        patience: P,
+    ) -> Result<Option<(u64, InodeRecord)>, P::Error> {
         if !self.leases.holds(directory) {
             return Ok(None);
         }
-        let number = match patience {
-            Patience::Waits => self.store.new_number()?,
-            Patience::AtOnce => self.store.number_at_hand().ok_or(LATER)?,
+        let number = match self.store.number_at_hand() {
+            Some(number) => number,
+            None => {
+                patience.wait()?;
+                self.store.new_number()?
+            }
         };
         let Some(mut guard) = self.leased(directory, true, patience)? else { return Ok(None) };
         let state = &mut *guard;
         let Some(held) = state.held.get_mut(&directory) else { return Ok(None) };
         if held.names.contains_key(name) {
-            return Err(Errno::EXIST);
+            return Err(Errno::EXIST.into());
         }
         let record = inode(&held.record);
         held.record.touch(record.modified);
@@ -147,13 +146,13 @@ impl FsSession {
     }
 
     /// Changes attributes of an object.
-    pub(crate) fn change_leased(
+    pub(crate) fn change_leased<P: Patience>(
         &self,
         number: u64,
         change: impl FnOnce(&mut InodeRecord),
         sets_modified: bool,
-        patience: Patience,
-    ) -> Result<Option<InodeRecord>, Errno> {
+        patience: P,
+    ) -> Result<Option<InodeRecord>, P::Error> {
         let Some(mut state) = self.new_object(number, patience)? else { return Ok(None) };
         let Some(record) = state.seen_mut(number) else { return Ok(None) };
         change(record);
@@ -167,19 +166,19 @@ impl FsSession {
     }
 
     /// Opens a file.
-    pub(crate) fn open_leased(
+    pub(crate) fn open_leased<P: Patience>(
         &self,
         number: u64,
         appends: bool,
-        patience: Patience,
-    ) -> Result<Option<(u64, InodeRecord)>, Errno> {
+        patience: P,
+    ) -> Result<Option<(u64, InodeRecord)>, P::Error> {
         let Some(state) = self.new_object(number, patience)? else { return Ok(None) };
         let Some(record) = state.seen(number).cloned() else { return Ok(None) };
         match record.kind() {
             longhaul_fs::FileKind::Regular => {}
-            longhaul_fs::FileKind::Directory => return Err(Errno::ISDIR),
-            longhaul_fs::FileKind::Symlink => return Err(Errno::LOOP),
-            _ => return Err(Errno::NXIO),
+            longhaul_fs::FileKind::Directory => return Err(Errno::ISDIR.into()),
+            longhaul_fs::FileKind::Symlink => return Err(Errno::LOOP.into()),
+            _ => return Err(Errno::NXIO.into()),
         }
         let (handle, _) = self.open_handle(number, record.clone(), appends, false);
         Ok(Some((handle, record)))
@@ -187,7 +186,11 @@ impl FsSession {
 
     /// What was written to a file is to be written to the catalog soon. False if that has to be waited for: it
     /// is not new, or too large.
-    pub(crate) fn close_leased(&self, node: &Arc<OpenNode>, patience: Patience) -> Result<bool, Errno> {
+    pub(crate) fn close_leased<P: Patience>(
+        &self,
+        node: &Arc<OpenNode>,
+        patience: P,
+    ) -> Result<bool, P::Error> {
         let Some(mut guard) = self.new_object(node.inode, patience)? else { return Ok(false) };
         let state = &mut *guard;
         let Some(object) = state.new.get_mut(&node.inode) else { return Ok(false) };
@@ -235,7 +238,7 @@ impl FsSession {
 
     /// Removes the name of an object that no transaction has yet, and that is not open.
     pub(crate) fn remove_leased(&self, directory: u64, name: &[u8]) -> Result<bool, Errno> {
-        let Some(mut guard) = self.leased(directory, true, Patience::Waits)? else { return Ok(false) };
+        let Some(mut guard) = self.leased(directory, true, Waits)? else { return Ok(false) };
         let state = &mut *guard;
         let Some(held) = state.held.get_mut(&directory) else { return Ok(false) };
         let entry = *held.names.get(name).ok_or(Errno::NOENT)?;
@@ -264,7 +267,7 @@ impl FsSession {
 
     /// Gives a new object that is no directory another name, which is free.
     pub(crate) fn rename_leased(&self, from: (u64, &[u8]), to: (u64, &[u8])) -> Result<bool, Errno> {
-        let Some(mut guard) = self.leased(from.0, true, Patience::Waits)? else { return Ok(false) };
+        let Some(mut guard) = self.leased(from.0, true, Waits)? else { return Ok(false) };
         let state = &mut *guard;
         // Not waited for while the first one may be taken away: the other way does that.
         let is_free = |held: &HeldDirectory| held.wanted.is_empty();
