@@ -44,28 +44,16 @@ fn start() -> Target {
     Target::start(&["a=mem:16MiB", "b=mem:16MiB"], &["--metrics", "127.0.0.1:0", "--threads", "2"])
 }
 
-/// Loads the first export with reads and writes of 4 KiB: how many of each were done.
-fn load(target: &Target, host: &str) -> (u64, u64) {
+/// Loads the first export with reads or writes of 4 KiB: how many were done.
+fn load(target: &Target, rw: &str, host: &str) -> u64 {
     let uri = target.uri(0);
-    let ran = longhaul(&[
-        "bench",
-        &uri,
-        "--rw",
-        "randrw",
-        "--bs",
-        "4KiB",
-        "--iodepth",
-        "8",
-        "--runtime",
-        "300ms",
-        "--json",
-        "--hostnqn",
-        host,
-    ]);
+    let how =
+        ["--rw", rw, "--bs", "4KiB", "--iodepth", "8", "--runtime", "300ms", "--hostnqn", host, "--json"];
+    let ran = longhaul(&[&["bench", uri.as_str()], &how[..]].concat());
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let result: serde_json::Value = serde_json::from_str(&ran.stdout).expect(&ran.stdout);
-    let total = |way: &str| result["jobs"][0][way]["total_ios"].as_u64().expect("a number");
-    (total("read"), total("write"))
+    let way = rw.trim_start_matches("rand");
+    result["jobs"][0][way]["total_ios"].as_u64().expect("a number")
 }
 
 #[test]
@@ -77,11 +65,13 @@ fn the_page_says_what_a_load_did() {
     let nqn = target.ready["exports"][0]["nqn"].as_str().expect("an NQN").to_owned();
     let here = [("subsystem", nqn.as_str()), ("nsid", "1")];
     assert_eq!(before.one("longhaul_target_read_bytes_total", &here), 0.0);
-    let (reads, writes) = load(&target, host);
+    let reads = load(&target, "randread", host);
+    let of_reads = scrape(&target);
+    let writes = load(&target, "randwrite", host);
     let page = scrape(&target);
     // What the load has submitted and not counted when its time was over has been answered as well.
-    let at_least = |name: &str, labels: &[(&str, &str)], least: u64| {
-        let value = page.one(name, labels);
+    let at_least = |page: &Exposition, name: &str, least: u64| {
+        let value = page.one(name, &here);
         assert!(
             value >= least as f64 && value <= least as f64 + 64.0 * 4096.0,
             "{name}: {value}, not {least}"
@@ -90,9 +80,11 @@ fn the_page_says_what_a_load_did() {
     };
     let count = "longhaul_target_command_duration_seconds_count";
     let with = |operation| [here[0], here[1], ("operation", operation)];
-    let read = at_least("longhaul_target_read_bytes_total", &here, reads * 4096);
-    let written = at_least("longhaul_target_written_bytes_total", &here, writes * 4096);
-    assert_eq!(page.one(count, &with("read")) * 4096.0, read);
+    let read = at_least(&of_reads, "longhaul_target_read_bytes_total", reads * 4096);
+    let written = at_least(&page, "longhaul_target_written_bytes_total", writes * 4096);
+    assert_eq!(of_reads.one(count, &with("read")) * 4096.0, read);
+    // Before it writes, a load looks for what the device holds.
+    let read = page.one("longhaul_target_read_bytes_total", &here);
     assert_eq!(page.one(count, &with("write")) * 4096.0, written);
     assert!(page.one("longhaul_target_command_duration_seconds_sum", &with("read")) > 0.0);
     assert_eq!(page.one("longhaul_target_commands_in_flight", &here), 0.0);
@@ -116,6 +108,36 @@ fn errors_are_counted_by_their_reasons() {
     let page = scrape(&target);
     assert!(page.one("longhaul_target_command_errors_total", &[("reason", "medium")]) >= 1.0);
     assert_eq!(page.one("longhaul_target_read_bytes_total", &[]), 0.0);
+    target.stop();
+}
+
+#[test]
+fn strangers_are_counted_by_what_they_do() {
+    let keys = tempfile::tempdir().expect("a directory");
+    let dir = keys.path().display().to_string();
+    let ran = longhaul(&["key", "make", "nqn.2014-08.org.example:known", "--keys", &dir]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let target = Target::start(&["a=mem:16MiB"], &["--metrics", "127.0.0.1:0", "--keys", &dir]);
+    let page = scrape(&target);
+    let failures = |page: &Exposition| {
+        ["longhaul_target_authentication_failures_total", "longhaul_target_connects_refused_total"]
+            .map(|name| page.one(name, &[]))
+    };
+    assert_eq!(failures(&page), [0.0, 0.0]);
+    assert_eq!(page.one("longhaul_target_protocol_errors_total", &[]), 0.0);
+    let ran = longhaul(&["info", &target.uri(0), "--hostnqn", "nqn.2014-08.org.example:stranger"]);
+    assert_eq!(ran.code, Some(6), "{ran:?}");
+    assert!(failures(&scrape(&target)).iter().all(|n| *n >= 1.0));
+    // What is no PDU: the target says so and ends the connection.
+    let mut stream = TcpStream::connect(target.addr()).expect("connected");
+    stream.write_all(&[0xEE; 128]).expect("sent");
+    let _ = stream.read_to_end(&mut Vec::new());
+    let page = scrape(&target);
+    assert_eq!(page.one("longhaul_target_protocol_errors_total", &[]), 1.0);
+    assert!(
+        page.all("longhaul_target_host_connections", &[("host", "nqn.2014-08.org.example:stranger")])
+            .is_empty()
+    );
     target.stop();
 }
 
@@ -176,7 +198,7 @@ fn promtool_accepts_the_page_the_rules_and_their_tests() {
         return;
     }
     let target = start();
-    load(&target, "nqn.2014-08.org.example:loader");
+    load(&target, "randread", "nqn.2014-08.org.example:loader");
     let (_, text) = get(&metrics_of(&target), "/metrics", "text/plain");
     read(&text, false).unwrap_or_else(|why| panic!("{why}\n{text}"));
     promtool(&["check", "metrics"], Some(&text));
@@ -244,7 +266,7 @@ fn prometheus_scrapes_a_target_and_evaluates_the_alerts() {
         return;
     }
     let target = start();
-    let (reads, _) = load(&target, "nqn.2014-08.org.example:loader");
+    let reads = load(&target, "randread", "nqn.2014-08.org.example:loader");
     let prometheus = Prometheus::start(&metrics_of(&target));
     prometheus.wait("targets", |reply| {
         let targets = reply["data"]["activeTargets"].as_array();
@@ -351,7 +373,7 @@ fn a_target_shows_the_paths_to_what_it_passes_on() {
     let far = Target::start(&["a=mem:16MiB"], &[]);
     let export = format!("b={}", far.uri(0));
     let target = Target::start(&[&export], &["--metrics", "127.0.0.1:0"]);
-    let (reads, _) = load(&target, "nqn.2014-08.org.example:loader");
+    let reads = load(&target, "randread", "nqn.2014-08.org.example:loader");
     let page = scrape(&target);
     let address = far.addr();
     let path = [("address", address.as_str())];
