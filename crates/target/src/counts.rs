@@ -253,22 +253,45 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    fn end(&self, now: Instant, status: Status) {
-        let Counters { operations, bytes_read, bytes_written, failures, ended, .. } = &*self.counting.0;
+    fn end(self, now: Instant, status: Status) {
+        if status == Status::SUCCESS {
+            return Alike::from(self).end(now);
+        }
+        add(&self.counting.0.failures[Failure::of(status) as usize], 1);
+        Alike { bytes: 0, ..Alike::from(self) }.end(now);
+    }
+}
+
+/// Commands of one kind to one namespace that arrived at the same time, and end at the same time.
+#[derive(Debug)]
+struct Alike {
+    counting: Rc<Counting>,
+    operation: Operation,
+    commands: u64,
+    bytes: u64,
+    arrived: Instant,
+}
+
+impl From<Counted> for Alike {
+    fn from(Counted { counting, operation, bytes, arrived }: Counted) -> Alike {
+        Alike { counting, operation, commands: 1, bytes: bytes.into(), arrived }
+    }
+}
+
+impl Alike {
+    fn end(&self, now: Instant) {
+        let Counters { operations, bytes_read, bytes_written, ended, .. } = &*self.counting.0;
         let operation = &operations[self.operation as usize];
         let time = now.saturating_duration_since(self.arrived);
-        add(&operation.buckets[BOUNDS.partition_point(|bound| *bound < time)], 1);
-        add(&operation.nanoseconds, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        if status == Status::SUCCESS {
-            match self.operation {
-                Operation::Read => add(bytes_read, self.bytes.into()),
-                Operation::Write => add(bytes_written, self.bytes.into()),
-                Operation::Flush | Operation::Other => {}
-            }
-        } else {
-            add(&failures[Failure::of(status) as usize], 1);
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        add(&operation.buckets[BOUNDS.partition_point(|bound| *bound < time)], self.commands);
+        add(&operation.nanoseconds, nanoseconds.wrapping_mul(self.commands));
+        match self.operation {
+            Operation::Read => add(bytes_read, self.bytes),
+            Operation::Write => add(bytes_written, self.bytes),
+            Operation::Flush | Operation::Other => {}
         }
-        add(ended, 1);
+        add(ended, self.commands);
     }
 }
 
@@ -278,6 +301,9 @@ pub(crate) struct Batch {
     is_open: Cell<bool>,
     /// When its first command arrived.
     arrived: Cell<Option<Instant>>,
+    /// What arrived and succeeded in it, by operation: counted at once, since it is nearly all of the load.
+    alike: [RefCell<Option<Alike>>; Operation::ALL.len()],
+    /// Everything else that ended in it.
     ended: RefCell<Vec<(Counted, Status)>>,
 }
 
@@ -301,21 +327,35 @@ impl Batch {
 
     /// A command has been answered.
     pub(crate) fn end(&self, counted: Counted, status: Status) {
-        if self.is_open.get() {
-            self.ended.borrow_mut().push((counted, status));
-        } else {
-            counted.end(now(), status);
+        if !self.is_open.get() {
+            return counted.end(now(), status);
         }
+        if status == Status::SUCCESS && self.arrived.get() == Some(counted.arrived) {
+            let alike = &mut *self.alike[counted.operation as usize].borrow_mut();
+            match alike {
+                None => return *alike = Some(counted.into()),
+                Some(alike) if Rc::ptr_eq(&alike.counting, &counted.counting) => {
+                    alike.commands += 1;
+                    alike.bytes += u64::from(counted.bytes);
+                    return;
+                }
+                Some(_) => {}
+            }
+        }
+        self.ended.borrow_mut().push((counted, status));
     }
 
     /// The events have been handled.
     pub(crate) fn close(&self) {
         self.is_open.set(false);
-        let mut ended = self.ended.borrow_mut();
-        if !ended.is_empty() {
-            let now = now();
-            ended.drain(..).for_each(|(counted, status)| counted.end(now, status));
+        let mut time = None;
+        for alike in &self.alike {
+            if let Some(alike) = alike.take() {
+                alike.end(*time.get_or_insert_with(now));
+            }
         }
+        let mut ended = self.ended.borrow_mut();
+        ended.drain(..).for_each(|(counted, status)| counted.end(*time.get_or_insert_with(now), status));
     }
 }
 
@@ -357,6 +397,40 @@ mod tests {
         drop(other);
         assert_eq!(namespace.sum(), sum);
         assert!(lock(&namespace.0).counters.is_empty(), "nothing grows with queues that end");
+    }
+
+    #[test]
+    fn commands_of_a_batch_that_are_alike_are_all_counted() {
+        let (first, second) = (AllCounters::default(), AllCounters::default());
+        let (one, other) = (Counting::start([&first]), Counting::start([&second]));
+        let batch = Batch::default();
+        let before = batch.begin(&one, Operation::Write, 100);
+        batch.open();
+        for (counting, operation, bytes) in [
+            (&one, Operation::Read, 1),
+            (&other, Operation::Read, 10),
+            (&one, Operation::Write, 2),
+            (&one, Operation::Read, 4),
+            (&other, Operation::Read, 20),
+        ] {
+            let counted = batch.begin(counting, operation, bytes);
+            batch.end(counted, Status::SUCCESS);
+        }
+        batch.end(before, Status::SUCCESS);
+        let failed = batch.begin(&one, Operation::Read, 1000);
+        batch.end(failed, Status::UNRECOVERED_READ);
+        batch.close();
+        let of = |all: &AllCounters| {
+            let sum = all.sum();
+            let commands = sum.operations.map(|operation| operation.commands());
+            (commands, sum.bytes_read, sum.bytes_written, sum.failures, sum.in_flight)
+        };
+        assert_eq!(of(&first), ([3, 2, 0, 0], 5, 102, [1, 0, 0, 0], 0));
+        assert_eq!(of(&second), ([2, 0, 0, 0], 30, 0, [0; 4], 0));
+        // The next batch begins anew.
+        batch.open();
+        batch.close();
+        assert_eq!(of(&first).0, [3, 2, 0, 0]);
     }
 
     #[test]
