@@ -5,7 +5,7 @@ use longhaul_sim::network::{NetworkPlan, Planted, run_network};
 use std::time::{Duration, Instant};
 
 /// Seeds that every change is tried with.
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 20;
 /// A slow machine tries fewer: after so long no further seed is begun.
 const LONG: Duration = Duration::from_secs(40);
 /// But so many at least.

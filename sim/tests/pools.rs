@@ -2,7 +2,8 @@
 
 use longhaul_sim::pools::{PoolCounts, PoolPlan, run_pools};
 
-const SEEDS: u64 = 400;
+/// CI tries others with each run.
+const SEEDS: u64 = 150;
 
 #[test]
 fn seeds_pass_and_meet_every_fault() {
@@ -44,5 +45,6 @@ fn a_move_that_is_denied_is_noticed() {
         let plan = PoolPlan { is_move_denied: true, ..PoolPlan::new(seed) };
         run_pools(&plan, false).is_err()
     };
-    assert!((0..2000).any(is_noticed), "no seed notices it");
+    // One that did so is among the first of these.
+    assert!((790..2000).chain(0..790).any(is_noticed), "no seed notices it");
 }

@@ -129,7 +129,7 @@ fn stripe_blocks(layout: Layout, width: usize) -> u64 {
 
 fn many(name: &str, plan: &Plan) {
     let alone = std::env::var("ARRAY_SEED").ok().and_then(|seed| seed.parse().ok());
-    let count: u64 = std::env::var("ARRAY_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let count: u64 = std::env::var("ARRAY_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(8);
     let seeds = alone.map_or(0..count, |seed: u64| seed..seed + 1);
     for seed in seeds {
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(seed, plan)));
