@@ -61,6 +61,11 @@ impl HashFunction {
         })
     }
 
+    /// HKDF-Extract (RFC 5869) without a salt.
+    pub(crate) fn extract(self, from: &[u8]) -> DigestBytes {
+        self.hmac(&vec![0; self.digest_len()], &[from])
+    }
+
     /// HMAC of the parts, one behind the other.
     pub(crate) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> DigestBytes {
         match self {

@@ -1,5 +1,6 @@
 //! What hosts and subsystems know of each other, and how it is replaced while it is used.
 
+use crate::psk::TlsKey;
 use crate::secret::Secret;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,32 +17,32 @@ pub struct HostKey {
 /// The generations of a host's key. A key is replaced in two steps: a new one is made, and the subsystem
 /// accepts both; once the host has the new one, the old one is retired.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Generations {
+pub struct Generations<K = HostKey> {
     /// Number of the current generation, from 1.
     pub number: u32,
     /// What a host uses.
-    pub current: HostKey,
+    pub current: K,
     /// The generation before, which a subsystem accepts as well until it is retired.
-    pub previous: Option<HostKey>,
+    pub previous: Option<K>,
     /// The last generation that was retired: it is not accepted, and only named.
-    pub retired: Option<HostKey>,
+    pub retired: Option<K>,
 }
 
-impl From<HostKey> for Generations {
-    fn from(current: HostKey) -> Generations {
+impl<K> From<K> for Generations<K> {
+    fn from(current: K) -> Generations<K> {
         Generations { number: 1, current, previous: None, retired: None }
     }
 }
 
-impl Generations {
+impl<K> Generations<K> {
     /// What a subsystem accepts, with the number of each generation.
-    pub fn accepted(&self) -> impl Iterator<Item = (u32, &HostKey)> {
+    pub fn accepted(&self) -> impl Iterator<Item = (u32, &K)> {
         let previous = self.previous.as_ref().map(|key| (self.number.saturating_sub(1), key));
         [(self.number, &self.current)].into_iter().chain(previous)
     }
 
     /// The last generation that was retired, and its number.
-    pub fn retired(&self) -> Option<(u32, &HostKey)> {
+    pub fn retired(&self) -> Option<(u32, &K)> {
         let before = 1 + u32::from(self.previous.is_some());
         self.retired.as_ref().map(|key| (self.number.saturating_sub(before), key))
     }
@@ -54,6 +55,15 @@ pub trait KeySource: fmt::Debug + Send + Sync {
     /// # Errors
     /// The key cannot be read, in words.
     fn key_of(&self, hostnqn: &str) -> Result<Option<Generations>, String>;
+
+    /// The key for TLS of the host with this NQN. `None`: the host has no such key.
+    ///
+    /// # Errors
+    /// The key cannot be read, in words.
+    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
+        let _ = hostnqn;
+        Ok(None)
+    }
 }
 
 impl KeySource for BTreeMap<String, HostKey> {

@@ -1,4 +1,5 @@
-//! In-band authentication of NVMe over Fabrics: DH-HMAC-CHAP (NVMe Base 2.1, section "DH-HMAC-CHAP
+//! How hosts and targets know each other, without I/O: pre-shared keys of TLS ([`TlsKey`]), and in-band
+//! authentication of NVMe over Fabrics: DH-HMAC-CHAP (NVMe Base 2.1, section "DH-HMAC-CHAP
 //! Protocol"), both ends of it, without I/O. Randomness is an argument.
 //!
 //! Host and controller know a [`Secret`] of the host, and one of the subsystem if the host wants to know
@@ -22,6 +23,7 @@ mod group;
 mod hash;
 mod host;
 mod keys;
+mod psk;
 mod response;
 mod secret;
 #[cfg(test)]
@@ -32,6 +34,7 @@ pub use group::DhGroup;
 pub use hash::HashFunction;
 pub use host::{HostExchange, HostOptions, HostStep};
 pub use keys::{Generations, HostKey, KeySource};
+pub use psk::{Derivation, DeriveError, Identity, IdentityVersion, TlsKey, TlsKeyError, TlsPsk};
 pub use secret::{Secret, SecretError};
 
 use longhaul_wire::fabrics::auth::reason;

@@ -4,17 +4,19 @@
 //! |---|---|
 //! | `dhchap_key` | the secret of the host |
 //! | `dhchap_ctrl_key` | that of the subsystem, if targets prove to the host what they are |
+//! | `tls_key` | the key by which both encrypt their connections (a configured PSK of TLS) |
 //! | `generation` | the number of this key; 1 without the file |
 //! | `previous/` | the same files of the generation before, while targets accept it |
 //! | `retired/` | the same files of the last generation that targets do not accept any more |
 //!
-//! The names of the first two are those that the Linux kernel's target has in its configuration. A directory
-//! of a host is replaced as a whole, so that no reader finds halves of two generations.
+//! A host has secrets, a key for TLS, or both; all of a host are of one generation. The names of the first two
+//! are those that the Linux kernel's target has in its configuration. A directory of a host is replaced as a
+//! whole, so that no reader finds halves of two generations.
 //!
 //! Files that others can read are refused, as ssh refuses them.
 
 use crate::error::{Error, ErrorKind, Result};
-use longhaul_auth::{Generations, HashFunction, HostKey, KeySource, Secret};
+use longhaul_auth::{Generations, HashFunction, HostKey, KeySource, Secret, TlsKey};
 use longhaul_wire::nqn::Nqn;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::process::geteuid;
@@ -23,11 +25,13 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use zeroize::Zeroizing;
 
 const HOSTS: &str = "hosts";
 const HOST_SECRET: &str = "dhchap_key";
 const CONTROLLER_SECRET: &str = "dhchap_ctrl_key";
+const TLS_KEY: &str = "tls_key";
 const GENERATION: &str = "generation";
 const PREVIOUS: &str = "previous";
 const RETIRED: &str = "retired";
@@ -35,7 +39,79 @@ const RETIRED: &str = "retired";
 const FILE_MAX: u64 = 4096;
 
 /// The keys of each host, by its NQN.
-pub type HostKeys = BTreeMap<String, Generations>;
+pub type HostKeys = BTreeMap<String, KeysOfHost>;
+
+/// What the directory of a host has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeysOfHost {
+    /// Number of the current generation, from 1.
+    pub number: u32,
+    current: Stored,
+    previous: Stored,
+    retired: Stored,
+}
+
+/// What there is of one generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Stored {
+    secrets: Option<HostKey>,
+    tls: Option<TlsKey>,
+}
+
+impl Stored {
+    fn is_empty(&self) -> bool {
+        self.secrets.is_none() && self.tls.is_none()
+    }
+
+    /// What this has, and otherwise what `other` has.
+    fn or(self, other: Stored) -> Stored {
+        Stored { secrets: self.secrets.or(other.secrets), tls: self.tls.or(other.tls) }
+    }
+}
+
+impl KeysOfHost {
+    /// The secrets for authentication.
+    pub fn secrets(&self) -> Option<Generations> {
+        Some(Generations {
+            number: self.number,
+            current: self.current.secrets.clone()?,
+            previous: self.previous.secrets.clone(),
+            retired: self.retired.secrets.clone(),
+        })
+    }
+
+    /// The keys for TLS.
+    pub fn tls(&self) -> Option<Generations<TlsKey>> {
+        Some(Generations {
+            number: self.number,
+            current: self.current.tls.clone()?,
+            previous: self.previous.tls.clone(),
+            retired: self.retired.tls.clone(),
+        })
+    }
+
+    /// Whether targets accept the generation before, too.
+    pub fn has_previous(&self) -> bool {
+        !self.previous.is_empty()
+    }
+}
+
+/// What [`make`] makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// Secrets for authentication: one of the host, and one of the subsystem if both prove what they are.
+    Secrets {
+        /// Their hash function.
+        hash: HashFunction,
+        /// With a secret of the subsystem.
+        is_mutual: bool,
+    },
+    /// A key for TLS.
+    Tls {
+        /// Its hash function, SHA-256 or SHA-384.
+        hash: HashFunction,
+    },
+}
 
 /// A directory of keys that is read when a key is needed: what changes in it counts for the next connection.
 #[derive(Clone, Debug)]
@@ -59,7 +135,12 @@ impl KeySource for KeyDirectory {
     fn key_of(&self, hostnqn: &str) -> std::result::Result<Option<Generations>, String> {
         // The name comes from a peer. One that is no name of a file has no keys.
         let Ok(place) = place_of(&self.0, hostnqn) else { return Ok(None) };
-        keys_in(&place).map_err(|e| e.to_string())
+        Ok(keys_in(&place).map_err(|e| e.to_string())?.and_then(|keys| keys.secrets()))
+    }
+
+    fn tls_key_of(&self, hostnqn: &str) -> std::result::Result<Option<Generations<TlsKey>>, String> {
+        let Ok(place) = place_of(&self.0, hostnqn) else { return Ok(None) };
+        Ok(keys_in(&place).map_err(|e| e.to_string())?.and_then(|keys| keys.tls()))
     }
 }
 
@@ -95,47 +176,53 @@ pub fn read(dir: &Path) -> Result<HostKeys> {
     }
 }
 
-/// Makes the key of a host, with a secret of the subsystem unless it is not wanted; returns its directory and
-/// its generation. One that is replaced is retired at once.
+/// Makes secrets or a key for TLS of a host, beside what it has of the other kind; returns its directory and
+/// what is there. What is replaced is retired at once.
 ///
 /// # Errors
-/// There is one already and it is not to be replaced; or it cannot be written.
+/// There are some of the kind already and they are not to be replaced; or it cannot be written.
 pub fn make(
     dir: &Path,
     host: &str,
-    hash: HashFunction,
-    is_mutual: bool,
+    what: Made,
     replaces: bool,
     random: &mut dyn FnMut(&mut [u8]),
-) -> Result<(PathBuf, Generations)> {
+) -> Result<(PathBuf, KeysOfHost)> {
     let place = place_of(dir, host)?;
-    let before = keys_in(&place)?;
-    if before.is_some() && !replaces {
+    let mut keys = keys_in(&place)?.unwrap_or(KeysOfHost { number: 1, ..KeysOfHost::default() });
+    let (kind, has_some) = match what {
+        Made::Secrets { .. } => ("secrets", keys.current.secrets.is_some()),
+        Made::Tls { .. } => ("a key for TLS", keys.current.tls.is_some()),
+    };
+    if has_some && !replaces {
         return Err(Error::new(
             ErrorKind::Refused,
             format!(
-                "{} has keys already, which hosts and targets use: 'longhaul key rotate' replaces them while \
+                "{} has {kind} already, which hosts and targets use: 'longhaul key rotate' replaces them while \
                  they are used, --force at once",
                 place.display()
             ),
         ));
     }
-    let current = generate(hash, is_mutual, random);
-    let keys = match before {
-        None => Generations::from(current),
-        Some(before) => Generations {
-            number: before.number.saturating_add(1),
-            current,
-            previous: None,
-            retired: Some(before.current),
-        },
-    };
+    keys.number = keys.number.saturating_add(has_some.into());
+    match what {
+        Made::Secrets { hash, is_mutual } => {
+            let before = keys.current.secrets.replace(generate(hash, is_mutual, random));
+            keys.retired.secrets = before.or(keys.retired.secrets);
+            keys.previous.secrets = None;
+        }
+        Made::Tls { hash } => {
+            let before = keys.current.tls.replace(TlsKey::generate(hash, random));
+            keys.retired.tls = before.or(keys.retired.tls);
+            keys.previous.tls = None;
+        }
+    }
     write(dir, host, &place, &keys)?;
     Ok((place, keys))
 }
 
-/// Makes the next generation of a host's key, like the one that it has unless another hash function is named.
-/// Targets accept both until [`retire`].
+/// Makes the next generation of what a host has, like the one before unless another hash function is named (a
+/// key for TLS takes SHA-384 in place of SHA-512). Targets accept both until [`retire`].
 ///
 /// # Errors
 /// The host has no key; or it has been rotated before, that has not been finished, and is not to be now; or
@@ -146,9 +233,9 @@ pub fn rotate(
     hash: Option<HashFunction>,
     finishes: bool,
     random: &mut dyn FnMut(&mut [u8]),
-) -> Result<(PathBuf, Generations)> {
+) -> Result<(PathBuf, KeysOfHost)> {
     let (place, before) = existing(dir, host)?;
-    if before.previous.is_some() && !finishes {
+    if before.has_previous() && !finishes {
         return Err(Error::new(
             ErrorKind::Refused,
             format!(
@@ -160,12 +247,16 @@ pub fn rotate(
             ),
         ));
     }
-    let hash = hash.or(before.current.secret.hash()).unwrap_or(HashFunction::Sha256);
-    let keys = Generations {
+    let secrets = before.current.secrets.as_ref().map(|key| {
+        let hash = hash.or(key.secret.hash()).unwrap_or(HashFunction::Sha256);
+        generate(hash, key.controller.is_some(), random)
+    });
+    let tls = before.current.tls.as_ref().map(|key| TlsKey::generate(hash.unwrap_or(key.hash()), random));
+    let keys = KeysOfHost {
         number: before.number.saturating_add(1),
-        current: generate(hash, before.current.controller.is_some(), random),
+        current: Stored { secrets, tls },
         retired: before.previous.or(before.retired),
-        previous: Some(before.current),
+        previous: before.current,
     };
     write(dir, host, &place, &keys)?;
     Ok((place, keys))
@@ -177,13 +268,13 @@ pub fn rotate(
 /// Targets accept one generation only, or the change cannot be written.
 pub fn retire(dir: &Path, host: &str) -> Result<u32> {
     let (place, mut keys) = existing(dir, host)?;
-    let Some(previous) = keys.previous.take() else {
+    if !keys.has_previous() {
         return Err(Error::new(
             ErrorKind::Refused,
             format!("{} has generation {} alone: nothing is to be retired", place.display(), keys.number),
         ));
-    };
-    keys.retired = Some(previous);
+    }
+    keys.retired = std::mem::take(&mut keys.previous).or(keys.retired);
     write(dir, host, &place, &keys)?;
     Ok(keys.number.saturating_sub(1))
 }
@@ -200,7 +291,7 @@ fn place_of(dir: &Path, host: &str) -> Result<PathBuf> {
     Ok(dir.join(HOSTS).join(nqn.to_string()))
 }
 
-fn existing(dir: &Path, host: &str) -> Result<(PathBuf, Generations)> {
+fn existing(dir: &Path, host: &str) -> Result<(PathBuf, KeysOfHost)> {
     let place = place_of(dir, host)?;
     match keys_in(&place)? {
         Some(keys) => Ok((place, keys)),
@@ -217,7 +308,7 @@ fn generate(hash: HashFunction, is_mutual: bool, random: &mut dyn FnMut(&mut [u8
 }
 
 /// Writes the directory of a host, and puts it in the place of the one that there is.
-fn write(dir: &Path, host: &str, place: &Path, keys: &Generations) -> Result<()> {
+fn write(dir: &Path, host: &str, place: &Path, keys: &KeysOfHost) -> Result<()> {
     let failed =
         |e: io::Error| Error::failed(format!("cannot write the keys of {host} to {}: {e}", place.display()));
     let all = dir.join(HOSTS);
@@ -230,7 +321,9 @@ fn write(dir: &Path, host: &str, place: &Path, keys: &Generations) -> Result<()>
     write_key(new.path(), &keys.current).map_err(failed)?;
     write_file(&new.path().join(GENERATION), keys.number.to_string().as_bytes()).map_err(failed)?;
     for (name, key) in [(PREVIOUS, &keys.previous), (RETIRED, &keys.retired)] {
-        let Some(key) = key else { continue };
+        if key.is_empty() {
+            continue;
+        }
         let path = new.path().join(name);
         DirBuilder::new().mode(0o700).create(&path).map_err(failed)?;
         write_key(&path, key).map_err(failed)?;
@@ -249,13 +342,14 @@ fn write(dir: &Path, host: &str, place: &Path, keys: &Generations) -> Result<()>
     File::open(&all).and_then(|all| all.sync_all()).map_err(failed)
 }
 
-fn write_key(dir: &Path, key: &HostKey) -> io::Result<()> {
-    for (name, secret) in [(HOST_SECRET, Some(&key.secret)), (CONTROLLER_SECRET, key.controller.as_ref())] {
-        if let Some(secret) = secret {
-            write_file(&dir.join(name), secret.reveal().as_bytes())?;
+fn write_key(dir: &Path, key: &Stored) -> io::Result<()> {
+    if let Some(HostKey { secret, controller }) = &key.secrets {
+        write_file(&dir.join(HOST_SECRET), secret.reveal().as_bytes())?;
+        if let Some(controller) = controller {
+            write_file(&dir.join(CONTROLLER_SECRET), controller.reveal().as_bytes())?;
         }
     }
-    Ok(())
+    key.tls.as_ref().map_or(Ok(()), |key| write_file(&dir.join(TLS_KEY), key.reveal().as_bytes()))
 }
 
 fn write_file(path: &Path, line: &[u8]) -> io::Result<()> {
@@ -272,16 +366,17 @@ struct KeyPlace {
 }
 
 /// The keys in the directory of a host; none if there is no such directory.
-fn keys_in(path: &Path) -> Result<Option<Generations>> {
+fn keys_in(path: &Path) -> Result<Option<KeysOfHost>> {
     let Some(place) = KeyPlace::open(CWD, path, path)? else { return Ok(None) };
-    let Some(current) = place.key()? else {
-        return Err(Error::invalid(format!("cannot read keys: {} has no {HOST_SECRET}", path.display())));
-    };
-    let of = |name| match place.child(name)? {
-        Some(place) => place.key(),
-        None => Ok(None),
-    };
-    Ok(Some(Generations {
+    let current = place.stored()?;
+    if current.is_empty() {
+        let path = path.display();
+        return Err(Error::invalid(format!(
+            "cannot read keys: {path} has no {HOST_SECRET} and no {TLS_KEY}"
+        )));
+    }
+    let of = |name| place.child(name)?.map_or(Ok(Stored::default()), |place| place.stored());
+    Ok(Some(KeysOfHost {
         number: place.generation()?,
         current,
         previous: of(PREVIOUS)?,
@@ -304,9 +399,12 @@ impl KeyPlace {
         KeyPlace::open(&self.dir, Path::new(name), &self.path.join(name))
     }
 
-    fn key(&self) -> Result<Option<HostKey>> {
-        let Some(secret) = self.secret(HOST_SECRET)? else { return Ok(None) };
-        Ok(Some(HostKey { secret, controller: self.secret(CONTROLLER_SECRET)? }))
+    fn stored(&self) -> Result<Stored> {
+        let secrets = match self.parsed(HOST_SECRET)? {
+            Some(secret) => Some(HostKey { secret, controller: self.parsed(CONTROLLER_SECRET)? }),
+            None => None,
+        };
+        Ok(Stored { secrets, tls: self.parsed(TLS_KEY)? })
     }
 
     fn generation(&self) -> Result<u32> {
@@ -316,8 +414,8 @@ impl KeyPlace {
         })
     }
 
-    /// The secret in a file; none if there is no file.
-    fn secret(&self, name: &str) -> Result<Option<Secret>> {
+    /// The secret or key in a file; none if there is no file.
+    fn parsed<T: FromStr<Err: std::fmt::Display>>(&self, name: &str) -> Result<Option<T>> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         text.parse().map(Some).map_err(|e| self.failed(name, &e))
     }
@@ -368,8 +466,14 @@ mod tests {
 
     const HOST: &str = "nqn.2026-11.io.longhaul:test:host";
 
+    const TLS: Made = Made::Tls { hash: HashFunction::Sha256 };
+
+    fn secrets(is_mutual: bool) -> Made {
+        Made::Secrets { hash: HashFunction::Sha256, is_mutual }
+    }
+
     fn made(dir: &Path, is_mutual: bool) -> PathBuf {
-        make(dir, HOST, HashFunction::Sha256, is_mutual, true, &mut longhaul_engine::random).unwrap().0
+        make(dir, HOST, secrets(is_mutual), true, &mut longhaul_engine::random).unwrap().0
     }
 
     #[test]
@@ -377,16 +481,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let place = made(dir.path(), true);
         let keys = read(dir.path()).unwrap();
-        let key = &keys[HOST].current;
+        let first = keys[HOST].secrets().unwrap();
+        let key = &first.current;
         assert!(keys.len() == 1 && key.controller.is_some());
         assert_ne!(Some(&key.secret), key.controller.as_ref(), "two secrets");
-        let again = make(dir.path(), HOST, HashFunction::Sha512, true, false, &mut longhaul_engine::random);
+        let again = make(dir.path(), HOST, secrets(true), false, &mut longhaul_engine::random);
         assert_eq!(again.unwrap_err().kind(), ErrorKind::Refused);
         assert_eq!(read(dir.path()).unwrap(), keys, "nothing was changed");
         made(dir.path(), false);
-        let replaced = &read(dir.path()).unwrap()[HOST];
+        let replaced = read(dir.path()).unwrap()[HOST].secrets().unwrap();
         assert_eq!(replaced.current.controller, None);
-        assert_eq!((replaced.number, &replaced.retired), (2, &Some(keys[HOST].current.clone())));
+        assert_eq!((replaced.number, &replaced.retired), (2, &Some(first.current)));
         for entry in fs::read_dir(place).unwrap() {
             let meta = entry.unwrap().metadata().unwrap();
             assert_eq!(meta.mode() & 0o777, if meta.is_dir() { 0o700 } else { 0o600 });
@@ -404,7 +509,7 @@ mod tests {
         let source = KeyDirectory::open(dir.path()).unwrap();
         let first = source.key_of(HOST).unwrap().unwrap();
         assert_eq!(retire(dir.path(), HOST).unwrap_err().kind(), ErrorKind::Refused, "nothing to retire");
-        let (_, second) = rotate(dir.path(), HOST, None, false, random).unwrap();
+        let second = rotate(dir.path(), HOST, None, false, random).unwrap().1.secrets().unwrap();
         assert_eq!(source.key_of(HOST).unwrap().as_ref(), Some(&second), "seen without opening it again");
         assert_eq!((second.number, &second.previous), (2, &Some(first.current.clone())));
         assert!(second.current.controller.is_some() && second.current != first.current);
@@ -414,9 +519,60 @@ mod tests {
         let alone = source.key_of(HOST).unwrap().unwrap();
         assert_eq!((alone.number, alone.previous, alone.retired), (2, None, Some(first.current)));
         rotate(dir.path(), HOST, Some(HashFunction::Sha512), false, random).unwrap();
-        let (_, fourth) = rotate(dir.path(), HOST, None, true, random).unwrap();
+        let fourth = rotate(dir.path(), HOST, None, true, random).unwrap().1.secrets().unwrap();
         assert_eq!((fourth.number, fourth.retired), (4, Some(second.current)));
         assert_eq!(fourth.current.secret.hash(), Some(HashFunction::Sha512), "as the one before");
+    }
+
+    /// Both kinds are of one host, and are replaced one by one or, by a rotation, together.
+    #[test]
+    fn a_key_for_tls_is_kept_beside_secrets() {
+        let dir = tempfile::tempdir().unwrap();
+        let random = &mut longhaul_engine::random;
+        let (place, alone) = make(dir.path(), HOST, TLS, false, random).unwrap();
+        let source = KeyDirectory::open(dir.path()).unwrap();
+        let tls = source.tls_key_of(HOST).unwrap().expect("a key for TLS");
+        assert!(alone.secrets().is_none() && source.key_of(HOST).unwrap().is_none());
+        let text = fs::read_to_string(place.join(TLS_KEY)).unwrap();
+        assert_eq!(text.parse::<TlsKey>(), Ok(tls.current.clone()));
+        assert_eq!(fs::metadata(place.join(TLS_KEY)).unwrap().mode() & 0o777, 0o600);
+        let again = make(dir.path(), HOST, TLS, false, random).unwrap_err();
+        assert!(again.kind() == ErrorKind::Refused && again.to_string().contains("a key for TLS"), "{again}");
+        make(dir.path(), HOST, secrets(true), false, random).unwrap();
+        assert_eq!(source.tls_key_of(HOST).unwrap(), Some(tls.clone()), "secrets came beside it");
+        let chap = source.key_of(HOST).unwrap().expect("secrets");
+        make(dir.path(), HOST, TLS, true, random).unwrap();
+        let second = source.tls_key_of(HOST).unwrap().unwrap();
+        assert_eq!((second.number, &second.previous, &second.retired), (2, &None, &Some(tls.current)));
+        assert_eq!(source.key_of(HOST).unwrap().unwrap().current, chap.current, "they stay");
+        rotate(dir.path(), HOST, Some(HashFunction::Sha512), false, random).unwrap();
+        let third = source.tls_key_of(HOST).unwrap().unwrap();
+        assert_eq!((third.number, &third.previous), (3, &Some(second.current.clone())));
+        assert_eq!(third.current.hash(), HashFunction::Sha384, "TLS has no suite of SHA-512");
+        assert_eq!(source.key_of(HOST).unwrap().unwrap().previous, Some(chap.current));
+        retire(dir.path(), HOST).unwrap();
+        assert_eq!(source.tls_key_of(HOST).unwrap().unwrap().retired, Some(second.current));
+    }
+
+    #[test]
+    fn a_wrong_key_for_tls_is_named_and_not_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let (place, _) = make(dir.path(), HOST, TLS, false, &mut longhaul_engine::random).unwrap();
+        let path = place.join(TLS_KEY);
+        let text = fs::read_to_string(&path).unwrap();
+        for (wrong, says) in [
+            (text.replace(":01:", ":03:"), "second field"),
+            (text[..40].to_owned(), "colon"),
+            (text.replace("NVMeTLSkey-1", "DHHC-1"), "DH-HMAC-CHAP"),
+            (text.replacen(&text[20..22], "/+", 1), "check sum"),
+        ] {
+            fs::write(&path, &wrong).unwrap();
+            let said = read(dir.path()).unwrap_err().to_string();
+            assert!(said.contains(TLS_KEY) && said.contains(says) && !said.contains(&text[22..40]), "{said}");
+        }
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(read(dir.path()).unwrap_err().kind(), ErrorKind::Refused);
     }
 
     #[test]
@@ -490,8 +646,7 @@ mod tests {
             "nqn.2026-11.io.longhaul:../../x",
             &format!("nqn.2026-11.io.x:{}", "y".repeat(300)),
         ] {
-            let result =
-                make(dir.path(), name, HashFunction::Sha256, true, true, &mut longhaul_engine::random);
+            let result = make(dir.path(), name, TLS, true, &mut longhaul_engine::random);
             assert_eq!(result.unwrap_err().kind(), ErrorKind::Invalid, "{name}");
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);

@@ -57,14 +57,69 @@ fn secrets_are_listed_but_not_shown_nor_replaced_by_mistake() {
     assert_eq!(
         shown.events()[0],
         json!({
-            "event": "key", "host": HOST, "generation": 1, "previous": false, "hash": "SHA-512", "mutual": false
+            "event": "key", "host": HOST, "generation": 1, "previous": false, "hash": "SHA-512", "mutual": false,
+            "tls": "none"
         })
     );
     for ran in [&again, &shown] {
         assert!(!format!("{ran:?}").contains(&secret[15..40]));
     }
     assert_eq!(make(dir.path(), &["--force"]).code, Some(0));
-    assert!(keys::read(dir.path()).expect("read")[HOST].current.controller.is_some());
+    assert!(
+        keys::read(dir.path()).expect("read")[HOST].secrets().expect("secrets").current.controller.is_some()
+    );
+}
+
+#[test]
+fn a_key_for_tls_is_made_and_listed_but_not_shown() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let made = make(dir.path(), &["--tls", "--hash", "sha384"]);
+    assert_eq!((made.code, &made.events()[0]["tls"]), (Some(0), &"SHA-384".into()), "{made:?}");
+    let path = dir.path().join("hosts").join(HOST).join("tls_key");
+    let key = std::fs::read_to_string(path).expect("a key");
+    assert!(key.starts_with("NVMeTLSkey-1:02:"));
+    assert_eq!(make(dir.path(), &[]).code, Some(0), "secrets beside it");
+    let shown = longhaul(&["key", "show", "--json", "--keys", text(dir.path())]);
+    assert_eq!(
+        shown.events()[0],
+        json!({
+            "event": "key", "host": HOST, "generation": 1, "previous": false, "hash": "SHA-256", "mutual": true,
+            "tls": "SHA-384"
+        })
+    );
+    let words = longhaul(&["key", "show", "--keys", text(dir.path())]);
+    assert!(words.stdout.contains("TLS: SHA-384"), "{words:?}");
+    let again = make(dir.path(), &["--tls"]);
+    assert!(again.code == Some(6) && again.stderr.contains("a key for TLS already"), "{again:?}");
+    let long = make(dir.path(), &["--tls", "--force", "--hash", "sha512"]);
+    assert!(long.code == Some(2) && long.stderr.contains("sha384"), "{long:?}");
+    for ran in [&made, &shown, &words, &again] {
+        assert!(!format!("{ran:?}").contains(&key[20..40]));
+    }
+}
+
+fn nvme(args: &[&str]) -> String {
+    let ran = std::process::Command::new("nvme").args(args).output().expect("nvme");
+    assert!(ran.status.success(), "nvme {}: {}", args[0], String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8(ran.stdout).expect("text").trim_end().to_owned()
+}
+
+#[test]
+fn keys_for_tls_are_those_of_nvme_cli() {
+    if std::process::Command::new("nvme").arg("version").output().is_err() {
+        return longhaul_skip::skip!("nvme (nvme-cli) is not installed");
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("hosts").join(HOST).join("tls_key");
+    for (hash, hmac, name) in [("sha256", "1", "SHA-256"), ("sha384", "2", "SHA-384")] {
+        assert_eq!(make(dir.path(), &["--tls", "--force", "--hash", hash]).code, Some(0));
+        let ours = std::fs::read_to_string(&path).expect("a key");
+        let said = nvme(&["check-tls-key", &format!("--key={}", ours.trim_end())]);
+        assert!(said.contains(&format!("HMAC {hmac}")), "{said}");
+        std::fs::write(&path, nvme(&["gen-tls-key", &format!("--hmac={hmac}")])).expect("written");
+        let shown = longhaul(&["key", "show", "--json", "--keys", text(dir.path())]);
+        assert_eq!((shown.code, &shown.events()[0]["tls"]), (Some(0), &name.into()), "{shown:?}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// `key make` and `key rotate`: the secrets were made.
+/// `key make` and `key rotate`: the secrets, or the key for TLS, were made.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct KeyMade {
@@ -14,10 +14,12 @@ pub(crate) struct KeyMade {
     pub(crate) generation: u32,
     /// Targets accept the generation before, too.
     pub(crate) previous: bool,
-    /// Hash function that transforms them.
+    /// Hash function that transforms the secrets; `none` without secrets.
     pub(crate) hash: &'static str,
     /// Targets prove to the host what they are.
     pub(crate) mutual: bool,
+    /// Hash function of the key for TLS; `none` without one.
+    pub(crate) tls: &'static str,
 }
 
 /// `key retire`: targets do not accept this generation any more.
@@ -30,7 +32,7 @@ pub(crate) struct KeyRetired {
     pub(crate) generation: u32,
 }
 
-/// `key show`: a host that has secrets.
+/// `key show`: a host that has secrets or a key for TLS.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "key")]
 pub(crate) struct KeyListed {
@@ -40,10 +42,13 @@ pub(crate) struct KeyListed {
     pub(crate) generation: u32,
     /// Targets accept the generation before, too.
     pub(crate) previous: bool,
-    /// Hash function that transforms them; `none` for secrets that are used as they are.
+    /// Hash function that transforms the secrets; `none` without secrets, and for those that are used as they
+    /// are.
     pub(crate) hash: &'static str,
     /// Targets prove to the host what they are.
     pub(crate) mutual: bool,
+    /// Hash function of the key for TLS; `none` without one.
+    pub(crate) tls: &'static str,
 }
 
 /// `key show`: the end of the list.

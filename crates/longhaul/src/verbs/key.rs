@@ -1,10 +1,10 @@
 //! `longhaul key`.
 
 use crate::events::{KeyListed, KeyMade, KeyRetired, KeysListed};
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::output::Output;
-use longhaul_auth::{Generations, HashFunction};
-use longhaul_device::keys;
+use longhaul_auth::HashFunction;
+use longhaul_device::keys::{self, KeysOfHost, Made};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -15,13 +15,13 @@ pub(crate) struct KeyArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum KeyVerb {
-    /// Make the secrets of a host
+    /// Make the secrets of a host, or its key for TLS
     Make(MakeKey),
     /// Make new secrets of a host, while it goes on with those that it has
     Rotate(RotateKey),
     /// End a rotation: targets accept the old secrets no more
     Retire(RetireKey),
-    /// List the hosts that have secrets
+    /// List the hosts that have secrets or keys
     Show(ShowKeys),
 }
 
@@ -29,7 +29,8 @@ enum KeyVerb {
 #[command(after_help = "\
 DIR/hosts/HOSTNQN/ has the secrets then: dhchap_key, by which the host proves
 who it is, and dhchap_ctrl_key, by which targets prove it to the host. Copy that
-directory to the host; targets that use DIR let no other hosts in.
+directory to the host; targets that use DIR let no other hosts in. With --tls
+there is tls_key beside them, which 'nvme check-tls-key' reads too.
 
 Example:
   longhaul key make nqn.2014-08.org.nvmexpress:uuid:... --keys /etc/longhaul/keys
@@ -42,13 +43,16 @@ struct MakeKey {
     /// Directory of the secrets
     #[arg(long, value_name = "DIR")]
     keys: PathBuf,
-    /// Hash function of the secrets: sha256, sha384 or sha512
+    /// Hash function of the secrets: sha256, sha384 or sha512 (not with --tls)
     #[arg(long, value_name = "NAME", default_value = "sha256", value_parser = hash)]
     hash: HashFunction,
     /// Only the host proves its identity
     #[arg(long)]
     one_way: bool,
-    /// Replace secrets that there are; targets accept these no more
+    /// Make a key for TLS in place of secrets: what there is of these stays
+    #[arg(long, conflicts_with = "one_way")]
+    tls: bool,
+    /// Replace those that there are; targets accept these no more
     #[arg(long)]
     force: bool,
 }
@@ -107,8 +111,15 @@ fn hash(text: &str) -> Result<HashFunction, String> {
 pub(crate) fn run(args: KeyArgs, output: Output) -> Outcome {
     let random = &mut longhaul_engine::random;
     match args.verb {
-        KeyVerb::Make(MakeKey { host, keys, hash, one_way, force }) => {
-            let (place, made) = keys::make(&keys, &host, hash, !one_way, force, random)?;
+        KeyVerb::Make(MakeKey { host, keys, hash, one_way, tls, force }) => {
+            let what = match tls {
+                true if hash == HashFunction::Sha512 => {
+                    return Err(Failure::usage("--hash sha512: a key for TLS has sha256 or sha384"));
+                }
+                true => Made::Tls { hash },
+                false => Made::Secrets { hash, is_mutual: !one_way },
+            };
+            let (place, made) = keys::make(&keys, &host, what, force, random)?;
             tell_made(host, &place, &made, output);
         }
         KeyVerb::Rotate(RotateKey { host, keys, hash, force }) => {
@@ -125,34 +136,45 @@ pub(crate) fn run(args: KeyArgs, output: Output) -> Outcome {
     Ok(())
 }
 
-fn tell_made(host: String, place: &Path, keys: &Generations, output: Output) {
+fn tell_made(host: String, place: &Path, keys: &KeysOfHost, output: Output) {
+    let (hash, mutual, tls) = described(keys);
     output.line(format_args!("{}", place.display()));
     output.event(&KeyMade {
         host,
         directory: place.display().to_string(),
         generation: keys.number,
-        previous: keys.previous.is_some(),
-        hash: hash_of(keys),
-        mutual: keys.current.controller.is_some(),
+        previous: keys.has_previous(),
+        hash,
+        mutual,
+        tls,
     });
 }
 
-fn hash_of(keys: &Generations) -> &'static str {
-    keys.current.secret.hash().map_or("none", HashFunction::name)
+/// Hash function of the secrets, whether targets have some too, and the hash function of the key for TLS.
+fn described(keys: &KeysOfHost) -> (&'static str, bool, &'static str) {
+    const NONE: &str = "none";
+    let secrets = keys.secrets().map(|keys| keys.current);
+    (
+        secrets.as_ref().and_then(|key| key.secret.hash()).map_or(NONE, HashFunction::name),
+        secrets.is_some_and(|key| key.controller.is_some()),
+        keys.tls().map_or(NONE, |keys| keys.current.hash().name()),
+    )
 }
 
 fn show(args: &ShowKeys, output: Output) -> Outcome {
     let this = longhaul_initiator::Options::default().hostnqn;
     let mut hosts = 0;
-    for (host, key) in args.keys.as_ref().map(|dir| keys::read(dir)).transpose()?.unwrap_or_default() {
+    for (host, keys) in args.keys.as_ref().map(|dir| keys::read(dir)).transpose()?.unwrap_or_default() {
         hosts += 1;
-        let (hash, mutual) = (hash_of(&key), key.current.controller.is_some());
-        let (generation, previous) = (key.number, key.previous.is_some());
-        let ways = if mutual { "host and target" } else { "host" };
+        let (hash, mutual, tls) = described(&keys);
+        let (generation, previous) = (keys.number, keys.has_previous());
         let own = if host == this { "  (this host)" } else { "" };
         let also = if previous { " (and the one before)" } else { "" };
-        output.line(format_args!("{host}  generation {generation}{also}  {hash}  proves: {ways}{own}"));
-        output.event(&KeyListed { host, generation, previous, hash, mutual });
+        let ways = if mutual { "host and target" } else { "host" };
+        let proves = keys.secrets().map(|_| format!("  {hash}  proves: {ways}")).unwrap_or_default();
+        let encrypts = keys.tls().map(|_| format!("  TLS: {tls}")).unwrap_or_default();
+        output.line(format_args!("{host}  generation {generation}{also}{proves}{encrypts}{own}"));
+        output.event(&KeyListed { host, generation, previous, hash, mutual, tls });
     }
     if args.keys.is_none() {
         output.line(format_args!("{this}"));
