@@ -2,7 +2,7 @@
 
 mod reader;
 
-use longhaul_block::{BlockDevice, DeviceInfo, IoError, MemDevice, Open};
+use longhaul_block::{BlockDevice, DeviceInfo, IoError, MemDevice, Open, WriteFlags};
 use longhaul_initiator::{Options, RemoteDevice};
 use longhaul_metrics::{Bound, Server, TargetSource};
 use longhaul_target::{Config, Target};
@@ -157,4 +157,52 @@ fn a_scrape_is_answered_while_the_data_path_stalls() {
     assert_eq!(get(at, "/readyz"), (200, "ok\n".into()));
     assert!(!target.stop(), "its device cannot be flushed");
     assert_eq!(get(at, "/readyz"), (503, "the target has ended\n".into()));
+}
+
+#[test]
+fn commands_at_any_depth_are_counted_once_each() {
+    let config = Config { listen: vec![loopback()], threads: 2, statistics: true, ..Config::default() };
+    let target = Target::start(config).expect("started");
+    let nqn = "nqn.2014-08.org.example:counted";
+    let memory = Arc::new(MemDevice::new(1 << 20, 4096).expect("mapped"));
+    target.export(nqn, "counted", memory, Uuid::from_u128(2)).expect("exported");
+    let server = server();
+    server.add(Arc::new(TargetSource::new(target.observer())));
+    let uri = format!("nvme+tcp://{}/{nqn}", target.addresses()[0]).parse().expect("a URI");
+    let remote = RemoteDevice::connect_blocking(&uri, Options::default()).expect("connected");
+    let engine =
+        longhaul_engine::Thread::start("load", longhaul_engine::Config::default()).expect("a thread");
+    let done = engine.handle().spawn(move || async move {
+        let io = remote.open().await.expect("opened");
+        // Each round is submitted at once.
+        for depth in [1, 3, 32] {
+            let mut reads = Vec::new();
+            let mut writes = Vec::new();
+            for n in 0..depth {
+                reads.push(io.read(n * 4096, longhaul_engine::BufMut::zeroed(4096)));
+                let data = longhaul_engine::BufMut::zeroed(8192).freeze();
+                writes.push(io.write(n * 8192, data, WriteFlags::default()));
+            }
+            for read in reads {
+                read.await.expect("read");
+            }
+            for write in writes {
+                write.await.expect("written");
+            }
+        }
+        io.flush().await.expect("flushed");
+    });
+    done.wait().expect("the load has ended");
+    let (_, text) = get(server.address(), "/metrics");
+    let page = read(&text, false).unwrap_or_else(|why| panic!("{why}\n{text}"));
+    let here = ("subsystem", nqn);
+    let count = |operation| {
+        page.one("longhaul_target_command_duration_seconds_count", &[here, ("operation", operation)])
+    };
+    assert_eq!((count("read"), count("write")), (36.0, 36.0));
+    assert_eq!(page.one("longhaul_target_read_bytes_total", &[here]), 36.0 * 4096.0);
+    assert_eq!(page.one("longhaul_target_written_bytes_total", &[here]), 36.0 * 8192.0);
+    assert_eq!(page.all("longhaul_target_command_errors_total", &[here]), [0.0; 4]);
+    assert_eq!(page.one("longhaul_target_commands_in_flight", &[here]), 0.0);
+    assert!(target.stop());
 }
