@@ -6,7 +6,7 @@
 
 use super::device::{AttachedDevice, missing};
 use super::links::{Links, Scratch, Server};
-use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
+use super::{Defaults, Experiment, PlanEntry, Results, Settings, result, suited_scale};
 use crate::filesystems::DeviceFormat;
 use crate::published::{fabrics as said, filesystems};
 use crate::{Error, Outcome};
@@ -229,10 +229,18 @@ impl Experiment for Fabrics {
         }
         let Some(testbed) = &mut self.0 else { return Err(Error::failed("there are no drives")) };
         match *case {
-            FabricMeasurement::Network(streams, away) => testbed.network(streams, away, settings, found),
+            FabricMeasurement::Network(streams, away) => {
+                testbed.network(streams, away, settings, found)?;
+                result::count_with_losses(&mut found.cells);
+                Ok(())
+            }
             FabricMeasurement::Clients(clients, load) => testbed.clients(clients, load, settings, found),
             FabricMeasurement::Drives(on, drives, load) => {
                 testbed.drives(on.ext4, drives, load, settings, found)?;
+                // So many are faster than the link.
+                if on.remote && drives as f64 * DRIVE >= RATE {
+                    result::count_with_losses(&mut found.cells);
+                }
                 if let Some(why) = unfit(settings, known).filter(|_| on.remote) {
                     found.cells.iter_mut().for_each(|cell| cell.validity.mark(Code::LateLink, why.clone()));
                 }

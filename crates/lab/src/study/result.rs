@@ -4,7 +4,7 @@ use super::{Begin, Observer, Results, Settings, is_void_for};
 use crate::{Error, Outcome};
 use longhaul_results::Document;
 use longhaul_results::host::Host;
-use longhaul_results::record::{Cell, Code, Question, Record, Run};
+use longhaul_results::record::{Cell, Code, LeftOut, Question, Record, Run, Validity};
 use longhaul_results::schema;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -130,6 +130,21 @@ fn difference(before: &Record, now: &Record) -> Vec<String> {
     all.into_iter().map(words).collect()
 }
 
+/// Makes runs valid whose only flaw is retransmitted segments: more is offered than the link carries, and
+/// TCP finds its share by what the link's queue drops.
+pub(super) fn count_with_losses(cells: &mut [Cell]) {
+    let is_loss = |run: &LeftOut| run.reasons.iter().all(|reason| reason.code == Code::Retransmitting);
+    for cell in cells {
+        let all = std::mem::take(&mut cell.left_out);
+        let (counts, left_out): (Vec<_>, Vec<_>) = all.into_iter().partition(is_loss);
+        if !counts.is_empty() {
+            cell.samples.extend(counts.into_iter().map(|run| run.value));
+            cell.validity = Validity::default();
+        }
+        cell.left_out = left_out;
+    }
+}
+
 /// Progress of a study, with the remaining time.
 pub(super) struct Progress {
     began: Instant,
@@ -152,5 +167,25 @@ impl Progress {
         let seconds_left = (self.done > 0).then(|| each * (self.left.saturating_sub(self.done)) as f64);
         observer.begins(&Begin { study, number, of: self.all, name, seconds_left });
         self.done += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_results::record::Better;
+
+    #[test]
+    fn losses_in_the_queue_of_a_full_link_are_no_flaw() {
+        let mut cell = Cell::new("x", "B/s", Better::Higher);
+        cell.push(1.0, &Validity::not(Code::Retransmitting, "0.5 %"));
+        let mut late = Validity::not(Code::Retransmitting, "0.5 %");
+        late.mark(Code::LateLink, "late");
+        cell.push(2.0, &late);
+        cell.judge();
+        assert!(!cell.validity.valid);
+        count_with_losses(std::slice::from_mut(&mut cell));
+        cell.judge();
+        assert!(cell.validity.valid && cell.samples == [1.0] && cell.left_out.len() == 1, "{cell:?}");
     }
 }

@@ -4,10 +4,10 @@
 //! share one port of the client, where their answers collide (incast).
 
 use super::links::{Links, Server};
-use super::{Defaults, Experiment, PlanEntry, Results, Settings};
+use super::{Defaults, Experiment, PlanEntry, Results, Settings, result};
 use crate::striping::{GIGABIT_ETHERNET, SERVERS, TRANSPORTS, Transport, UNITS};
 use crate::{Error, Outcome};
-use longhaul_results::record::{Better, Cell, Code, LeftOut, Place, Question, Validity};
+use longhaul_results::record::{Better, Cell, Place, Question};
 use longhaul_wan::Conditions;
 use std::time::Duration;
 
@@ -199,7 +199,7 @@ impl Experiment for Striping {
         let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
         testbed.links.load(&args, &["read bandwidth", "CPU"], found)?;
         if case.ports == Ports::One {
-            found.cells.iter_mut().for_each(count_with_losses);
+            result::count_with_losses(&mut found.cells);
         }
         Ok(())
     }
@@ -260,19 +260,6 @@ fn wanted(
     PlanEntry { cells, how: how.map_err(str::to_owned) }
 }
 
-/// Makes runs valid whose only flaw is retransmitted segments: with one client port, loss in
-/// its buffer is what the experiment measures.
-fn count_with_losses(cell: &mut Cell) {
-    let all = std::mem::take(&mut cell.left_out);
-    let is_loss = |run: &LeftOut| run.reasons.iter().all(|reason| reason.code == Code::Retransmitting);
-    let (counts, left_out): (Vec<_>, Vec<_>) = all.into_iter().partition(is_loss);
-    if !counts.is_empty() {
-        cell.samples.extend(counts.into_iter().map(|run| run.value));
-        cell.validity = Validity::default();
-    }
-    cell.left_out = left_out;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,19 +311,5 @@ mod tests {
         let all = Striping::plan(&settings(1.0, &["a", "b"]));
         assert_eq!(all.len(), 2 * 3);
         assert!(all.iter().all(|one| one.cells[0].published.is_empty()));
-    }
-
-    #[test]
-    fn losses_at_the_one_port_are_what_is_measured() {
-        let mut cell = Cell::new("x", "B/s", Better::Higher);
-        cell.push(1.0, &Validity::not(Code::Retransmitting, "0.5 %"));
-        let mut late = Validity::not(Code::Retransmitting, "0.5 %");
-        late.mark(Code::LateLink, "late");
-        cell.push(2.0, &late);
-        cell.judge();
-        assert!(!cell.validity.valid);
-        count_with_losses(&mut cell);
-        cell.judge();
-        assert!(cell.validity.valid && cell.samples == [1.0] && cell.left_out.len() == 1, "{cell:?}");
     }
 }

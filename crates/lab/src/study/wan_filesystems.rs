@@ -9,7 +9,7 @@ mod ask;
 
 use super::device::{self, AttachedDevice};
 use super::links::{Links, Scratch, Server};
-use super::{Defaults, Experiment, PlanEntry, Results, Settings, suited_scale};
+use super::{Defaults, Experiment, PlanEntry, Results, Settings, result, suited_scale};
 use crate::filesystems::{
     BS, BYTES, DEVICES, DeviceFormat, FAR, Load, NEAR, On, SMALL_LOG, STRIPED, WORKLOADS, in_capsule,
     throughput,
@@ -201,10 +201,15 @@ impl Experiment for WanFilesystems {
         }
         let Some(testbed) = &mut self.testbed else { return Err(Error::failed("there is no device")) };
         match case {
-            FilesystemMeasurement::Network(_, away) => testbed.network(*away, settings, found),
-            FilesystemMeasurement::Load(workload) => testbed.measure(workload, settings, found),
-            FilesystemMeasurement::Drive(_) => Ok(()),
+            FilesystemMeasurement::Network(_, away) => testbed.network(*away, settings, found)?,
+            FilesystemMeasurement::Load(workload) => testbed.measure(workload, settings, found)?,
+            FilesystemMeasurement::Drive(_) => {}
         }
+        // Six drives are faster than the link.
+        if !matches!(case, FilesystemMeasurement::Load(workload) if !workload.on.striped) {
+            result::count_with_losses(&mut found.cells);
+        }
+        Ok(())
     }
 }
 
