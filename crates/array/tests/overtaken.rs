@@ -5,16 +5,18 @@ mod common;
 
 use common::{disks, options, simulate, start, uuid};
 use fastrand::Rng;
+use futures_util::future::join_all;
 use longhaul_array::{
     ArrayDevice, ArrayError, BLOCK, HaltReason, Health, Layout, Shape, WITNESS_SIZE, assemble_as, create_as,
     create_witnessed,
 };
-use longhaul_block::filter::OpKind;
+use longhaul_block::filter::{Around, Filtered, Op, OpKind};
 use longhaul_block::testing::FaultDisk;
-use longhaul_block::{BlockDevice, BlockIo, IoResult, WriteFlags};
+use longhaul_block::{BlockDevice, BlockIo, IoFuture, IoResult, WriteFlags};
 use longhaul_engine::{Buf, BufMut, Engine, sleep, timeout};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use uuid::Uuid;
@@ -25,6 +27,10 @@ const SIZE: u64 = 4 << 20;
 const USED: u64 = 12 * UNIT;
 /// How long a host is paused: longer than a takeover takes.
 const PAUSE: Duration = Duration::from_secs(60);
+/// Where a member has its heartbeat.
+const HEARTBEAT: u64 = 128 << 10;
+/// How long a heartbeat is not read: a member is not given up within that time.
+const CLOSED: Duration = Duration::from_secs(20);
 /// How long a read may wait.
 const LIMIT: Duration = Duration::from_secs(900);
 
@@ -67,11 +73,15 @@ async fn read(io: &dyn BlockIo, block: u64) -> IoResult<u8> {
 
 /// Another host takes the array over, writes it anew, and stops it or is lost.
 fn take_over(disks: &[FaultDisk], reserved: bool, stops: bool) {
+    take_over_and_fill(disks, reserved, stops, 2);
+}
+
+fn take_over_and_fill(disks: &[FaultDisk], reserved: bool, stops: bool, byte: u8) {
     let disks = disks.to_vec();
     let other = std::thread::spawn(move || {
         simulate(3, async move {
             let (array, io) = run(&disks, 2, reserved).await;
-            fill(&*io, 2).await;
+            fill(&*io, byte).await;
             if stops {
                 array.stop().await.expect("stopped");
             }
@@ -200,6 +210,67 @@ fn a_half_that_another_host_can_do_without_is_not_read() {
             read(&*io, 0).await.expect_err("another host has written it anew");
         }
     });
+}
+
+/// Lets no heartbeat of a member be read while it is closed.
+#[derive(Default)]
+struct Gate(AtomicBool);
+
+impl Around for Gate {
+    fn around<T: Unpin + 'static>(
+        self: &Arc<Self>,
+        op: Op,
+        start: impl FnOnce() -> IoFuture<T>,
+    ) -> IoFuture<T> {
+        if op.kind != OpKind::Read || op.offset != HEARTBEAT {
+            return start();
+        }
+        let (gate, read) = (Arc::clone(self), start());
+        IoFuture::new(async move {
+            while gate.0.load(SeqCst) {
+                sleep(Duration::from_millis(10)).await;
+            }
+            read.await
+        })
+    }
+}
+
+/// Another host has continued with the half of a mirror whose superblock says that the other half is
+/// lost. That other half returns to the first host before the first host has looked at the first half
+/// again, which takes long: until then nothing may be read.
+#[test]
+fn a_member_that_returns_does_not_allow_reads_of_a_host_that_was_overtaken() {
+    for (suspended, reserved, stops) in cases() {
+        let disks = shared();
+        let first = Engine::simulated(8).expect("engine");
+        let (array, io, gate) = first.block_on(async {
+            make(&disks[..2], Layout::Mirror).await;
+            let mut devices = seen_by(&disks[..2], 1, reserved);
+            let half = Arc::new(Filtered::new(devices.remove(1), Gate::default()));
+            let gate = Arc::clone(half.filter());
+            devices.push(half);
+            let array = assemble_as(&devices, options(), Uuid::from_u64_pair(7, 1)).await.expect("assembled");
+            let io = array.open().await.expect("opened");
+            disks[0].disconnect(true);
+            io.write(0, Buf::copy_of(&[1; BLOCK as usize]), WriteFlags::default()).await.expect("written");
+            sleep(Duration::from_secs(10)).await;
+            assert_eq!(array.status().await.expect("status").health, Health::Degraded);
+            (array, io, gate)
+        });
+        // Equal content: checksums that the first host has in memory do not tell it.
+        take_over_and_fill(&disks[1..2], reserved, stops, 1);
+        gate.0.store(true, SeqCst);
+        disks[0].disconnect(false);
+        stand_still(&first, suspended);
+        first.block_on(async {
+            let reads = (0..USED / BLOCK).map(|block| io.read(block * BLOCK, BufMut::zeroed(BLOCK as usize)));
+            let early: Vec<_> = reads.map(|read| timeout(CLOSED, read)).collect();
+            let early = join_all(early).await.into_iter().filter(|read| matches!(read, Ok(Ok(_)))).count();
+            assert_eq!(early, 0, "reads were answered before the half was looked at");
+            gate.0.store(false, SeqCst);
+            is_overtaken(&array, &*io).await;
+        });
+    }
 }
 
 /// Heartbeats that come late, and members that do not answer, delay reads and fail none.

@@ -129,16 +129,20 @@ impl Core {
     /// members that are `kept`: the others suffice, and those do not, or there is a witness among the
     /// others that allows it (see [`crate::assembly::current`]).
     fn is_open_to_others(&self, kept: impl Fn(&Member) -> bool) -> bool {
-        // A member whose loss the others have not recorded yet counts for another host.
+        // Another host goes by what the other members record. Until all do, a member that was lost may be
+        // one to start with, and a member that has returned is one that may be missing.
         let is_recorded = |member: &Member| member.state.since() <= self.publication.confirmed();
-        let has = |index: usize, wanted: bool| {
+        let may_start = |index: usize| {
             let member = &self.members[index];
-            (member.is_active() || !is_recorded(member)) && kept(member) == wanted
+            !kept(member) && (member.is_active() || !is_recorded(member))
+        };
+        let must_be_there = |index: usize| {
+            let member = &self.members[index];
+            kept(member) && member.is_active() && is_recorded(member)
         };
         let geometry = self.geometry();
         let witness = self.session.witness.as_ref().is_some_and(|witness| !kept(&witness.member));
-        geometry.is_enough(|index| has(index, false))
-            && (witness || !geometry.is_enough(|index| has(index, true)))
+        geometry.is_enough(may_start) && (witness || !geometry.is_enough(must_be_there))
     }
 
     /// Returns once it is known that no other host had the array when this was called. Costs a look at
