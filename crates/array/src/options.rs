@@ -39,9 +39,10 @@ pub struct Options {
     /// Start even if missing members may have continued without these; writes that only those hold
     /// are lost then. Set on an operator's command only.
     pub degraded: bool,
-    /// Sessions that this host has watched to their end: a takeover from them does not wait again. Of a
-    /// member that they moved on later it does.
-    pub stood_still: crate::StoodStill,
+    /// Sessions that this host has watched to their end ([`wait_for_end`](crate::wait_for_end)): a takeover
+    /// from them does not wait again. If another session is found, or one of these has gone on, it fails at
+    /// once, and the host can watch again.
+    pub stood_still: Option<crate::StoodStill>,
     /// Take the members over from a session that lives, if all of them have reservations: it loses them at
     /// once, and halts. Set on an operator's command only.
     pub preempt: bool,
@@ -71,7 +72,7 @@ impl Default for Options {
             scrub_every: None,
             heartbeat: Duration::from_secs(2),
             degraded: false,
-            stood_still: crate::StoodStill::default(),
+            stood_still: None,
             preempt: false,
             intent_idle: Duration::from_secs(5),
             seed: 1,

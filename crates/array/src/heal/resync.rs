@@ -1,25 +1,94 @@
 //! Recovery after a crash: replays the journal, and resyncs the marked regions.
 //!
 //! Invariants:
-//! - records are replayed in order, and all of them before anything else is written;
+//! - the records of a stripe are replayed in order, and all records before anything else is written;
 //! - content that matches its checksum is never replaced by content that does not.
 
 use crate::core::Core;
 use crate::format::geometry::{BLOCK, Role};
 use crate::format::record::{JournalRecord, Piece, RecordKind};
+use crate::io::journal::DurableRecord;
 use crate::io::journal::scan::{ScannedRecords, span};
 use crate::io::plan::MemberWrite;
 use crate::io::rows::{LogState, QueuedWrite};
 use crate::io::units::StripeUnits;
 use crate::member::MemberResult;
+use futures_util::StreamExt;
 use futures_util::future::{join, join_all};
+use futures_util::stream;
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::{Buf, BufMut};
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-/// Stripes that are resynced concurrently.
-const ROWS: usize = 8;
+/// Stripes that are recovered concurrently, at most: each takes several round trips.
+const ROWS: usize = 64;
+/// Bytes of the stripes that are read for that at a time.
+const RESYNC_BYTES: u64 = 32 << 20;
+
+/// A commit, as it is replayed.
+struct FoundCommit {
+    /// Those of the data records that it covers, and behind them its own.
+    pieces: Vec<Piece>,
+    /// The records that have been replayed with it.
+    seqs: Vec<u64>,
+}
+
+/// Journal records by stripe, those of each in their order.
+#[derive(Default)]
+struct FoundByRow {
+    commits: BTreeMap<u64, Vec<FoundCommit>>,
+    /// Data records that no commit covers.
+    open: BTreeMap<u64, Vec<(Vec<Piece>, DurableRecord)>>,
+}
+
+impl FoundByRow {
+    /// `open` are the data records that no commit covers.
+    fn new(records: &[JournalRecord], open: Vec<DurableRecord>) -> FoundByRow {
+        let mut found = FoundByRow::default();
+        let mut open: HashMap<u64, DurableRecord> =
+            open.into_iter().map(|logged| (logged.seq, logged)).collect();
+        let mut data: HashMap<u64, &[Piece]> = HashMap::new();
+        for record in records {
+            match record.kind {
+                RecordKind::Mark => {}
+                RecordKind::Data => {
+                    data.insert(record.seq, &record.pieces);
+                    if let Some(logged) = open.remove(&record.seq) {
+                        found.open.entry(record.row).or_default().push((record.pieces.clone(), logged));
+                    }
+                }
+                RecordKind::Commit => {
+                    let covered = record.covers.iter().filter_map(|seq| data.get(seq)).copied();
+                    let pieces = covered.chain([&record.pieces[..]]).flatten().cloned().collect();
+                    let seqs = record.covers.iter().copied().chain([record.seq]).collect();
+                    found.commits.entry(record.row).or_default().push(FoundCommit { pieces, seqs });
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Recovers each of these stripes, `at_a_time` of them. After an error no more are begun, and what is under
+/// way ends: none of it may reach a member later.
+async fn each_row<T>(
+    at_a_time: usize,
+    rows: impl IntoIterator<Item = T>,
+    recover: impl AsyncFn(T) -> IoResult<()>,
+) -> IoResult<()> {
+    let failed = RefCell::new(None);
+    let one = async |row| {
+        if failed.borrow().is_none()
+            && let Err(e) = recover(row).await
+        {
+            failed.borrow_mut().get_or_insert(e);
+        }
+    };
+    stream::iter(rows).for_each_concurrent(at_a_time, one).await;
+    failed.into_inner().map_or(Ok(()), Err)
+}
 
 /// A member's unit as read, whether right or wrong.
 struct RawUnit {
@@ -43,27 +112,29 @@ impl Core {
                 "journal records span {span} bytes of a journal of {size}"
             )));
         }
-        let mut logged: HashMap<u64, _> =
-            self.journal.resume(self.publication.epoch(), &records).into_iter().map(|l| (l.seq, l)).collect();
-        let data: HashMap<u64, &JournalRecord> =
-            records.iter().filter(|r| r.kind == RecordKind::Data).map(|r| (r.seq, r)).collect();
-        for record in records.iter().filter(|record| record.kind == RecordKind::Commit) {
-            let covered = record.covers.iter().filter_map(|seq| data.get(seq));
-            let mut pieces: Vec<&Piece> = covered.flat_map(|record| &record.pieces).collect();
-            pieces.extend(&record.pieces);
-            self.put_pieces(record.row, &pieces).await?;
-            let seqs: Vec<u64> = record.covers.iter().copied().chain([record.seq]).collect();
-            self.journal.applied(&seqs, false);
-        }
-        for record in records.iter().filter(|record| record.kind == RecordKind::Data) {
-            let Some(open) = logged.remove(&record.seq) else { continue };
-            // The data is written by way of old data and parity, which may be torn, by a
-            // full-stripe write for instance.
-            self.resync_row(record.row).await?;
-            let (write, _) = QueuedWrite::new(record.pieces.clone(), false, None);
-            *write.log.borrow_mut() = LogState::Durable(open);
-            self.apply(record.row, &[write]).await?;
-        }
+        let open = self.journal.resume(self.publication.epoch(), &records);
+        let FoundByRow { commits, open } = FoundByRow::new(&records, open);
+        let commit = async |(row, commits): (u64, Vec<FoundCommit>)| {
+            for FoundCommit { pieces, seqs } in commits {
+                self.put_pieces(row, pieces).await?;
+                self.journal.applied(&seqs, false);
+            }
+            Ok(())
+        };
+        each_row(ROWS, commits, commit).await?;
+        // After all commits: each of these gets one, which may wait for space in the journal.
+        let data = async |(row, records): (u64, Vec<(Vec<Piece>, DurableRecord)>)| {
+            for (pieces, logged) in records {
+                // The data is written by way of old data and parity, which may be torn, by a
+                // full-stripe write for instance.
+                self.resync_row(row).await?;
+                let (write, _) = QueuedWrite::new(pieces, false, None);
+                *write.log.borrow_mut() = LogState::Durable(logged);
+                self.apply(row, &[write]).await?;
+            }
+            Ok(())
+        };
+        each_row(self.rows_at_a_time(), open, data).await?;
         self.flush_members().await?;
         Ok(records.len())
     }
@@ -92,9 +163,9 @@ impl Core {
     }
 
     /// Writes pieces to the members that hold their roles, one after another.
-    async fn put_pieces(self: &Rc<Self>, row: u64, pieces: &[&Piece]) -> IoResult<()> {
+    async fn put_pieces(self: &Rc<Self>, row: u64, pieces: Vec<Piece>) -> IoResult<()> {
         for piece in pieces {
-            let place = |member| MemberWrite { member, piece: Piece::clone(piece) };
+            let place = |member| MemberWrite { member, piece: piece.clone() };
             self.put(row, self.members.holders(row, piece.role).map(place).collect()).await?;
         }
         Ok(())
@@ -104,13 +175,15 @@ impl Core {
     pub(crate) async fn resync(self: &Rc<Self>) -> IoResult<u64> {
         let regions = self.intent.marked();
         let rows: Vec<u64> = regions.iter().flat_map(|region| self.geometry().rows_of(*region)).collect();
-        for rows in rows.chunks(ROWS) {
-            for result in join_all(rows.iter().map(|row| self.resync_row(*row))).await {
-                result?;
-            }
-        }
+        each_row(self.rows_at_a_time(), &rows, async |row: &u64| self.resync_row(*row).await).await?;
         self.flush_members().await?;
         Ok(rows.len() as u64)
+    }
+
+    /// Stripes that are read as a whole at a time.
+    fn rows_at_a_time(&self) -> usize {
+        let bytes = self.geometry().unit * self.geometry().width as u64;
+        (RESYNC_BYTES / bytes).clamp(1, ROWS as u64) as usize
     }
 
     async fn read_raw(&self, member: usize, row: u64) -> MemberResult<RawUnit> {

@@ -145,12 +145,17 @@ pub(crate) async fn take_ownership(core: &Rc<Core>, devices: &[Reservable]) -> R
     }
     let interval = core.options.heartbeat;
     // Sessions that this host has watched. If one lives all the same, its counter is past the last one.
-    let StoodStill(watched) = &core.options.stood_still;
-    watched.iter().for_each(|(session, last)| core.session.ended.add_last(*session, *last));
+    let watched = core.options.stood_still.as_ref();
+    for (session, last) in watched.iter().flat_map(|StoodStill(watched)| watched) {
+        core.session.ended.add_last(*session, *last);
+    }
     let mut looked = Stamp::now();
     let mut preempted = None;
     let before = core.other_sessions().await;
     let keys = core.other_keys(devices).await?;
+    if let Some((_, other)) = before.first().filter(|_| watched.is_some()) {
+        return Err(ArrayError::InUse(other.session));
+    }
     if !before.is_empty() || !keys.is_empty() {
         // The session was not stopped in order: see whether its counter still moves. It could be
         // fenced at once, but a host that lives keeps its array, unless an operator says otherwise.

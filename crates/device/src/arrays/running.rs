@@ -187,7 +187,7 @@ impl RunningArray {
         check_not_here(record)?;
         let opener = &opener.clone().for_array();
         let members = open_members(&record.devices, opener);
-        RunningArray::open_with(record, members, opener, degraded, StoodStill::default())
+        RunningArray::open_with(record, members, opener, degraded, None)
     }
 
     /// As [`Self::open_as`], with members that are open, by an opener for this array, and sessions that
@@ -197,7 +197,7 @@ impl RunningArray {
         members: Vec<(String, Arc<dyn BlockDevice>)>,
         opener: &Opener,
         degraded: bool,
-        stood_still: StoodStill,
+        stood_still: Option<StoodStill>,
     ) -> Result<RunningArray> {
         let devices: Vec<Arc<dyn BlockDevice>> =
             members.iter().map(|(_, device)| Arc::clone(device)).collect();
@@ -244,7 +244,7 @@ impl RunningArray {
         devices: Vec<Arc<dyn BlockDevice>>,
         search: MissingMembers,
         opener: &Opener,
-        (degraded, stood_still): (bool, StoodStill),
+        (degraded, stood_still): (bool, Option<StoodStill>),
     ) -> Result<RunningArray> {
         let thread = Thread::start("longhaul-array", opener.config()).map_err(Error::failed)?;
         // The array waits for a member that it needs as long as the initiator tries to connect.

@@ -14,7 +14,7 @@ pub struct ArrayWatch {
     record: ArrayRecord,
     opener: Opener,
     members: Vec<(String, Arc<dyn BlockDevice>)>,
-    stood_still: StoodStill,
+    stood_still: Option<StoodStill>,
 }
 
 impl ArrayWatch {
@@ -28,7 +28,7 @@ impl ArrayWatch {
         if members.is_empty() {
             return Err(unusable(record));
         }
-        Ok(ArrayWatch { record: record.clone(), opener, members, stood_still: StoodStill::default() })
+        Ok(ArrayWatch { record: record.clone(), opener, members, stood_still: None })
     }
 
     fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
@@ -73,7 +73,7 @@ impl ArrayWatch {
         let wait = move || async move { wait_for_end(&devices, array, &options, given_up).await };
         match thread.handle().spawn(wait).wait().map_err(Error::failed)? {
             Some(stood_still) => {
-                self.stood_still = stood_still;
+                self.stood_still = Some(stood_still);
                 Ok(true)
             }
             None => Ok(false),

@@ -1,0 +1,106 @@
+//! How long an array is away when its host is lost and another one, which has watched it, takes it over.
+
+mod common;
+
+use common::{options, simulate, uuid};
+use fastrand::Rng;
+use futures_util::future::{join, join_all};
+use longhaul_array::{
+    ArrayDevice, ArrayError, BLOCK, Layout, Options, Shape, assemble_as, create_as, wait_for_end,
+};
+use longhaul_block::testing::FaultDisk;
+use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
+use longhaul_engine::{Buf, BufMut, now, sleep};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+
+const UNIT: u64 = 16 << 10;
+const SIZE: u64 = 8 << 20;
+/// A disk answers after twice this time.
+const HALF: Duration = Duration::from_millis(7);
+/// Stripes that are being written when the host is lost.
+const STRIPES: u64 = 96;
+
+fn shared() -> (Vec<FaultDisk>, Vec<Arc<dyn BlockDevice>>) {
+    let disks: Vec<FaultDisk> =
+        (0..4).map(|n| FaultDisk::with(SIZE, |info| info.name = format!("disk{n}"))).collect();
+    let devices = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn BlockDevice>).collect();
+    (disks, devices)
+}
+
+/// An array of these devices; its UUID.
+async fn make(devices: &[Arc<dyn BlockDevice>]) -> Uuid {
+    let shape = Shape { name: "test".into(), layout: Layout::Parity, unit: UNIT, force: false };
+    let mut random = Rng::with_seed(3);
+    create_as(devices, &[], &shape, || uuid(&mut random)).await.expect("made")
+}
+
+/// Watches until no session runs the array.
+async fn watched(devices: &[Arc<dyn BlockDevice>], array: Uuid) -> Options {
+    let stood_still = wait_for_end(devices, array, &options(), || false).await;
+    Options { stood_still, ..options() }
+}
+
+async fn assemble(
+    devices: &[Arc<dyn BlockDevice>],
+    options: Options,
+    session: u64,
+) -> Result<Arc<ArrayDevice>, ArrayError> {
+    assemble_as(devices, options, Uuid::from_u64_pair(7, session)).await
+}
+
+#[test]
+fn the_journal_of_many_stripes_is_replayed_in_some_round_trips() {
+    let (disks, devices) = shared();
+    let stripe = 3 * UNIT;
+    let array = simulate(1, async {
+        let array = make(&devices).await;
+        disks.iter().for_each(|disk| disk.delay(|| HALF));
+        let device = assemble(&devices, options(), 1).await.expect("assembled");
+        let io: Rc<dyn BlockIo> = device.open().await.expect("opened");
+        let writes = (0..STRIPES).map(|n| {
+            let block = Buf::copy_of(&[n as u8; BLOCK as usize]);
+            io.write(n * stripe, block, WriteFlags::default())
+        });
+        let results = join_all(writes.collect::<Vec<_>>()).await;
+        results.into_iter().for_each(|result| result.expect("written"));
+        // The host is lost here.
+        array
+    });
+    simulate(2, async {
+        let options = watched(&devices, array).await;
+        let began = now();
+        let device = assemble(&devices, options, 2).await.expect("assembled");
+        let round_trips = (now() - began).as_micros() / (2 * HALF).as_micros();
+        // One stripe after another takes several for each.
+        assert!(round_trips < u128::from(STRIPES) * 2 / 3, "{round_trips} round trips");
+        let io = device.open().await.expect("opened");
+        for n in 0..STRIPES {
+            let bytes = io.read(n * stripe, BufMut::zeroed(BLOCK as usize)).await.expect("read");
+            assert!(bytes.iter().all(|byte| *byte == n as u8), "stripe {n}");
+        }
+    });
+}
+
+/// Of two hosts that watched and began at the same moment, the one that does not get the array watches
+/// again at once: it does not wait for the time of a takeover first.
+#[test]
+fn a_host_that_was_slower_watches_again_at_once() {
+    simulate(4, async {
+        let (disks, devices) = shared();
+        let array = make(&devices).await;
+        disks.iter().for_each(|disk| disk.delay(|| HALF));
+        let (first, second) = join(watched(&devices, array), watched(&devices, array)).await;
+        let winner = assemble(&devices, first, 1).await.expect("assembled");
+        let began = now();
+        let lost = assemble(&devices, second, 2).await;
+        assert!(matches!(lost, Err(ArrayError::InUse(session)) if session == Uuid::from_u64_pair(7, 1)));
+        assert!(now() - began < options().heartbeat, "it was found after {:?}", now() - began);
+        sleep(Duration::from_secs(60)).await;
+        winner.stop().await.expect("stopped");
+        let options = watched(&devices, array).await;
+        assemble(&devices, options, 3).await.expect("the slower host has it now");
+    });
+}
