@@ -158,7 +158,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes the first item if `wanted` accepts it.
-    pub(crate) fn try_pop_if(&self, wanted: impl Fn(&T) -> bool) -> Option<T> {
+    pub(crate) fn try_pop_if(&self, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
         let mut state = self.lock();
         let first = state.items.front().is_some_and(|(item, _)| wanted(item));
         if first { self.take(&mut state) } else { None }
@@ -203,6 +203,16 @@ impl<T> Queue<T> {
         self.wake_all(&mut state);
         drop(state);
         drop(items);
+    }
+
+    /// The weight of its items.
+    pub(crate) fn weight(&self) -> usize {
+        self.lock().weight
+    }
+
+    /// Number of items.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().items.len()
     }
 
     /// Whether it has no items.

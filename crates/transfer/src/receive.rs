@@ -19,8 +19,9 @@ use crate::link::peer_timeout::{BEAT, PeerTimeout};
 use crate::link::{Link, LinkError, Rx, Tx};
 use crate::monitor::Monitor;
 use crate::session::error::SessionError;
-use crate::session::{Receiver, SenderNotice};
-use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
+use crate::session::{JobResult, Receiver, SenderNotice};
+use crate::tune::workers::Workers;
+use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, WaitingFiles, follow};
 use crate::wire::{Counts, Frame, Limit, Refusal, RefusalKind, Stage, Tuned};
 use destination::Destination;
 use futures_util::future::{Either, select, try_join_all};
@@ -65,21 +66,26 @@ pub(crate) async fn receive(
     let abort = StopWriters(Arc::clone(&queues));
     let gauge = Arc::clone(&queues);
     monitor.watch(Stage::Write, move || gauge.gauge());
-    for index in 0..writers.most() {
-        let (destination, queues) = (Arc::clone(&destination), Arc::clone(&queues));
+    let (target, shared) = (Arc::clone(&destination), Arc::clone(&queues));
+    let start = move |index| {
+        let (destination, queues) = (Arc::clone(&target), Arc::clone(&shared));
         let run = move || {
             let _times = ThreadTimes;
             let _guard = OnPanic(|| queues.panic());
             let mut walker = destination.walker();
             queues.gate.pass(index);
             while let Some(job) = queues.jobs.pop() {
-                queues.done.force(destination.run(job, &mut walker), 0);
+                let service = queues.service.begin();
+                let result = destination.run(job, &mut walker);
+                queues.service.end(service, files(&result));
+                queues.done.force(result, 0);
                 queues.gate.pass(index);
             }
         };
-        let thread = std::thread::Builder::new().name("transfer-write".into()).spawn(run);
-        thread.map_err(|e| SessionError::Local(format!("cannot start a thread: {e}")))?;
-    }
+        std::thread::Builder::new().name("transfer-write".into()).spawn(run).map(drop)
+    };
+    let workers = Workers::new(Arc::clone(&queues.gate), start);
+    let workers = workers.map_err(|e| SessionError::Local(format!("cannot start a thread: {e}")))?;
     let session = Rc::new(ReceiveSession {
         receiver: RefCell::new(Receiver::new(links.len())),
         queues,
@@ -87,6 +93,7 @@ pub(crate) async fn receive(
         shares_monitor,
         destination,
         writers,
+        workers,
         frames: Notify::new(),
         sending: Cell::new(0),
         send_failed: Cell::new(false),
@@ -106,6 +113,7 @@ struct ReceiveSession {
     shares_monitor: bool,
     destination: Arc<Destination>,
     writers: Concurrency,
+    workers: Workers,
     /// Signalled when frames may wait to be sent.
     frames: Notify,
     /// Number of frames that are being sent.
@@ -260,7 +268,8 @@ impl ReceiveSession {
                 let limits = queues.jobs.gauge().fill >= 0.5;
                 StageProgress { files: counts.files + counts.others, bytes: counts.bytes, limits }
             }),
-            set: Box::new(|number| queues.gate.set(number)),
+            set: Box::new(|number| self.workers.set(number)),
+            files: Some(WaitingFiles { service: &queues.service, waiting: Box::new(|| queues.jobs.len()) }),
         };
         let report = |tuned: Tuned| {
             self.monitor.tuned(tuned.clone(), false);
@@ -342,6 +351,15 @@ impl ReceiveSession {
                 self.frames.notified().await;
             }
         }
+    }
+}
+
+/// Number of files, or blocks of one, that a job has written.
+fn files(result: &JobResult) -> u64 {
+    match result {
+        JobResult::Batch(counts, _) | JobResult::File(_, counts, _) => counts.files,
+        JobResult::Block(_, written) => u64::from(written.is_ok()),
+        JobResult::Query { .. } | JobResult::Abandoned(_) | JobResult::Settled(..) => 0,
     }
 }
 

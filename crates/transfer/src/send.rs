@@ -6,6 +6,7 @@
 //! - connections end after the readers, and the readers after the scan and the answers
 //!   to all queries; a failing thread or task aborts all queues, which ends the others.
 
+pub(crate) mod budget;
 pub(crate) mod existence_query;
 mod forward;
 pub(crate) mod rate_limit;
@@ -23,10 +24,13 @@ use crate::session::error::SessionError;
 use crate::session::{ReceiverMessage, Sender, SenderItem};
 use crate::tree::scan::FoundEntry;
 use crate::tune::gate::Gate;
-use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, follow};
+use crate::tune::service::ServiceTimes;
+use crate::tune::workers::Workers;
+use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, WaitingFiles, follow};
 use crate::wire::{
     BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Refusal, Scanned, Stage, Tuned,
 };
+use budget::Budget;
 use existence_query::QueryBatcher;
 use forward::ScanForwarder;
 use futures_util::future::{Either, select, try_join_all};
@@ -109,7 +113,8 @@ pub(crate) async fn send(
         links.iter().for_each(|link| link.tx.pace());
     }
     let readers = spec.readers;
-    let gate = threads(spec, &queues, &monitor)?;
+    let service = Arc::new(ServiceTimes::default());
+    let workers = threads(spec, &queues, &monitor, &service)?;
     // With a rate limit, more connections cannot help.
     let streams = if rate > 0 { Concurrency::Fixed(streams.streams()) } else { streams };
     let sockets: Vec<_> = links.iter().filter_map(|link| link.tx.stream()).collect();
@@ -120,7 +125,8 @@ pub(crate) async fn send(
     let session = Rc::new(SendSession {
         sender: RefCell::new(Sender::new(links.len())),
         readers,
-        gate,
+        workers,
+        service,
         streams,
         active: Cell::new(active),
         wake: links.iter().map(|_| Notify::new()).collect(),
@@ -150,12 +156,13 @@ pub(crate) async fn send(
     result
 }
 
-/// Starts the scanner thread and the reader threads; aborting the queues ends them.
+/// Starts the scanner thread and the first reader threads; aborting the queues ends them.
 fn threads(
     spec: SendSpec,
     queues: &Arc<SendQueues>,
     monitor: &Arc<Monitor>,
-) -> Result<Arc<Gate>, SessionError> {
+    service: &Arc<ServiceTimes>,
+) -> Result<Workers, SessionError> {
     let failed = |e: io::Error| SessionError::Local(format!("cannot start a thread: {e}"));
     let (gate, most) = (Arc::new(Gate::new(spec.readers.start())), spec.readers.most());
     let queries = spec.query.then(|| {
@@ -166,7 +173,9 @@ fn threads(
         queries: queries.clone(),
         work: Arc::clone(&queues.work),
         items: Arc::clone(&queues.items),
-        pool: BufPool::new(spec.read_ahead.unwrap_or(READ_AHEAD) + (most + 8) * BLOCK),
+        pool: BufPool::new(spec.read_ahead.unwrap_or(READ_AHEAD) + (spec.readers.blocks() + 8) * BLOCK),
+        budget: Budget::new((spec.readers.blocks() + 8) * BLOCK),
+        service: Arc::clone(service),
         hash: spec.options.hash,
         xattrs: spec.options.xattrs,
         threads: most,
@@ -174,9 +183,12 @@ fn threads(
         next: AtomicU64::new(0),
         stats: Arc::clone(&monitor.read),
     });
-    let running = Arc::new(AtomicUsize::new(most));
-    for index in 0..most {
-        let (reader, running, queues) = (Arc::clone(&reader), Arc::clone(&running), Arc::clone(queues));
+    let (running, shared) = (Arc::new(AtomicUsize::new(0)), Arc::clone(queues));
+    // A thread that is started after the others have ended finds no work, and ends the items again.
+    let start = move |index| {
+        let (reader, running, queues) = (Arc::clone(&reader), Arc::clone(&running), Arc::clone(&shared));
+        let count = Arc::clone(&running);
+        count.fetch_add(1, Ordering::AcqRel);
         let run = move || {
             let _times = ThreadTimes;
             let _guard = OnPanic(|| {
@@ -188,8 +200,11 @@ fn threads(
                 reader.items.close();
             }
         };
-        std::thread::Builder::new().name("transfer-read".into()).spawn(run).map_err(failed)?;
-    }
+        let thread = std::thread::Builder::new().name("transfer-read".into()).spawn(run);
+        // The others still run: the scan has not ended, or they have work.
+        thread.map(drop).inspect_err(|_| _ = count.fetch_sub(1, Ordering::AcqRel))
+    };
+    let workers = Workers::new(gate, start).map_err(failed)?;
     let forwarder = ScanForwarder {
         queues: Arc::clone(queues),
         monitor: Arc::clone(monitor),
@@ -203,7 +218,7 @@ fn threads(
         forwarder.run(&spec)
     };
     std::thread::Builder::new().name("transfer-scan".into()).spawn(run).map_err(failed)?;
-    Ok(gate)
+    Ok(workers)
 }
 
 /// State that the tasks of a session share.
@@ -215,9 +230,10 @@ struct SendSession {
     answered: Notify,
     dry_run: bool,
     rate_limit: RateLimit,
-    /// The number of reader threads, and their concurrency gate.
+    /// The number of reader threads, the threads, and how long files take them.
     readers: Concurrency,
-    gate: Arc<Gate>,
+    workers: Workers,
+    service: Arc<ServiceTimes>,
     /// Data connections: those with an index below `active` carry data, the others wait.
     streams: Concurrency,
     active: Cell<usize>,
@@ -320,7 +336,12 @@ impl SendSession {
                 bytes: read.bytes.load(Ordering::Relaxed),
                 limits: items.gauge().fill < 0.5 && !work.is_empty(),
             }),
-            set: Box::new(|number| self.gate.set(number)),
+            set: Box::new(|number| self.workers.set(number)),
+            files: Some(WaitingFiles {
+                service: &self.service,
+                // Blocks of a file that is open weigh nothing in the queue.
+                waiting: Box::new(|| if items.gauge().fill < 0.5 { work.weight() } else { 0 }),
+            }),
         };
         let streams = TunedStage {
             stage: Stage::Send,
@@ -332,7 +353,11 @@ impl SendSession {
                 bytes: sent.get(),
                 limits: items.gauge().fill >= 0.5,
             }),
-            set: Box::new(|number| self.use_streams(number)),
+            set: Box::new(|number| {
+                self.use_streams(number);
+                number
+            }),
+            files: None,
         };
         let report = |tuned: Tuned| {
             self.monitor.tuned(tuned.clone(), false);

@@ -4,21 +4,34 @@
 pub(crate) mod connections;
 pub(crate) mod gate;
 pub(crate) mod limiter;
+pub(crate) mod ramp;
+pub(crate) mod service;
+mod stage;
+#[cfg(test)]
+mod tests;
 pub(crate) mod threads;
+pub(crate) mod workers;
 
 use crate::monitor::Monitor;
-use crate::wire::{Stage, Tuned};
-use connections::ConnectionTuner;
-use limiter::{LimiterDetector, TcpCounters};
+use crate::wire::Tuned;
+use limiter::TcpCounters;
 use longhaul_engine::net::TcpStream;
-use longhaul_engine::{now, sleep};
+use longhaul_engine::{now, sleep_until};
+use stage::StageTuner;
+pub(crate) use stage::{StageProgress, TunedStage, WaitingFiles};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use threads::{CountChange, ThreadTuner};
+use threads::CountChange;
 
 /// Sampling period: short enough to decide within seconds, and to see stalls of a file
 /// system as such.
 const PERIOD: Duration = Duration::from_millis(200);
+/// The same for a ramp, which is to decide within a service time of slow files, tens of
+/// milliseconds.
+const RAMP_PERIOD: Duration = Duration::from_millis(10);
+/// So long after the beginning of a copy ramps are looked at that often; later only while one
+/// tries a number, so that a long copy wakes few times a second.
+const RAMP_TIME: Duration = Duration::from_secs(2);
 /// Round trips until the effect of a further connection shows: TCP slow start doubles its
 /// rate in each.
 const RAMP: u32 = 12;
@@ -27,9 +40,11 @@ const RAMP_MOST: u32 = 25;
 /// Per-file cost in bytes, which makes rates of small and large files comparable.
 pub const FILE_WORK: u64 = 32 << 10;
 
-/// Initial threads of a stage, and the most.
+/// Initial threads of a stage; the most while rates are what is measured; and the most with slow
+/// files, which 64 readers hide down to a millisecond if each takes 64 ms.
 const START: usize = 4;
 const MOST: usize = 16;
+const MOST_WAITING: usize = 64;
 /// Initial connections. Each begins with a burst that may overflow the path's queue: with
 /// 4 to 16, 9 to 12 % of the segments were retransmitted.
 const STREAMS_START: usize = 1;
@@ -64,6 +79,14 @@ impl Concurrency {
     /// The greatest number of threads.
     pub fn most(self) -> usize {
         match self {
+            Concurrency::Measured => MOST_WAITING,
+            Concurrency::Fixed(number) => number.max(1),
+        }
+    }
+
+    /// The number of threads for whose large blocks there is memory at the same time.
+    pub(crate) fn blocks(self) -> usize {
+        match self {
             Concurrency::Measured => MOST,
             Concurrency::Fixed(number) => number.max(1),
         }
@@ -84,29 +107,6 @@ impl Concurrency {
             Concurrency::Measured => STREAMS_START,
         }
     }
-}
-
-/// Totals of a stage at one moment.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StageProgress {
-    pub(crate) files: u64,
-    pub(crate) bytes: u64,
-    /// Whether the other stages wait for this one.
-    pub(crate) limits: bool,
-}
-
-/// A stage whose number of threads or connections is tuned.
-pub(crate) struct TunedStage<'a> {
-    pub(crate) stage: Stage,
-    pub(crate) concurrency: Concurrency,
-    /// Number to begin with.
-    pub(crate) start: usize,
-    /// Upper limit of the number.
-    pub(crate) most: usize,
-    /// Reads the totals of the stage.
-    pub(crate) look: Box<dyn Fn() -> StageProgress + 'a>,
-    /// Changes the number while the stage runs.
-    pub(crate) set: Box<dyn Fn(usize) + 'a>,
 }
 
 /// The connections of a session, as sources of measurements.
@@ -177,24 +177,6 @@ impl Connections {
     }
 }
 
-/// The algorithm that chooses the number of a stage.
-enum Chooser {
-    Threads(ThreadTuner),
-    Streams(Box<(ConnectionTuner, LimiterDetector)>),
-}
-
-impl Chooser {
-    fn new(stage: &TunedStage<'_>, path: &Connections) -> Chooser {
-        match stage.stage {
-            Stage::Send => {
-                let streams = ConnectionTuner::new(stage.start, stage.most, path.ramp());
-                Chooser::Streams(Box::new((streams, LimiterDetector::new(&path.congestion()))))
-            }
-            _ => Chooser::Threads(ThreadTuner::new(stage.start, stage.most, 1)),
-        }
-    }
-}
-
 /// Tunes the stages until the future is dropped; calls `report` for each change, and `look`
 /// each period.
 pub(crate) async fn follow(
@@ -204,63 +186,36 @@ pub(crate) async fn follow(
     report: impl Fn(Tuned),
     mut look: impl FnMut(),
 ) {
-    let mut choosers: Option<Vec<Option<Chooser>>> = None;
     let began = now();
     let mut unsent = UnsentLimits::new(&path);
-    let mut before: Vec<(f64, Instant)> = stages.iter().map(|stage| (work((stage.look)()), began)).collect();
+    let mut tuners: Vec<_> = stages.into_iter().map(|stage| StageTuner::new(stage, began)).collect();
+    let report = |tuner: &StageTuner<'_>, change: CountChange| {
+        let (from, to) = (change.from as u16, change.to as u16);
+        report(Tuned { stage: tuner.stage(), from, to, why: change.why });
+    };
+    let mut next = began + PERIOD;
     loop {
-        sleep(PERIOD).await;
+        let ramps = tuners.iter().any(|tuner| tuner.ramps(now()));
+        sleep_until(if ramps { next.min(now() + RAMP_PERIOD) } else { next }).await;
         let at = now();
+        for tuner in &mut tuners {
+            if let Some(change) = tuner.look(at) {
+                report(tuner, change);
+            }
+        }
+        if at < next {
+            continue;
+        }
+        next = at + PERIOD;
         look();
         unsent.adjust(&path, at);
         if let Some(carried) = path.carried() {
             monitor.carried(at, carried);
         }
-        // Created here, since round trips are known only after the first period.
-        let choosers = choosers.get_or_insert_with(|| {
-            let measured = |stage: &&TunedStage<'_>| stage.concurrency == Concurrency::Measured;
-            stages.iter().map(|stage| Some(stage).filter(measured).map(|s| Chooser::new(s, &path))).collect()
-        });
-        for ((stage, chooser), before) in stages.iter().zip(choosers).zip(&mut before) {
-            let Some(chooser) = chooser else { continue };
-            let progress = (stage.look)();
-            let counted = match chooser {
-                Chooser::Threads(_) => TcpCounters::default(),
-                Chooser::Streams(_) => path.counted(at.saturating_duration_since(began)),
-            };
-            let done = match chooser {
-                Chooser::Threads(_) => work(progress),
-                Chooser::Streams(_) => counted.acknowledged as f64,
-            };
-            let elapsed = at.saturating_duration_since(before.1).as_secs_f64().max(1e-3);
-            let rate = (done - before.0) / elapsed;
-            *before = (done, at);
-            let change = match chooser {
-                Chooser::Threads(tuner) => {
-                    tuner.sample(threads::StageSample { rate, limits: progress.limits })
-                }
-                Chooser::Streams(pair) => {
-                    let (streams, detector) = &mut **pair;
-                    let (limiter, retransmitted) = detector.sample(counted);
-                    tracing::trace!(
-                        "{counted:?}: {limiter:?}, {rate:.0} B/s, {retransmitted:.3} retransmitted"
-                    );
-                    streams.sample(connections::StreamSample {
-                        rate,
-                        waits: progress.limits,
-                        limiter,
-                        retransmitted,
-                    })
-                }
-            };
-            if let Some(CountChange { from, to, why }) = change {
-                (stage.set)(to);
-                report(Tuned { stage: stage.stage, from: from as u16, to: to as u16, why });
+        for tuner in &mut tuners {
+            if let Some(change) = tuner.sample(&path, at) {
+                report(tuner, change);
             }
         }
     }
-}
-
-fn work(progress: StageProgress) -> f64 {
-    progress.bytes as f64 + progress.files as f64 * FILE_WORK as f64
 }

@@ -8,6 +8,8 @@ use crate::queue::{Gauge, Queue};
 use crate::session::error::SessionError;
 use crate::session::{JobResult, OPEN_FILES, WriteJob};
 use crate::tune::gate::Gate;
+use crate::tune::service::ServiceTimes;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Bytes of received data that may wait to be written.
@@ -35,7 +37,9 @@ pub(super) struct ReceiveQueues {
     pub(super) jobs: Queue<WriteJob>,
     pub(super) done: Queue<JobResult>,
     /// The concurrency gate of the writer threads.
-    pub(super) gate: Gate,
+    pub(super) gate: Arc<Gate>,
+    /// How long files take the writer threads.
+    pub(super) service: ServiceTimes,
     /// All data was received.
     pub(super) arrived: AtomicBool,
     pub(super) panicked: Panicked,
@@ -47,7 +51,8 @@ impl ReceiveQueues {
         ReceiveQueues {
             jobs: Queue::new(WRITE_BEHIND),
             done: Queue::new(usize::MAX),
-            gate: Gate::new(writers),
+            gate: Arc::new(Gate::new(writers)),
+            service: ServiceTimes::default(),
             arrived: AtomicBool::new(false),
             panicked: Panicked::default(),
         }
@@ -94,7 +99,6 @@ mod tests {
     use crate::guard::OnPanic;
     use crate::monitor::Monitor;
     use crate::wire::{Batch, Content, Entry, EntryKind, Limit, Stage};
-    use std::sync::Arc;
 
     #[test]
     fn queued_empty_files_fill_the_queue() {

@@ -8,6 +8,7 @@
 //! Threads take blocks of the present file first and then the next file, so files
 //! overlap; the bounded queue of items limits how far.
 
+use super::budget::Budget;
 use super::existence_query::QueryBatcher;
 use crate::guard::lock;
 use crate::queue::Queue;
@@ -16,8 +17,9 @@ use crate::session::{Outgoing, SenderItem};
 use crate::tree::scan::{FoundEntry, Origin};
 use crate::tree::{self, say};
 use crate::tune::gate::Gate;
+use crate::tune::service::ServiceTimes;
 use crate::wire::{BLOCK, Batch, Content, Entry, EntryKind, Hash, Op, SMALL, Trouble, Xattr};
-use longhaul_engine::{BufMut, BufPool};
+use longhaul_engine::{BufMut, BufPool, now};
 use rustix::fs::{SeekFrom, Stat};
 use std::fs::File;
 use std::io;
@@ -25,7 +27,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+/// Age at which a batch is sent before it is full, so that the writers work while slow files are
+/// read: far above what a batch of files out of memory takes.
+const BATCH_AGE: Duration = Duration::from_millis(10);
 /// How often a small file that changes is read again.
 const ATTEMPTS: usize = 3;
 
@@ -43,6 +49,14 @@ pub(crate) enum ReadWork {
 impl ReadWork {
     fn is_small(&self) -> bool {
         matches!(self, ReadWork::Found(found, _) if found.entry.size <= SMALL)
+    }
+
+    /// Bytes of content, for a small file.
+    fn small_bytes(&self) -> usize {
+        match self {
+            ReadWork::Found(found, _) => found.entry.size.min(SMALL) as usize,
+            ReadWork::Help(_) | ReadWork::Query(_) => 0,
+        }
     }
 }
 
@@ -99,9 +113,12 @@ pub(crate) struct Reader {
     pub(crate) queries: Option<Arc<QueryBatcher>>,
     pub(crate) items: Arc<Queue<SenderItem>>,
     pub(crate) pool: BufPool,
+    /// Bounds what all threads hold, however many they are.
+    pub(crate) budget: Budget,
+    pub(crate) service: Arc<ServiceTimes>,
     pub(crate) hash: Hash,
     pub(crate) xattrs: bool,
-    /// Number of threads, and their concurrency gate.
+    /// The most threads, and their concurrency gate.
     pub(crate) threads: usize,
     pub(crate) gate: Arc<Gate>,
     pub(crate) next: AtomicU64,
@@ -177,28 +194,42 @@ impl Reader {
         queries.read(about).map_err(|_| SenderGone)
     }
 
-    /// Reads the small files that are queued now into one batch, up to its limit.
+    /// Reads the small files that are queued now into one batch, up to its limits of size and age.
     fn batch(&self, first: ReadWork, index: usize) -> Result<(), SenderGone> {
         let (mut batch, mut data) = (Batch::default(), Vec::new());
-        let mut next = Some(first);
+        let (began, mut share) = (now(), self.budget.take(first.small_bytes()));
+        let (mut next, mut grown) = (Some(first), None);
         while let Some(ReadWork::Found(found, have)) = next {
-            match self.small(&found, &mut data) {
+            let service = self.service.begin();
+            let small = self.small(&found, &mut data);
+            self.service.end(service, u64::from(found.entry.kind == EntryKind::File));
+            match small {
                 SmallFile::Whole(entry, content) => {
                     self.stats.files.fetch_add(u64::from(entry.kind == EntryKind::File), Relaxed);
                     self.stats.bytes.fetch_add(data.len() as u64, Relaxed);
                     batch.push(&entry, &content, &data);
                 }
-                SmallFile::TooLarge(file, stat) => self.begin(file, stat, found.entry, have, index)?,
+                SmallFile::TooLarge(file, stat) => {
+                    grown = Some((file, stat, found.entry, have));
+                    break;
+                }
                 SmallFile::Trouble(op, message) => self.trouble(&found.entry, op, message)?,
             }
-            next = if batch.is_full() { None } else { self.work.try_pop_if(ReadWork::is_small) };
+            let ends = batch.is_full() || now().saturating_duration_since(began) >= BATCH_AGE;
+            let fits = |work: &ReadWork| work.is_small() && share.grow(work.small_bytes());
+            next = if ends { None } else { self.work.try_pop_if(fits) };
         }
-        if batch.is_empty() {
-            return Ok(());
+        if !batch.is_empty() {
+            let body = batch.into_body();
+            let weight = body.len();
+            self.send(SenderItem::Batch(body), weight)?;
         }
-        let body = batch.into_body();
-        let weight = body.len();
-        self.send(SenderItem::Batch(body), weight)
+        // Its blocks take shares of their own, and a thread that waits for one holds none.
+        drop(share);
+        match grown {
+            Some((file, stat, entry, have)) => self.begin(file, stat, entry, have, index),
+            None => Ok(()),
+        }
     }
 
     /// Reads an object for a batch, with its content into `data`.
@@ -271,8 +302,10 @@ impl Reader {
                 return self.share(LargeContent::Synthetic(source, file), found.entry, have, index);
             }
         };
+        let service = self.service.begin();
         let opened = tree::open_file(&tree, &found.entry.path)
             .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)).map_err(Into::into));
+        self.service.end(service, 1);
         match opened {
             Ok((file, stat)) => self.begin(file, stat, found.entry, have, index),
             Err(e) => self.trouble(&found.entry, Op::Read, say(&e)),
@@ -330,9 +363,13 @@ impl Reader {
     fn blocks(&self, large: &Arc<LargeFile>, index: usize) -> Result<(), SenderGone> {
         while let Some(offset) = large.claim() {
             let len = (large.outgoing.entry.size - offset).min(BLOCK as u64) as usize;
+            let _share = self.budget.take(len);
             let mut data = self.pool.try_alloc(len).unwrap_or_else(|| BufMut::zeroed(len));
             data.truncate(len);
-            match large.content.read(&mut data, offset) {
+            let service = self.service.begin();
+            let read = large.content.read(&mut data, offset);
+            self.service.end(service, 1);
+            match read {
                 Ok(read) if read == len => {
                     self.stats.bytes.fetch_add(len as u64, Relaxed);
                     let digest = self.hash.of_block(&data, offset, large.outgoing.entry.size);

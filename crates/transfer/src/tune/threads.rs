@@ -2,7 +2,8 @@
 //!
 //! More threads are tried while the stage limits the others, and kept if the rate rises;
 //! fewer are tried when more do not help, and kept if the rate stays. So the number
-//! converges to the least that reaches the rate.
+//! converges to the least that reaches the rate. At the beginning of a copy, and where files take
+//! long, [`Ramp`](super::ramp::Ramp) finds a number sooner, and this tuner goes on from there.
 //!
 //! Invariants:
 //! - the number is between one and the most;
@@ -87,6 +88,17 @@ impl ThreadTuner {
             direction: ConcurrencyStep::Up,
             state: TunerPhase::Hold(1 + settle),
         }
+    }
+
+    /// Goes on with `number`, which was found otherwise, and may exceed the most from now on; then
+    /// tries more, or fewer.
+    pub(crate) fn go_on(&mut self, number: usize, more: bool) {
+        self.most = self.most.max(number);
+        self.now = number.max(1);
+        self.hold = HOLD;
+        self.best = 0.0;
+        self.direction = if more { ConcurrencyStep::Up } else { ConcurrencyStep::Down };
+        self.state = TunerPhase::Hold(1 + self.settle);
     }
 
     /// Number of threads in use.
