@@ -22,6 +22,8 @@ const EVENTS: &str = "crates/longhaul/src/events/";
 const INCLUDED: [&str; 2] = ["crates/longhaul/src/events.rs", "crates/device/src/arrays/report.rs"];
 /// The module of events that any verb may print: first in the index.
 const FIRST: &str = "general";
+/// The module of lines of the audit log, which are declared as events are.
+const LOG: &str = "audit";
 
 const MADE: &str = "<!-- Made by `cargo xtask events` from crates/longhaul/src/events. -->\n";
 
@@ -223,8 +225,9 @@ impl Declared {
     /// The page of a module.
     fn page(&self, module: &Module) -> Result<String> {
         let (verbs, more) = module.header.split_once('\n').unwrap_or((&module.header, ""));
+        let source = if module.stem == LOG { "`--audit` writes" } else { "`--json` prints" };
         let mut out = format!(
-            "{MADE}\n# Events of {verbs}\n\nWhat `--json` prints, by event. [How to read the tables]\
+            "{MADE}\n# Events of {verbs}\n\nWhat {source}, by event. [How to read the tables]\
              (../events.md#how-to-read-the-tables).\n{more}"
         );
         if !more.is_empty() {

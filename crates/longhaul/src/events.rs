@@ -7,6 +7,7 @@
 
 mod array;
 mod attach;
+mod audit;
 mod bench;
 mod copy;
 mod demo;
@@ -26,6 +27,7 @@ mod wan;
 
 pub(crate) use array::*;
 pub(crate) use attach::*;
+pub(crate) use audit::*;
 pub(crate) use bench::*;
 pub(crate) use copy::*;
 pub(crate) use demo::*;

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod audit;
 mod cli;
 mod complete;
 mod config;

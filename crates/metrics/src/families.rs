@@ -160,6 +160,13 @@ families! {
     MEMORY_MAX: Gauge Bytes "longhaul_target_memory_limit_bytes" []
         "Upper bound of the target's memory for I/O (--memory).";
 
+    AUDIT_LINES: Counter None "longhaul_audit_lines" []
+        "Lines of the audit log that were written.";
+    AUDIT_DROPPED: Counter None "longhaul_audit_dropped_events" []
+        "Events that are not in the audit log: its file took no line, or its queue was full.";
+    AUDIT_FAILURES: Counter None "longhaul_audit_failures" []
+        "Attempts to write the audit log, to make it durable or to open its file that failed.";
+
     AGENT_SESSIONS: Gauge None "longhaul_agent_sessions" ["direction"]
         "Sessions of the agent that are under way, by what it does: receive, send, onward, mount.";
     AGENT_ENDED: Counter None "longhaul_agent_sessions_ended" ["direction", "result"]

@@ -8,6 +8,7 @@
 
 mod agent;
 mod arrays;
+mod audit;
 mod families;
 mod host;
 mod http;
@@ -19,6 +20,7 @@ mod server;
 mod target;
 
 pub use agent::AgentSource;
+pub use audit::{AuditCounts, AuditSource};
 pub use families::{FAMILIES, Family, FamilyKind, Unit};
 pub use host::HostSource;
 pub use page::{Format, Page};

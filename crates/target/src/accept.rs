@@ -6,6 +6,7 @@
 //! - an error is logged at most a few times in a period, however often it occurs;
 //! - a connection that waits for its address's turn holds a place, and no memory.
 
+use crate::audit::{AuditEvent, AuditHost, RefusalReason};
 use crate::connection;
 use crate::ledger::Origin;
 use crate::observer::count;
@@ -15,6 +16,7 @@ use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{Handle, now, sleep, yield_now};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -50,6 +52,13 @@ pub(crate) fn raise_descriptors() -> usize {
 
 fn reserve() -> Option<File> {
     File::open("/dev/null").ok()
+}
+
+/// Tells of a connection that is refused before anything was received on it.
+fn tell_refused(shared: &Shared, peer: SocketAddr, why: RefusalReason) {
+    if let Some(audit) = &shared.config.audit {
+        audit.tell(AuditEvent::Refused { host: AuditHost::unknown(peer), why }, None);
+    }
 }
 
 /// Accepts connections and deals them to the threads in turn.
@@ -90,6 +99,7 @@ pub(crate) async fn accept(
         let origin = Origin::of(peer.ip());
         let Some(wait) = shared.arrivals.of(origin, now()).take(now(), LINE) else {
             count(&shared.incidents.too_often);
+            tell_refused(&shared, peer, RefusalReason::Rate);
             shared
                 .quiet
                 .accept
@@ -101,6 +111,7 @@ pub(crate) async fn accept(
         let (sender, mut inbox) = mpsc::unbounded();
         let Some(place) = shared.connections.enter(origin, sender.clone()) else {
             count(&shared.incidents.too_many);
+            tell_refused(&shared, peer, RefusalReason::Connections);
             shared.quiet.accept.say(
                 format_args!("{peer}: refused: there are too many connections (--max-connections)"),
                 |line| tracing::warn!("{line}"),

@@ -1,5 +1,6 @@
 //! Connect, and the admin queue of a controller.
 
+use crate::audit::RefusalReason;
 use crate::connection::{Connection, Role, Work};
 use crate::durable::Written;
 use crate::io::IoQueue;
@@ -17,7 +18,7 @@ use longhaul_proto::controller::{
     SpaceCommand,
 };
 use longhaul_proto::target::{CommandData, QueueLimits};
-use longhaul_wire::command::{CrossControllerReset, Direction, Sqe};
+use longhaul_wire::command::{CrossControllerReset, Direction, Sqe, admin as opcode};
 use longhaul_wire::completion::Status;
 use longhaul_wire::nqn::DISCOVERY_NQN;
 use std::cell::RefCell;
@@ -40,14 +41,15 @@ const REPLIES_PENDING: u64 = 16 << 10;
 pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &[u8]) {
     let request = match ConnectRequest::parse(sqe, data) {
         Ok(request) => request,
-        Err(reply) => return connection.refuse(slot, reply),
+        Err(reply) => return connection.refuse(slot, reply, RefusalReason::Connect),
     };
+    connection.identify(&request);
     let target = &connection.target;
     let Some(subsystem) = target.subsystem(&request.subnqn) else {
-        return connection.refuse(slot, request.unknown_subsystem());
+        return connection.refuse(slot, request.unknown_subsystem(), RefusalReason::UnknownSubsystem);
     };
     if !connection.belongs_to(&request) {
-        return connection.refuse(slot, request.busy());
+        return connection.refuse(slot, request.busy(), RefusalReason::Connections);
     }
     let discovery = request.subnqn == DISCOVERY_NQN;
     // What there is for a host may be asked without a proof.
@@ -56,13 +58,13 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
             Ok(Some(options)) => Some(options),
             Ok(None) => {
                 count(&target.incidents.authentication);
-                return connection.refuse(slot, request.refused_host());
+                return connection.refuse(slot, request.refused_host(), RefusalReason::NoKey);
             }
             Err(why) => {
                 let message = format_args!("{}: host {}: {why}", connection.peer(), request.hostnqn);
                 target.quiet.refuse.say(message, |line| tracing::error!("{line}"));
                 // It may connect once this is repaired.
-                return connection.refuse(slot, request.busy());
+                return connection.refuse(slot, request.busy(), RefusalReason::KeyUnreadable);
             }
         },
         _ => None,
@@ -76,7 +78,7 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
         // Hosts take an unknown controller for one whose commands have ended.
         let busy = subsystem.is_departing(request.cntlid);
         let reply = if busy { request.busy() } else { request.unknown_controller() };
-        return connection.refuse(slot, reply);
+        return connection.refuse(slot, reply, RefusalReason::Connect);
     };
     let connected = {
         // Added before the lock is free, so that a reset finds it.
@@ -88,7 +90,11 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     };
     let (params, presence) = match connected {
         Ok(connected) => connected,
-        Err(reply) => return connection.refuse(slot, reply),
+        Err(reply) => {
+            let is_other = request.hostnqn != link.hostnqn;
+            let why = if is_other { RefusalReason::OtherHost } else { RefusalReason::of_connect(&reply) };
+            return connection.refuse(slot, reply, why);
+        }
     };
     connection.arrive(&presence);
     let limits = QueueLimits {
@@ -113,7 +119,7 @@ fn connect_admin(
 ) {
     let target = &connection.target;
     let Some(cntlid) = subsystem.free_cntlid() else {
-        return connection.refuse(slot, request.busy());
+        return connection.refuse(slot, request.busy(), RefusalReason::Connections);
     };
     let hostnqn = request.hostnqn.clone();
     let (controller, params) = match Controller::connect(request, cntlid, view, now()) {
@@ -121,7 +127,10 @@ fn connect_admin(
             controller.set_instance(Instance::new(random()));
             (controller, params)
         }
-        Err(reply) => return connection.refuse(slot, reply),
+        Err(reply) => {
+            let why = RefusalReason::of_connect(&reply);
+            return connection.refuse(slot, reply, why);
+        }
     };
     tracing::info!("{}: controller {cntlid} of {} for {hostnqn}", connection.peer(), subsystem.nqn);
     let link = Arc::new(Link::new(cntlid, controller));
@@ -137,6 +146,9 @@ fn connect_admin(
     connection.shared.queue.borrow_mut().set_reply_limit(REPLIES_PENDING);
     let pace = target.admin.of(connection.origin(), now());
     let (held, waiting) = (RefCell::default(), RefCell::default());
+    if auth.is_none() {
+        connection.tell_connected(cntlid, None);
+    }
     let admin = AdminQueue { link, subsystem, held, pace, waiting, _timer: timer };
     let reply = connection.become_authenticated(auth, params.reply());
     connection.become_role(slot, Role::Admin(Rc::new(admin)), limits, reply);
@@ -313,6 +325,9 @@ impl AdminQueue {
         };
         let env = Env { now: now(), subsystem: &view, health: &health };
         let action = lock(&self.link.controller).handle_admin(sqe, env);
+        if self.is_forbidden(sqe) {
+            connection.tell_refused(RefusalReason::NotAdministrator);
+        }
         self.act(connection, slot, sqe, data, action, memory);
         self.report_events(connection);
     }
@@ -362,6 +377,14 @@ impl AdminQueue {
             }
             Action::Disconnect => connection.complete(slot, Reply::error(Status::INVALID_QUEUE_TYPE.dnr())),
         }
+    }
+
+    /// Whether the command changes a space of which the host is no administrator.
+    fn is_forbidden(&self, sqe: &Sqe) -> bool {
+        let manages = [opcode::NAMESPACE_MANAGEMENT, opcode::NAMESPACE_ATTACHMENT, opcode::NAMESPACE_CHANGE]
+            .contains(&sqe.opcode);
+        let managed = self.subsystem.managed.as_ref().filter(|_| manages);
+        managed.is_some_and(|managed| !managed.is_admin(&self.link.hostnqn))
     }
 
     /// The host has forgotten an event request, and uses its identifier for
@@ -499,7 +522,8 @@ impl AdminQueue {
         connection.commit(slot);
         let (this, use_) = (Rc::clone(self), connection.use_of(slot));
         connection.spawn(async move |connection| {
-            let result = this.subsystem.manage(change).await;
+            let (result, told) = this.subsystem.manage(change, connection.space_teller()).await;
+            told.recorded().await;
             if connection.is_current(slot, use_) {
                 match result {
                     Ok(dw0) => connection.complete(slot, Reply::ok(dw0.into())),

@@ -8,6 +8,7 @@
 //!   turn of the peer's address: a peer does not get more of it by asking often;
 //! - a queue on which it has failed ends.
 
+use crate::audit::RefusalReason;
 use crate::connection::{Connection, Work};
 use crate::observer::count;
 use crate::pace::Pace;
@@ -185,10 +186,12 @@ impl QueueAuth {
                         connection.peer(),
                         self.hostnqn
                     );
+                    connection.tell_authenticated(generation);
                 }
             }
             Progress::Failed(why) => {
-                self.is_authenticated.set(false);
+                let was_authenticated = self.is_authenticated.replace(false);
+                connection.tell_unauthenticated(why, was_authenticated);
                 self.report(connection, format_args!("authentication failed: {why}"));
             }
         }
@@ -208,6 +211,7 @@ async fn limit(auth: Weak<QueueAuth>, connection: Weak<Connection>) {
             &connection,
             format_args!("not authenticated within {} s, disconnected", limit.as_secs()),
         );
+        connection.tell_refused(RefusalReason::NotProvedInTime);
         connection.close();
     }
 }

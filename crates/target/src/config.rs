@@ -1,5 +1,6 @@
 //! The configuration of a target.
 
+use crate::audit::Audit;
 use crate::auth::Keys;
 use crate::memory::Memory;
 use longhaul_engine::Config as EngineConfig;
@@ -7,6 +8,7 @@ use longhaul_proto::controller::HostAccess;
 use longhaul_proto::target::IN_CAPSULE_MAX;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// In-capsule data of I/O queues: as large as an I/O, so that a write costs
@@ -106,6 +108,8 @@ pub struct Config {
     pub patience: Patience,
     /// Count commands and their times, for an [`Observer`](crate::Observer).
     pub statistics: bool,
+    /// Is told of events that matter to security.
+    pub audit: Option<Arc<dyn Audit>>,
 }
 
 impl Default for Config {
@@ -129,6 +133,7 @@ impl Default for Config {
             max_connections: MAX_CONNECTIONS,
             patience: Patience::default(),
             statistics: false,
+            audit: None,
         }
     }
 }

@@ -7,6 +7,7 @@
 //! - the first command is Connect, and decides what the connection is.
 
 use crate::admin::{self, AdminQueue, WithSpaceData};
+use crate::audit::{AuditHost, RefusalReason};
 use crate::auth::QueueAuth;
 use crate::connections::ConnectionPlace;
 use crate::counts::{Batch, Counted, Counting, Operation};
@@ -39,7 +40,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Staging area: a full queue of small commands, and small writes.
@@ -116,6 +117,10 @@ pub(crate) struct Connection {
     batch: Option<Batch>,
     /// What is counted of the host, and of this connection, from Connect on.
     counts: OnceCell<(Arc<Host>, Arc<Wire>)>,
+    /// As a record names its host, from Connect on, if there is a record.
+    pub(crate) identity: OnceCell<AuditHost>,
+    /// Since when its host has a controller, as the record says.
+    pub(crate) connected: Cell<Option<Instant>>,
     place: ConnectionPlace,
     pub(crate) local: SocketAddr,
     peer: SocketAddr,
@@ -156,6 +161,8 @@ pub(crate) async fn serve(
         refusals: Refusals::default(),
         batch: target.config.statistics.then(Batch::default),
         counts: OnceCell::new(),
+        identity: OnceCell::new(),
+        connected: Cell::new(None),
         place,
         local,
         peer,
@@ -314,6 +321,7 @@ impl Connection {
             }
             Role::Admin(admin) => {
                 tracing::info!("{}: controller {} ended: {ended}", self.peer, admin.link.cntlid);
+                self.tell_disconnected(&admin.link);
                 admin.end();
             }
         }
@@ -583,11 +591,12 @@ impl Connection {
     }
 
     /// Refuses Connect: the answer is the last thing sent.
-    pub(crate) fn refuse(&self, slot: u16, reply: Reply) {
+    pub(crate) fn refuse(&self, slot: u16, reply: Reply, why: RefusalReason) {
         let field = wrong_field(&reply).map(|field| format!(": {field} is wrong")).unwrap_or_default();
         let message = format_args!("{}: Connect refused: {}{field}", self.peer, reply.status);
         self.target.quiet.refuse.say(message, |line| tracing::info!("{line}"));
         count(&self.target.incidents.connect_refused);
+        self.tell_refused(why);
         self.complete(slot, reply);
         self.shared.output.notify();
         self.shared.end();

@@ -7,6 +7,7 @@
 //! - a change of a namespace begins only while the queue lives, and while a
 //!   device is busy with it the controller counts as present.
 
+use crate::audit::ReservationAction;
 use crate::connection::{Connection, Work};
 use crate::counts::{Counting, Operation};
 use crate::durable::Written;
@@ -612,8 +613,12 @@ impl IoQueue {
             Ok(effects) => effects,
             Err(status) => return self.refuse(connection, slot, sqe, status),
         };
+        let told = {
+            let uuid = self.subsystem.namespace(at.nsid).map(|namespace| namespace.uuid);
+            connection.tell_reservation(ReservationAction::of(command), (at.nsid, uuid), &effects)
+        };
         self.subsystem.notify_reservation(at.nsid, &effects.notices);
-        if effects.abort.is_empty() && !at.reserved.is_unsaved() {
+        if effects.abort.is_empty() && !at.reserved.is_unsaved() && told.is_empty() {
             return connection.complete(slot, Reply::ok(0));
         }
         let (subsystem, use_) = (Arc::clone(&self.subsystem), connection.use_of(slot));
@@ -621,6 +626,7 @@ impl IoQueue {
         connection.spawn(async move |connection| {
             let saved = reserved.save().await;
             subsystem.end_io_of(&effects.abort).await;
+            told.recorded().await;
             connection.finish(slot, use_, saved.err().unwrap_or(Status::SUCCESS));
         });
     }

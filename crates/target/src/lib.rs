@@ -10,6 +10,7 @@
 
 mod accept;
 mod admin;
+mod audit;
 mod auth;
 mod config;
 mod connection;
@@ -36,6 +37,9 @@ mod store;
 mod subsystem;
 mod target;
 
+pub use audit::{
+    Audit, AuditEvent, AuditHost, Recorded, RefusalReason, ReservationAction, SpaceAction, SpaceEvent,
+};
 pub use auth::Keys;
 pub use config::{Config, Patience};
 pub use counts::{BOUNDS, CommandCounts, Failure, Operation, OperationCounts};

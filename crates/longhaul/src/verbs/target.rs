@@ -3,7 +3,11 @@
 mod standby;
 
 use crate::arguments::{EngineArgs, Keys, check_congestion, parse_bytes, parse_keys, resolve};
-use crate::events::{ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping, TargetReady};
+use crate::audit::{AuditArgs, Record};
+use crate::events::{
+    AuditStarted, AuditStopped, ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping,
+    TargetReady,
+};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
 use crate::metrics::MetricsArgs;
@@ -12,7 +16,7 @@ use longhaul_block::DeviceInfo;
 use longhaul_device::{Device, Opener, state};
 use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_initiator::{IO_PORT, Options};
-use longhaul_metrics::{HostSource, Server, TargetSource};
+use longhaul_metrics::{AuditSource, HostSource, Server, TargetSource};
 use longhaul_pool::Volumes;
 use longhaul_target::{
     Config, Error, HostAccess, MediumSpec, ServedMedium, Space, SpaceError, SpaceSpec, Target, TargetState,
@@ -52,7 +56,8 @@ target runs ('longhaul ns', or 'nvme create-ns' of a Linux host). A host sees
 those that are attached to it. Without --keys, hosts are known by a name that they send
 themselves: beyond loopback a space then takes --insecure, and a trusted network.
 
-SIGHUP reads the sizes of the devices again and notifies hosts of changes;
+SIGHUP reads the sizes of the devices again and notifies hosts of changes, and
+opens the file of --audit anew;
 SIGTERM completes the I/O under way, flushes, and exits 0.
 
 Example:
@@ -119,6 +124,8 @@ pub(crate) struct TargetArgs {
     congestion: Option<String>,
     #[command(flatten)]
     metrics: MetricsArgs,
+    #[command(flatten)]
+    audit: AuditArgs,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -213,9 +220,13 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
     let listen = args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
     check_access(&args.space, &listen, args.insecure || args.keys.is_some())?;
     // Before anything is opened or made: a port that is taken changes nothing.
+    let audit = args.audit.start(output)?;
     let metrics = args.metrics.start("the devices of the exports are being opened")?;
     if let Some(metrics) = &metrics {
         metrics.add(Arc::new(HostSource::new(opener.clone())));
+        if let Some(audit) = &audit {
+            metrics.add(Arc::new(AuditSource::new(audit.counts())));
+        }
     }
     identify(&mut args.export, &opener)?;
     let state = TargetState::at(state::directory());
@@ -226,7 +237,11 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
         for (export, OpenExport { nqn, .. }) in args.export.iter().zip(&exports) {
             allow(&mut config.hosts_of, nqn, &export.allow_hosts);
         }
+        config.audit = audit.clone().map(|audit| Arc::new(audit) as _);
         let target = Target::start(config)?;
+        if let Some(audit) = &audit {
+            audit.record(started(&target, args.keys.is_some()));
+        }
         let mut shown = Vec::new();
         for OpenExport { name, nqn, uuid, source, persistent, .. } in &exports {
             let info = source.info();
@@ -321,6 +336,9 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
             if signal != SIGHUP {
                 break;
             }
+            if let Some(audit) = &audit {
+                audit.reopen();
+            }
             for (name, nsid, info) in target.refresh() {
                 output.note(format_args!("{name}: namespace {nsid} has {} bytes now", info.size));
                 output.event(&ExportResized { name, nsid, size: info.size });
@@ -340,8 +358,21 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
         }
     }
     drop((local, taken));
+    if let Some(audit) = &audit {
+        audit.end(Record::Stopped(AuditStopped { clean }));
+    }
     output.event(&ServiceSummary { clean });
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
+}
+
+/// What the audit log says of the start.
+fn started(target: &Target, keys: bool) -> Record {
+    Record::Started(AuditStarted {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        listen: target.addresses().iter().map(ToString::to_string).collect(),
+        keys,
+    })
 }
 
 /// Finds out the identity of volumes that are alone in their subsystem.

@@ -9,6 +9,7 @@
 use super::{
     NamespaceLabel, NewNamespace, ReservationStores, Space, SpaceCapacity, SpaceError, SpaceNamespace,
 };
+use crate::audit::{Pending, SpaceTeller};
 use crate::reserved::Reserved;
 use crate::store::Writer;
 use crate::subsystem::{ManagedNamespace, Namespace, Subsystem, lock};
@@ -82,6 +83,14 @@ impl Managed {
         Managed { name: name.to_owned(), space, admins, stores, writer, order, capacity }
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn is_admin(&self, hostnqn: &str) -> bool {
+        self.admins.contains(hostnqn)
+    }
+
     pub(crate) fn max_nsid(&self) -> u32 {
         SPACE_NSID_MAX
     }
@@ -92,7 +101,7 @@ impl Managed {
         hostnqn: &str,
         namespaces: &BTreeMap<u32, Namespace>,
     ) -> Option<Arc<SpaceView>> {
-        if !self.admins.contains(hostnqn) {
+        if !self.is_admin(hostnqn) {
             return None;
         }
         let allocated = |(&nsid, ns): (&u32, &Namespace)| AllocatedView {
@@ -156,21 +165,39 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Carries out a command: dword 0 of its completion.
-    pub(crate) async fn manage(self: &Arc<Self>, change: SpaceChange) -> Result<u32, Status> {
+    /// Carries out a command: dword 0 of its completion, and what that waits for.
+    pub(crate) async fn manage(
+        self: &Arc<Self>,
+        change: SpaceChange,
+        teller: Option<SpaceTeller>,
+    ) -> (Result<u32, Status>, Pending) {
         let this = Arc::clone(self);
         longhaul_engine::blocking(move || match &this.managed {
-            Some(managed) => this.carry_out(managed, change),
-            None => Err(Status::INVALID_OPCODE.dnr()),
+            Some(managed) => this.carry_out(managed, change, teller.as_ref()),
+            None => (Err(Status::INVALID_OPCODE.dnr()), Pending::default()),
         })
         .await
     }
 
     /// Blocks.
-    fn carry_out(&self, managed: &Managed, change: SpaceChange) -> Result<u32, Status> {
+    fn carry_out(
+        &self,
+        managed: &Managed,
+        change: SpaceChange,
+        teller: Option<&SpaceTeller>,
+    ) -> (Result<u32, Status>, Pending) {
         let mut last = lock(&managed.order);
+        match teller {
+            Some(teller) => {
+                teller.watch(self, managed, change, |change| self.change(managed, change, &mut last))
+            }
+            None => (self.change(managed, change, &mut last), Pending::default()),
+        }
+    }
+
+    fn change(&self, managed: &Managed, change: SpaceChange, last: &mut u32) -> Result<u32, Status> {
         match change {
-            SpaceChange::Create(new) => self.create(managed, &new, &mut last),
+            SpaceChange::Create(new) => self.create(managed, &new, last),
             SpaceChange::Delete(nsid) => {
                 let nsids =
                     nsid.map_or_else(|| self.namespaces().keys().copied().collect(), |nsid| vec![nsid]);
@@ -200,7 +227,7 @@ impl Subsystem {
             }
             SpaceChange::Label(nsid, label) => self.relabel(managed, nsid, label),
             SpaceChange::Grow(nsid, blocks) => self.grow(managed, nsid, blocks),
-            SpaceChange::Clone(nsid, label) => self.clone_of(managed, nsid, &label, &mut last),
+            SpaceChange::Clone(nsid, label) => self.clone_of(managed, nsid, &label, last),
             SpaceChange::CheckClones(nsid) => {
                 self.made(nsid)?;
                 managed.space.check_clones().map(|()| 0).map_err(|e| managed.status_of(&e))
@@ -214,7 +241,7 @@ impl Subsystem {
     }
 
     /// The hosts of these controllers.
-    fn hosts_of_controllers(&self, cntlids: &[u16]) -> Result<BTreeSet<String>, Status> {
+    pub(crate) fn hosts_of_controllers(&self, cntlids: &[u16]) -> Result<BTreeSet<String>, Status> {
         let links = self.links();
         let host_of = |cntlid: &u16| {
             let link = links.iter().find(|link| link.cntlid == *cntlid);

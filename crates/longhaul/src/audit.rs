@@ -1,0 +1,279 @@
+//! `--audit`: the audit log of a verb that serves.
+//!
+//! Invariants:
+//! - a thread of its own writes; telling it something waits for no file, and the memory for what it has not
+//!   written is bounded;
+//! - lines are in the order of their times; what was not written is counted in the next line that is;
+//! - an event that a command waits for is durable, or was given up, when that command is let go.
+
+mod file;
+mod lines;
+mod meter;
+
+use crate::exit::Failure;
+use crate::output::Output;
+use file::Place;
+use lines::Entry;
+pub(crate) use lines::Record;
+use longhaul_engine::{now, wall_time};
+use longhaul_metrics::AuditCounts;
+use longhaul_target::{Audit, AuditEvent, Recorded};
+use meter::Meter;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Lines that wait to be written.
+const QUEUE: usize = 4096;
+/// The same, of those that a command waits for: a space has 16,384 namespaces at most, which one command removes.
+const QUEUE_WAITED: usize = 32_768;
+/// How often it is looked whether sums are due.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Where events that matter to security are recorded.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct AuditArgs {
+    /// Append a line of JSON to this file for each event that matters to security: connects, refusals,
+    /// management
+    #[arg(long, value_name = "FILE")]
+    audit: Option<PathBuf>,
+}
+
+impl AuditArgs {
+    /// Opens the audit log, if one is asked for.
+    ///
+    /// # Errors
+    /// It cannot be written to, is none, or is standard output where that has events.
+    pub(crate) fn start(&self, output: Output) -> Result<Option<AuditLog>, Failure> {
+        let Some(path) = &self.audit else { return Ok(None) };
+        if path == Path::new("-") && output.is_json() {
+            return Err(Failure::usage("--audit -: standard output has the events of --json; give a file"));
+        }
+        AuditLog::start(path).map(Some)
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Entry>,
+    meter: Meter,
+    /// Events that found no room, since a line said so.
+    dropped: u64,
+    reopen: bool,
+    end: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    state: Mutex<State>,
+    changed: Condvar,
+    counts: Arc<AuditCounts>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An audit log that is written.
+#[derive(Clone, Debug)]
+pub(crate) struct AuditLog {
+    shared: Arc<Shared>,
+    writer: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl AuditLog {
+    fn start(path: &Path) -> Result<AuditLog, Failure> {
+        let failed = |why: String| {
+            Failure::failed(format_args!("cannot write the audit log {}: {why}", path.display()))
+        };
+        let place = Place::open(path).map_err(failed)?;
+        let shared = Arc::new(Shared {
+            path: path.to_owned(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            counts: Arc::default(),
+        });
+        let writer = Writer { shared: Arc::clone(&shared), place, lost: 0, fails: false };
+        let thread = std::thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run());
+        let thread = thread.map_err(|e| failed(format!("no thread for it can be started: {e}")))?;
+        Ok(AuditLog { shared, writer: Arc::new(Mutex::new(Some(thread))) })
+    }
+
+    /// What is counted of it.
+    pub(crate) fn counts(&self) -> Arc<AuditCounts> {
+        Arc::clone(&self.shared.counts)
+    }
+
+    /// Records an event of this program.
+    pub(crate) fn record(&self, record: Record) {
+        self.put(&mut self.shared.state(), record, None);
+        self.shared.changed.notify_one();
+    }
+
+    fn put(&self, state: &mut State, record: Record, recorded: Option<Recorded>) {
+        let most = if recorded.is_some() { QUEUE_WAITED } else { QUEUE };
+        if state.queue.len() < most {
+            // Under the lock, so that times do not go back.
+            state.queue.push_back(Entry { time: wall_time(), record, recorded });
+        } else {
+            state.dropped += 1;
+            AuditCounts::add(&self.shared.counts.dropped, 1);
+        }
+    }
+
+    /// Opens the file anew, after it was renamed.
+    pub(crate) fn reopen(&self) {
+        self.shared.state().reopen = true;
+        self.shared.changed.notify_one();
+    }
+
+    /// Writes what was told, with `last` as the last line, and ends.
+    pub(crate) fn end(&self, last: Record) {
+        {
+            let mut state = self.shared.state();
+            self.put(&mut state, last, None);
+            state.end = true;
+        }
+        self.shared.changed.notify_one();
+        let thread = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Audit for AuditLog {
+    fn tell(&self, event: AuditEvent, recorded: Option<Recorded>) {
+        let mut state = self.shared.state();
+        if state.meter.passes(now(), &event) {
+            self.put(&mut state, Record::Event(event), recorded);
+            self.shared.changed.notify_one();
+        }
+    }
+}
+
+/// The thread that writes.
+struct Writer {
+    shared: Arc<Shared>,
+    place: Place,
+    /// Events that were not written, since a line said so.
+    lost: u64,
+    /// The last attempt failed.
+    fails: bool,
+}
+
+impl Writer {
+    fn run(mut self) {
+        loop {
+            let (batch, reopen, end) = self.next();
+            // What was told before the signal is in the old file.
+            self.write(batch);
+            if end {
+                return;
+            }
+            if reopen {
+                self.reopen();
+            }
+        }
+    }
+
+    /// What is to be written next; waits for it.
+    fn next(&mut self) -> (VecDeque<Entry>, bool, bool) {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.state();
+        loop {
+            let end = state.end;
+            let sums = state.meter.due(now(), end);
+            if !sums.is_empty() {
+                let time = wall_time();
+                // The end of the program is the last line.
+                let at = state.queue.len() - usize::from(end && !state.queue.is_empty());
+                for (i, sum) in sums.into_iter().enumerate() {
+                    state.queue.insert(at + i, Entry { time, record: Record::Sum(sum), recorded: None });
+                }
+            }
+            if end || state.reopen || !state.queue.is_empty() {
+                self.lost += std::mem::take(&mut state.dropped);
+                let reopen = std::mem::take(&mut state.reopen);
+                return (std::mem::take(&mut state.queue), reopen, end);
+            }
+            let lock = |e: PoisonError<_>| e.into_inner();
+            state = match state.meter.is_empty() {
+                true => shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                false => shared.changed.wait_timeout(state, LOOK).unwrap_or_else(lock).0,
+            };
+        }
+    }
+
+    fn write(&mut self, batch: VecDeque<Entry>) {
+        let mut waited = Vec::new();
+        for Entry { time, record, recorded } in batch {
+            let line = lines::encode(time, &record, self.lost);
+            match self.place.append(&line) {
+                Ok(()) => {
+                    AuditCounts::add(&self.shared.counts.lines, 1);
+                    self.recovered();
+                }
+                Err(e) => {
+                    self.lost += 1;
+                    AuditCounts::add(&self.shared.counts.dropped, 1);
+                    self.failed(&format!("{e}"));
+                }
+            }
+            waited.extend(recorded);
+        }
+        if !waited.is_empty()
+            && let Err(e) = self.place.sync()
+        {
+            self.failed(&format!("it may not be durable: {e}"));
+        }
+    }
+
+    fn recovered(&mut self) {
+        let lost = std::mem::take(&mut self.lost);
+        if std::mem::take(&mut self.fails) {
+            let path = self.shared.path.display();
+            tracing::warn!("the audit log {path} is written again; {lost} lines are missing");
+        }
+    }
+
+    /// Says once that it is not written.
+    fn failed(&mut self, why: &str) {
+        AuditCounts::add(&self.shared.counts.failures, 1);
+        if !std::mem::replace(&mut self.fails, true) {
+            let path = self.shared.path.display();
+            tracing::error!("the audit log {path} is not written, and I/O goes on: {why}");
+        }
+    }
+
+    fn reopen(&mut self) {
+        if matches!(self.place, Place::Stdout) {
+            return;
+        }
+        // The lock of the one that is open would be in the way, if it was not renamed.
+        let open = std::mem::replace(&mut self.place, Place::Stdout);
+        match Place::reopen(&self.shared.path, open) {
+            Ok(place) => {
+                self.place = place;
+                self.write(VecDeque::from([Entry {
+                    time: wall_time(),
+                    record: Record::Reopened,
+                    recorded: None,
+                }]));
+            }
+            Err((why, open)) => {
+                self.place = open;
+                AuditCounts::add(&self.shared.counts.failures, 1);
+                let path = self.shared.path.display();
+                tracing::error!(
+                    "the audit log {path} cannot be opened again, and the old file is kept: {why}"
+                );
+            }
+        }
+    }
+}

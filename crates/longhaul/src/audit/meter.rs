@@ -1,0 +1,159 @@
+//! Bounds what peers can have written: events of one kind and one address are lines for a while, and then
+//! one line an interval that sums them.
+//!
+//! Invariants:
+//! - of each kind the first event of an address is a line at once;
+//! - nothing is left out without being counted in a later line;
+//! - the memory for it is bounded: [`SOURCES`] addresses and kinds are summed apart, and the others together.
+
+use longhaul_target::{AuditEvent, AuditHost, RefusalReason, ReservationAction};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+/// How often a sum is written.
+pub(super) const INTERVAL: Duration = Duration::from_secs(60);
+/// Lines of connects, of disconnects, and of each change of reservations that an address has in an interval.
+pub(super) const LINES: u64 = 120;
+/// Addresses and kinds that are summed apart.
+pub(super) const SOURCES: usize = 1024;
+/// Names of hosts in a sum.
+const NAMES: usize = 8;
+
+/// Events that are summed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Connected,
+    Refused(RefusalReason),
+    Disconnected,
+    Reservation(ReservationAction),
+}
+
+/// An IPv4 address, or a /64 network of IPv6, which a single host may own (RFC 4291, section 2.5.1); none for
+/// the addresses beyond [`SOURCES`].
+type Source = Option<IpAddr>;
+
+/// Events that were left out, as the last one of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) event: AuditEvent,
+    pub(crate) count: u64,
+    /// The hosts that they name, the first ones.
+    pub(crate) hosts: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    since: Instant,
+    lines: u64,
+    left_out: Option<Sum>,
+}
+
+/// What has been written of late, by address and kind.
+#[derive(Debug, Default)]
+pub(super) struct Meter(HashMap<(Source, Kind), Entry>);
+
+fn source_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & (u128::MAX << 64))),
+        v4 => v4,
+    }
+}
+
+/// The host of an event, its kind, and the lines of that kind that an address has in an interval; nothing for
+/// what administrators do, which is never summed.
+fn parts(event: &AuditEvent) -> Option<(&AuditHost, Kind, u64)> {
+    match event {
+        AuditEvent::Connected { host, .. } => Some((host, Kind::Connected, LINES)),
+        AuditEvent::Refused { host, why } => Some((host, Kind::Refused(*why), 1)),
+        AuditEvent::Disconnected { host, .. } => Some((host, Kind::Disconnected, LINES)),
+        AuditEvent::Reservation { by, action, .. } => Some((by, Kind::Reservation(*action), LINES)),
+        AuditEvent::Space { .. } => None,
+    }
+}
+
+impl Meter {
+    /// Whether an event is a line now. Otherwise it is in a sum later.
+    pub(super) fn passes(&mut self, now: Instant, event: &AuditEvent) -> bool {
+        let Some((host, kind, most)) = parts(event) else { return true };
+        let mut key = (Some(source_of(host.address.ip())), kind);
+        if self.0.len() >= SOURCES && !self.0.contains_key(&key) {
+            key.0 = None;
+        }
+        let entry = self.0.entry(key).or_insert(Entry { since: now, lines: 0, left_out: None });
+        if entry.lines < most {
+            entry.lines += 1;
+            return true;
+        }
+        let hosts = entry.left_out.take().map(|sum| (sum.count, sum.hosts));
+        let (count, mut hosts) = hosts.unwrap_or_default();
+        if hosts.len() < NAMES && !host.hostnqn.is_empty() && !hosts.contains(&host.hostnqn) {
+            hosts.push(host.hostnqn.clone());
+        }
+        entry.left_out = Some(Sum { event: event.clone(), count: count + 1, hosts });
+        false
+    }
+
+    /// Nothing is to be summed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The sums that are due; with `all` also those that are not.
+    pub(super) fn due(&mut self, now: Instant, all: bool) -> Vec<Sum> {
+        let mut sums = Vec::new();
+        self.0.retain(|(_, kind), entry| {
+            if !all && now.saturating_duration_since(entry.since) < INTERVAL {
+                return true;
+            }
+            let Some(sum) = entry.left_out.take() else { return false };
+            sums.push(sum);
+            // The sum is the one line of a refusal in the interval that begins.
+            let lines = u64::from(matches!(kind, Kind::Refused(_)));
+            *entry = Entry { since: now, lines, left_out: None };
+            true
+        });
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(ip: u32, hostnqn: &str) -> AuditEvent {
+        let host = AuditHost {
+            address: (std::net::Ipv4Addr::from_bits(ip), 4420).into(),
+            hostnqn: hostnqn.to_owned(),
+            hostid: None,
+            subsystem: String::new(),
+        };
+        AuditEvent::Refused { host, why: RefusalReason::NoKey }
+    }
+
+    #[test]
+    fn refusals_are_a_line_at_once_and_then_one_an_interval() {
+        let (mut meter, start) = (Meter::default(), Instant::now());
+        let passed = (0..1000).filter(|i| meter.passes(start, &refused(1, &format!("host {i}")))).count();
+        assert_eq!(passed, 1);
+        assert!(meter.passes(start, &refused(2, "other")), "another address has lines of its own");
+        assert_eq!(meter.due(start, false), []);
+        let sums = meter.due(start + INTERVAL, false);
+        assert_eq!((sums.len(), sums[0].count, sums[0].hosts.len()), (1, 999, NAMES));
+        assert!(!meter.passes(start + INTERVAL, &refused(1, "again")), "the sum was the line");
+        assert_eq!(meter.due(start + 2 * INTERVAL, false)[0].count, 1);
+        assert_eq!(meter.due(start + 3 * INTERVAL, false), []);
+        assert!(meter.is_empty());
+        assert!(meter.passes(start + 3 * INTERVAL, &refused(1, "again")));
+    }
+
+    #[test]
+    fn addresses_without_end_are_few_lines() {
+        let (mut meter, start) = (Meter::default(), Instant::now());
+        let events = 10 * SOURCES as u32;
+        let passed = (0..events).filter(|ip| meter.passes(start, &refused(*ip, ""))).count();
+        let sums = meter.due(start, true);
+        assert_eq!((passed, sums.len()), (SOURCES + 1, 1));
+        assert_eq!(passed as u64 + sums[0].count, u64::from(events));
+    }
+}

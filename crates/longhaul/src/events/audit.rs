@@ -1,0 +1,143 @@
+//! `target --audit`
+//!
+//! The page of the [audit log](../audit.md) has an example of each line, and the fields that any line may have.
+
+use super::{Bytes, Seconds};
+use serde::Serialize;
+
+/// The target serves from now on.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "started")]
+pub(crate) struct AuditStarted {
+    /// Version of the program.
+    pub(crate) version: String,
+    /// Process ID.
+    pub(crate) pid: u32,
+    /// Addresses of the I/O port.
+    pub(crate) listen: Vec<String>,
+    /// Hosts have to prove who they are.
+    pub(crate) keys: bool,
+}
+
+/// The target has stopped: nothing happens after it.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "stopped")]
+pub(crate) struct AuditStopped {
+    /// Everything that hosts wrote is durable.
+    pub(crate) clean: bool,
+}
+
+/// The file was opened again (SIGHUP): the first line of a file after the one before was renamed.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "reopened")]
+pub(crate) struct AuditReopened {}
+
+/// A host has a controller: of a subsystem, or of discovery.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "connected")]
+pub(crate) struct HostConnected {
+    /// NQN of the host.
+    pub(crate) host: String,
+    /// Its host identifier.
+    pub(crate) hostid: Option<String>,
+    /// Address and port that it comes from.
+    pub(crate) address: String,
+    /// NQN of the subsystem.
+    pub(crate) subsystem: String,
+    /// Its controller.
+    pub(crate) controller: u16,
+    /// Generation of the secret by which it has proved who it is; null if it has proved nothing.
+    pub(crate) generation: Option<u32>,
+}
+
+/// A host was refused.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "refused")]
+pub(crate) struct HostRefused {
+    /// NQN that it gave; empty if it was refused before that.
+    pub(crate) host: String,
+    /// Host identifier that it gave; null if it was refused before that.
+    pub(crate) hostid: Option<String>,
+    /// Address and port that it comes from.
+    pub(crate) address: String,
+    /// NQN of the subsystem that it asked for; empty if it was refused before that.
+    pub(crate) subsystem: String,
+    /// Why: one of the [reasons](../audit.md#why-a-host-is-refused).
+    pub(crate) why: &'static str,
+    /// Generation of the retired secret that it used; null for other reasons.
+    pub(crate) generation: Option<u32>,
+}
+
+/// A controller of a host has ended.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "disconnected")]
+pub(crate) struct HostDisconnected {
+    /// NQN of the host.
+    pub(crate) host: String,
+    /// Its host identifier.
+    pub(crate) hostid: Option<String>,
+    /// Address and port that it came from.
+    pub(crate) address: String,
+    /// NQN of the subsystem.
+    pub(crate) subsystem: String,
+    /// Its controller.
+    pub(crate) controller: u16,
+    /// How long it was connected.
+    pub(crate) seconds: Seconds,
+    /// What it has read.
+    pub(crate) bytes_read: Bytes,
+    /// What it has written.
+    pub(crate) bytes_written: Bytes,
+}
+
+/// An administrator has changed a namespace of a space, or tried to.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "namespace")]
+pub(crate) struct NamespaceChanged {
+    /// `create`, `clone`, `delete`, `attach`, `detach`, `grow`, or `label` where only its purpose was changed.
+    pub(crate) action: &'static str,
+    /// NQN of the administrator.
+    pub(crate) by: String,
+    /// Host identifier of the administrator.
+    pub(crate) hostid: Option<String>,
+    /// Address and port that the administrator comes from.
+    pub(crate) address: String,
+    /// Name of the space.
+    pub(crate) space: String,
+    /// NQN of its subsystem.
+    pub(crate) subsystem: String,
+    /// Namespace ID; null if none was made.
+    pub(crate) nsid: Option<u32>,
+    /// UUID of the namespace; null if there is none.
+    pub(crate) uuid: Option<String>,
+    /// Pool and volume that it is for, `POOL/VOLUME`; empty without them.
+    pub(crate) name: String,
+    /// Its size; null if it is not known.
+    pub(crate) size: Option<Bytes>,
+    /// Hosts that got it, lost it, or have it.
+    pub(crate) hosts: Vec<String>,
+    /// Why it failed; null if it was done.
+    pub(crate) error: Option<String>,
+}
+
+/// A host has changed the reservation of a namespace.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "reservation")]
+pub(crate) struct ReservationChanged {
+    /// `register`, `unregister`, `acquire`, `preempt`, `release` or `clear`.
+    pub(crate) action: &'static str,
+    /// NQN of the host.
+    pub(crate) host: String,
+    /// Its host identifier.
+    pub(crate) hostid: Option<String>,
+    /// Address and port that it comes from.
+    pub(crate) address: String,
+    /// NQN of the subsystem.
+    pub(crate) subsystem: String,
+    /// Namespace ID.
+    pub(crate) nsid: u32,
+    /// UUID of the namespace.
+    pub(crate) uuid: Option<String>,
+    /// Identifiers of the hosts whose registrations it ended; the first 32.
+    pub(crate) preempted: Vec<String>,
+}
