@@ -22,13 +22,14 @@ use meter::Meter;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Lines that wait to be written.
 const QUEUE: usize = 4096;
 /// The same, of those that a command waits for: a space has 16,384 namespaces at most, which one command removes.
 const QUEUE_WAITED: usize = 32_768;
+/// How long the end of the program waits for what is not written: a file system may hang, or a reader not read.
+const END_MAX: Duration = Duration::from_secs(5);
 /// How often it is looked whether sums are due.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -59,10 +60,21 @@ impl AuditArgs {
 struct State {
     queue: VecDeque<Entry>,
     meter: Meter,
-    /// Events that found no room, since a line said so.
+    /// Events that found no room since the last one that did.
     dropped: u64,
+    /// The same, as far as the log has not said so.
+    unsaid: u64,
     reopen: bool,
     end: bool,
+    has_ended: bool,
+}
+
+impl State {
+    /// Under the lock, so that times do not go back.
+    fn put(&mut self, record: Record, recorded: Option<Recorded>) {
+        let dropped = std::mem::take(&mut self.dropped);
+        self.queue.push_back(Entry { time: wall_time(), record, dropped, recorded });
+    }
 }
 
 #[derive(Debug)]
@@ -70,6 +82,7 @@ struct Shared {
     path: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
+    ended: Condvar,
     counts: Arc<AuditCounts>,
 }
 
@@ -83,7 +96,6 @@ impl Shared {
 #[derive(Clone, Debug)]
 pub(crate) struct AuditLog {
     shared: Arc<Shared>,
-    writer: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
 impl AuditLog {
@@ -96,12 +108,13 @@ impl AuditLog {
             path: path.to_owned(),
             state: Mutex::default(),
             changed: Condvar::new(),
+            ended: Condvar::new(),
             counts: Arc::default(),
         });
         let writer = Writer { shared: Arc::clone(&shared), place, lost: 0, fails: false };
         let thread = std::thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run());
-        let thread = thread.map_err(|e| failed(format!("no thread for it can be started: {e}")))?;
-        Ok(AuditLog { shared, writer: Arc::new(Mutex::new(Some(thread))) })
+        thread.map_err(|e| failed(format!("no thread for it can be started: {e}")))?;
+        Ok(AuditLog { shared })
     }
 
     /// What is counted of it.
@@ -111,19 +124,9 @@ impl AuditLog {
 
     /// Records an event of this program.
     pub(crate) fn record(&self, record: Record) {
-        self.put(&mut self.shared.state(), record, None);
+        // Few, and never left out.
+        self.shared.state().put(record, None);
         self.shared.changed.notify_one();
-    }
-
-    fn put(&self, state: &mut State, record: Record, recorded: Option<Recorded>) {
-        let most = if recorded.is_some() { QUEUE_WAITED } else { QUEUE };
-        if state.queue.len() < most {
-            // Under the lock, so that times do not go back.
-            state.queue.push_back(Entry { time: wall_time(), record, recorded });
-        } else {
-            state.dropped += 1;
-            AuditCounts::add(&self.shared.counts.dropped, 1);
-        }
     }
 
     /// Opens the file anew, after it was renamed.
@@ -132,17 +135,20 @@ impl AuditLog {
         self.shared.changed.notify_one();
     }
 
-    /// Writes what was told, with `last` as the last line, and ends.
+    /// Writes what was told, with `last` as the last line, and ends; gives up what takes too long.
     pub(crate) fn end(&self, last: Record) {
-        {
-            let mut state = self.shared.state();
-            self.put(&mut state, last, None);
-            state.end = true;
-        }
+        let mut state = self.shared.state();
+        state.put(last, None);
+        state.end = true;
         self.shared.changed.notify_one();
-        let thread = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
+        let waited = self.shared.ended.wait_timeout_while(state, END_MAX, |state| !state.has_ended);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !state.has_ended {
+            let path = self.shared.path.display();
+            tracing::error!(
+                "the audit log {path} took nothing for {} s: its last lines are missing",
+                END_MAX.as_secs()
+            );
         }
     }
 }
@@ -150,9 +156,17 @@ impl AuditLog {
 impl Audit for AuditLog {
     fn tell(&self, event: AuditEvent, recorded: Option<Recorded>) {
         let mut state = self.shared.state();
-        if state.meter.passes(now(), &event) {
-            self.put(&mut state, Record::Event(event), recorded);
+        if !state.meter.passes(now(), &event) {
+            return;
+        }
+        let most = if recorded.is_some() { QUEUE_WAITED } else { QUEUE };
+        if state.queue.len() < most {
+            state.put(Record::Event(event), recorded);
             self.shared.changed.notify_one();
+        } else {
+            state.dropped += 1;
+            state.unsaid += 1;
+            AuditCounts::add(&self.shared.counts.dropped, 1);
         }
     }
 }
@@ -174,6 +188,8 @@ impl Writer {
             // What was told before the signal is in the old file.
             self.write(batch);
             if end {
+                self.shared.state().has_ended = true;
+                self.shared.ended.notify_all();
                 return;
             }
             if reopen {
@@ -194,13 +210,17 @@ impl Writer {
                 // The end of the program is the last line.
                 let at = state.queue.len() - usize::from(end && !state.queue.is_empty());
                 for (i, sum) in sums.into_iter().enumerate() {
-                    state.queue.insert(at + i, Entry { time, record: Record::Sum(sum), recorded: None });
+                    let entry = Entry { time, record: Record::Sum(sum), dropped: 0, recorded: None };
+                    state.queue.insert(at + i, entry);
                 }
             }
             if end || state.reopen || !state.queue.is_empty() {
-                self.lost += std::mem::take(&mut state.dropped);
                 let reopen = std::mem::take(&mut state.reopen);
-                return (std::mem::take(&mut state.queue), reopen, end);
+                let taken = (std::mem::take(&mut state.queue), reopen, end);
+                let unsaid = std::mem::take(&mut state.unsaid);
+                drop(state);
+                self.overflowed(unsaid);
+                return taken;
             }
             let lock = |e: PoisonError<_>| e.into_inner();
             state = match state.meter.is_empty() {
@@ -212,7 +232,8 @@ impl Writer {
 
     fn write(&mut self, batch: VecDeque<Entry>) {
         let mut waited = Vec::new();
-        for Entry { time, record, recorded } in batch {
+        for Entry { time, record, dropped, recorded } in batch {
+            self.lost += dropped;
             let line = lines::encode(time, &record, self.lost);
             match self.place.append(&line) {
                 Ok(()) => {
@@ -231,6 +252,16 @@ impl Writer {
             && let Err(e) = self.place.sync()
         {
             self.failed(&format!("it may not be durable: {e}"));
+        }
+    }
+
+    /// Says that events found no room: at most once a queue that was written.
+    fn overflowed(&self, events: u64) {
+        if events > 0 {
+            let path = self.shared.path.display();
+            tracing::error!(
+                "the audit log {path} is written too slowly: {events} events are missing; give it a faster disk"
+            );
         }
     }
 
@@ -263,6 +294,7 @@ impl Writer {
                 self.write(VecDeque::from([Entry {
                     time: wall_time(),
                     record: Record::Reopened,
+                    dropped: 0,
                     recorded: None,
                 }]));
             }

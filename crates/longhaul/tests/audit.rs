@@ -7,6 +7,7 @@ use longhaul_block::Blocking;
 use longhaul_initiator::{Options, RemoteDevice};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -238,6 +239,27 @@ fn a_full_disk_stops_nothing_and_is_told_afterwards() {
     let dropped: u64 = all.iter().filter_map(|line| line["dropped"].as_u64()).sum();
     assert!(dropped >= 5, "{all:?}");
     assert_eq!(all.last().expect("lines")["event"], "stopped");
+}
+
+#[test]
+fn a_log_that_takes_nothing_stops_neither_io_nor_the_end() {
+    let said = tempfile::NamedTempFile::new().expect("a file");
+    let mut command = common::command(&["target", "--listen", "127.0.0.1:0", "--discovery", "none"]);
+    command.args(["--export", "a=mem:16MiB", "--audit", "-"]).stderr(said.reopen().expect("opened"));
+    let mut target = common::Running(command.spawn().expect("started"));
+    let mut lines = BufReader::new(target.stdout.take().expect("a pipe")).lines();
+    let uri = lines.by_ref().map(|line| line.expect("text")).find(|line| line.contains("nqn.2026-11"));
+    let uri = uri.expect("a URI").split_whitespace().last().expect("a word").to_owned();
+    // From here on nothing is read: more lines than a pipe has room for.
+    let hostnqn = format!("{HOST}{}", "x".repeat(180));
+    for _ in 0..100 {
+        let disk = Blocking::open(connect(&uri, &hostnqn).expect("connected")).expect("opened");
+        disk.write_at(&[7; 4096], 0).expect("I/O goes on");
+    }
+    signal(&target, "TERM");
+    assert_eq!(target.end(PATIENCE), Some(Some(0)));
+    let said = std::fs::read_to_string(said.path()).expect("read");
+    assert!(said.contains("its last lines are missing"), "{said}");
 }
 
 #[test]

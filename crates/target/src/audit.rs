@@ -50,12 +50,15 @@ pub struct AuditHost {
     pub hostid: Option<Uuid>,
     /// NQN of the subsystem that it wants or has; empty before it was said.
     pub subsystem: String,
+    /// It has proved that it is this host.
+    pub is_authenticated: bool,
 }
 
 impl AuditHost {
     /// A host that has said nothing.
     pub(crate) fn unknown(address: SocketAddr) -> AuditHost {
-        AuditHost { address, hostnqn: String::new(), hostid: None, subsystem: String::new() }
+        let (hostnqn, subsystem) = Default::default();
+        AuditHost { address, hostnqn, hostid: None, subsystem, is_authenticated: false }
     }
 }
 
@@ -406,12 +409,15 @@ impl Connection {
                 hostnqn: request.hostnqn.clone(),
                 hostid: Some(request.hostid),
                 subsystem: request.subnqn.clone(),
+                is_authenticated: false,
             });
         }
     }
 
     fn audit_host(&self) -> AuditHost {
-        self.identity.get().cloned().unwrap_or_else(|| AuditHost::unknown(self.peer()))
+        let said = self.identity.get().cloned();
+        let said = said.unwrap_or_else(|| AuditHost::unknown(self.peer()));
+        AuditHost { is_authenticated: self.is_proved.get(), ..said }
     }
 
     /// The host was refused.
@@ -423,6 +429,7 @@ impl Connection {
 
     /// Its authentication has failed.
     pub(crate) fn tell_unauthenticated(&self, why: Refused, was_authenticated: bool) {
+        self.is_proved.set(false);
         self.tell_refused(match was_authenticated {
             // The host judges last, and does so in a message of its own.
             true => RefusalReason::TargetNotBelieved,
@@ -440,6 +447,7 @@ impl Connection {
 
     /// The host has authenticated itself, on any queue.
     pub(crate) fn tell_authenticated(&self, generation: u32) {
+        self.is_proved.set(true);
         let controller = match &*self.role.borrow() {
             Role::Admin(admin) => admin.link.cntlid,
             _ => return,

@@ -119,6 +119,8 @@ pub(crate) struct Connection {
     counts: OnceCell<(Arc<Host>, Arc<Wire>)>,
     /// As a record names its host, from Connect on, if there is a record.
     pub(crate) identity: OnceCell<AuditHost>,
+    /// The host has proved who it is, as the record says.
+    pub(crate) is_proved: Cell<bool>,
     /// Since when its host has a controller, as the record says.
     pub(crate) connected: Cell<Option<Instant>>,
     place: ConnectionPlace,
@@ -162,6 +164,7 @@ pub(crate) async fn serve(
         batch: target.config.statistics.then(Batch::default),
         counts: OnceCell::new(),
         identity: OnceCell::new(),
+        is_proved: Cell::new(false),
         connected: Cell::new(None),
         place,
         local,

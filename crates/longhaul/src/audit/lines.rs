@@ -3,7 +3,7 @@
 //! Invariants:
 //! - what peers say is escaped: no byte of a line that came from a peer ends the line, its string, or is
 //!   anything but printable ASCII;
-//! - a name has [`NAME`] bytes at most, and a list [`LIST`] of them.
+//! - a name has [`NAME`] bytes at most, and a list [`LIST`]; what is cut says so.
 
 use super::meter::Sum;
 use crate::events::{
@@ -21,8 +21,10 @@ use uuid::Uuid;
 
 /// Bytes of a name, before it is escaped.
 const NAME: usize = 256;
-/// Names in a list.
-const LIST: usize = 32;
+/// Bytes of the names in a list, before they are escaped: more than the label of a namespace has.
+const LIST: usize = 4096;
+/// Stands for what was cut.
+const CUT: &str = "...";
 
 /// What is recorded.
 #[derive(Debug)]
@@ -41,6 +43,8 @@ pub(super) struct Entry {
     /// Since 1970.
     pub(super) time: Duration,
     pub(super) record: Record,
+    /// Events just before it that found no room.
+    pub(super) dropped: u64,
     /// A command waits for it.
     pub(super) recorded: Option<Recorded>,
 }
@@ -128,7 +132,7 @@ impl Frame<'_> {
                     subsystem,
                     nsid: *nsid,
                     uuid: uuid.map(|uuid| uuid.to_string()),
-                    preempted: preempted.iter().take(LIST).map(Uuid::to_string).collect(),
+                    preempted: listed(preempted.iter().map(Uuid::to_string)),
                 })
             }
         }
@@ -217,11 +221,25 @@ fn bounded(name: &str) -> String {
         return name.to_owned();
     }
     let end = (0..=NAME).rev().find(|end| name.is_char_boundary(*end)).unwrap_or_default();
-    format!("{}...", &name[..end])
+    format!("{}{CUT}", &name[..end])
 }
 
 fn names(all: &[String]) -> Vec<String> {
-    all.iter().take(LIST).map(|name| bounded(name)).collect()
+    listed(all.iter().map(|name| bounded(name)))
+}
+
+/// The first names of a list, and `...` in place of the others.
+fn listed(all: impl Iterator<Item = String>) -> Vec<String> {
+    let (mut list, mut bytes) = (Vec::new(), 0);
+    for name in all {
+        bytes += name.len();
+        if bytes > LIST {
+            list.push(CUT.to_owned());
+            break;
+        }
+        list.push(name);
+    }
+    list
 }
 
 /// JSON with escapes for all that is not printable ASCII: a terminal that shows a line obeys nothing in it.
@@ -250,6 +268,7 @@ fn rfc3339(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use longhaul_target::NamespaceLabel;
     use serde_json::Value;
     use std::path::Path;
 
@@ -259,7 +278,51 @@ mod tests {
             hostnqn: hostnqn.to_owned(),
             hostid: Some(Uuid::from_u128(0x8f2c_11d0)),
             subsystem: "nqn.2026-11.io.longhaul:1b2c:fast".to_owned(),
+            is_authenticated: true,
         }
+    }
+
+    #[test]
+    fn every_host_of_a_label_is_named_and_a_list_that_is_cut_says_so() {
+        let short = |i: usize| format!("nqn.2014-08.a:{i:03}");
+        let most = NamespaceLabel::default().encode().expect("an empty label").len();
+        assert!(most < LIST, "{most}");
+        let hosts: Vec<_> = (0..most / 32).map(short).collect();
+        let label = NamespaceLabel { hosts, ..NamespaceLabel::default() };
+        label.encode().expect("a label of many hosts");
+        assert_eq!(names(&label.hosts), label.hosts);
+        let many: Vec<String> = (0..2000).map(short).collect();
+        let cut = names(&many);
+        let (last, first) = cut.split_last().expect("names");
+        assert_eq!((&last[..], first), (CUT, &many[..first.len()]));
+        assert!(first.len() > label.hosts.len(), "{}", first.len());
+        let event = AuditEvent::Reservation {
+            by: host("\u{1}"),
+            action: ReservationAction::Preempt,
+            nsid: 1,
+            uuid: None,
+            preempted: vec![Uuid::nil(); 2000],
+        };
+        let line = encode(Duration::ZERO, &Record::Event(event), 0);
+        assert!(line.len() < 16 << 10 && line.contains("\"...\"]"), "{}", line.len());
+        let ugly = vec!["\u{1}".repeat(1000); 2000];
+        let line = encode(Duration::ZERO, &changed_of(ugly), 0);
+        assert!(line.len() < 64 << 10, "{}", line.len());
+    }
+
+    fn changed_of(hosts: Vec<String>) -> Record {
+        let ugly = "\u{1}".repeat(1000);
+        let event = SpaceEvent {
+            space: ugly.clone(),
+            action: SpaceAction::Attach,
+            nsid: Some(1),
+            uuid: None,
+            name: ugly.clone(),
+            size: None,
+            hosts,
+            result: Ok(()),
+        };
+        Record::Event(AuditEvent::Space { by: host(&ugly), event })
     }
 
     #[test]

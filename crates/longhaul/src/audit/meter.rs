@@ -4,7 +4,8 @@
 //! Invariants:
 //! - of each kind the first event of an address is a line at once;
 //! - nothing is left out without being counted in a later line;
-//! - the memory for it is bounded: [`SOURCES`] addresses and kinds are summed apart, and the others together.
+//! - the memory for it is bounded: [`SOURCES`] addresses and kinds are summed apart, and the others together;
+//! - however many addresses strangers have, the lines of hosts that were authenticated stay as they are.
 
 use longhaul_target::{AuditEvent, AuditHost, RefusalReason, ReservationAction};
 use std::collections::HashMap;
@@ -15,7 +16,10 @@ use std::time::{Duration, Instant};
 pub(super) const INTERVAL: Duration = Duration::from_secs(60);
 /// Lines of connects, of disconnects, and of each change of reservations that an address has in an interval.
 pub(super) const LINES: u64 = 120;
-/// Addresses and kinds that are summed apart.
+/// Lines of all addresses in an interval, of strangers and of authenticated hosts each. Beyond that an address
+/// has one line of a kind, so that what comes at once finds room in the queue of lines.
+pub(super) const TOTAL: u64 = 2048;
+/// Addresses and kinds that are summed apart, of strangers and of authenticated hosts each.
 pub(super) const SOURCES: usize = 1024;
 /// Names of hosts in a sum.
 const NAMES: usize = 8;
@@ -51,7 +55,16 @@ struct Entry {
 
 /// What has been written of late, by address and kind.
 #[derive(Debug, Default)]
-pub(super) struct Meter(HashMap<(Source, Kind), Entry>);
+struct Table {
+    entries: HashMap<(Source, Kind), Entry>,
+    /// Lines since the interval began.
+    lines: u64,
+    since: Option<Instant>,
+}
+
+/// What has been written of late, of strangers and of authenticated hosts.
+#[derive(Debug, Default)]
+pub(super) struct Meter([Table; 2]);
 
 fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -76,13 +89,18 @@ impl Meter {
     /// Whether an event is a line now. Otherwise it is in a sum later.
     pub(super) fn passes(&mut self, now: Instant, event: &AuditEvent) -> bool {
         let Some((host, kind, most)) = parts(event) else { return true };
+        let table = &mut self.0[usize::from(host.is_authenticated)];
+        if table.since.is_none_or(|since| now.saturating_duration_since(since) >= INTERVAL) {
+            (table.since, table.lines) = (Some(now), 0);
+        }
         let mut key = (Some(source_of(host.address.ip())), kind);
-        if self.0.len() >= SOURCES && !self.0.contains_key(&key) {
+        if table.entries.len() >= SOURCES && !table.entries.contains_key(&key) {
             key.0 = None;
         }
-        let entry = self.0.entry(key).or_insert(Entry { since: now, lines: 0, left_out: None });
-        if entry.lines < most {
+        let entry = table.entries.entry(key).or_insert(Entry { since: now, lines: 0, left_out: None });
+        if entry.lines < if table.lines < TOTAL { most } else { 1 } {
             entry.lines += 1;
+            table.lines += 1;
             return true;
         }
         let hosts = entry.left_out.take().map(|sum| (sum.count, sum.hosts));
@@ -96,13 +114,13 @@ impl Meter {
 
     /// Nothing is to be summed.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.0.iter().all(|table| table.entries.is_empty())
     }
 
     /// The sums that are due; with `all` also those that are not.
     pub(super) fn due(&mut self, now: Instant, all: bool) -> Vec<Sum> {
         let mut sums = Vec::new();
-        self.0.retain(|(_, kind), entry| {
+        let mut look = |(_, kind): &(Source, Kind), entry: &mut Entry| {
             if !all && now.saturating_duration_since(entry.since) < INTERVAL {
                 return true;
             }
@@ -112,7 +130,10 @@ impl Meter {
             let lines = u64::from(matches!(kind, Kind::Refused(_)));
             *entry = Entry { since: now, lines, left_out: None };
             true
-        });
+        };
+        for table in &mut self.0 {
+            table.entries.retain(&mut look);
+        }
         sums
     }
 }
@@ -127,8 +148,15 @@ mod tests {
             hostnqn: hostnqn.to_owned(),
             hostid: None,
             subsystem: String::new(),
+            is_authenticated: false,
         };
         AuditEvent::Refused { host, why: RefusalReason::NoKey }
+    }
+
+    fn connected(ip: u32, is_authenticated: bool) -> AuditEvent {
+        let AuditEvent::Refused { host, .. } = refused(ip, "host") else { unreachable!("made above") };
+        let host = AuditHost { is_authenticated, ..host };
+        AuditEvent::Connected { host, controller: 1, generation: None }
     }
 
     #[test]
@@ -155,5 +183,21 @@ mod tests {
         let sums = meter.due(start, true);
         assert_eq!((passed, sums.len()), (SOURCES + 1, 1));
         assert_eq!(passed as u64 + sums[0].count, u64::from(events));
+    }
+
+    #[test]
+    fn strangers_of_many_addresses_who_connect_are_bounded_and_hide_no_authenticated_host() {
+        let (mut meter, start) = (Meter::default(), Instant::now());
+        let strangers = 10 * SOURCES as u32;
+        let mut told = 0;
+        for _ in 0..10 {
+            told += (0..strangers).filter(|ip| meter.passes(start, &connected(*ip, false))).count() as u64;
+        }
+        assert!(told <= TOTAL + SOURCES as u64 + 1, "{told}");
+        let host = (0..LINES).filter(|_| meter.passes(start, &connected(u32::MAX, true))).count() as u64;
+        assert_eq!(host, LINES, "each connect of a host that was authenticated is a line");
+        let summed: u64 = meter.due(start, true).iter().map(|sum| sum.count).sum();
+        assert_eq!(told + summed, 10 * u64::from(strangers));
+        assert!(meter.passes(start + INTERVAL, &connected(1, false)));
     }
 }
