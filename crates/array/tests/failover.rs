@@ -112,6 +112,36 @@ fn reads_and_small_writes_avoid_an_unreachable_member() {
     }
 }
 
+/// The array's own connection was cut for about as long as a member may be silent, and the members return one
+/// after another: at the time-out of a request to one of them the others have just answered. None is lost.
+#[test]
+fn members_that_were_silent_together_are_not_lost_as_they_return() {
+    let limit = options().member_timeout;
+    for (n, layout) in REDUNDANT.into_iter().cycle().take(120).enumerate() {
+        simulate(n as u64, async {
+            let rig = rig(layout, 4, options()).await;
+            rig.write_some(1, 10).await;
+            sleep(Duration::from_secs(5)).await;
+            rig.disks.iter().for_each(|disk| disk.silent.store(true, SeqCst));
+            let reconnect = async {
+                sleep(limit - Duration::from_millis(300) + Duration::from_millis(20) * n as u32).await;
+                for disk in &rig.disks {
+                    disk.silent.store(false, SeqCst);
+                    sleep(Duration::from_millis(30)).await;
+                }
+            };
+            futures_util::join!(rig.write_some(2, 5), rig.model.read(&*rig.io, 0, 12), reconnect)
+                .1
+                .expect("read");
+            for member in 0..4 {
+                let condition = rig.condition(member).await;
+                assert_eq!(condition, Condition::Active, "{layout} {n}: member {member}");
+            }
+            rig.model.check(&*rig.io).await.expect("read");
+        });
+    }
+}
+
 /// If more members are unreachable than the redundancy allows, the array's own connection is at
 /// fault: operations wait as for any device, whether the devices report it or not.
 #[test]

@@ -8,9 +8,10 @@ use futures_util::future::{join, join_all};
 use longhaul_array::{
     ArrayDevice, ArrayError, BLOCK, Layout, Options, Shape, assemble_as, create_as, wait_for_end,
 };
+use longhaul_block::filter::OpKind;
 use longhaul_block::testing::FaultDisk;
 use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
-use longhaul_engine::{Buf, BufMut, now, sleep};
+use longhaul_engine::{Buf, BufMut, now, sleep, timeout};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,19 +89,57 @@ fn the_journal_of_many_stripes_is_replayed_in_some_round_trips() {
 /// again at once: it does not wait for the time of a takeover first.
 #[test]
 fn a_host_that_was_slower_watches_again_at_once() {
-    simulate(4, async {
-        let (disks, devices) = shared();
-        let array = make(&devices).await;
-        disks.iter().for_each(|disk| disk.delay(|| HALF));
-        let (first, second) = join(watched(&devices, array), watched(&devices, array)).await;
-        let winner = assemble(&devices, first, 1).await.expect("assembled");
-        let began = now();
-        let lost = assemble(&devices, second, 2).await;
-        assert!(matches!(lost, Err(ArrayError::InUse(session)) if session == Uuid::from_u64_pair(7, 1)));
-        assert!(now() - began < options().heartbeat, "it was found after {:?}", now() - began);
-        sleep(Duration::from_secs(60)).await;
-        winner.stop().await.expect("stopped");
-        let options = watched(&devices, array).await;
-        assemble(&devices, options, 3).await.expect("the slower host has it now");
+    // Without reservations neither may get it, if they are as fast.
+    let cases = [0, 20, 40, 100, 1000].map(|delay| (true, delay)).into_iter().chain([(false, 1000)]);
+    for (reserved, delay) in cases {
+        simulate(4 + delay, async {
+            let (disks, devices) = shared();
+            let array = make(&devices).await;
+            disks.iter().for_each(|disk| disk.delay(|| HALF));
+            let seen_by = |host| -> Vec<Arc<dyn BlockDevice>> {
+                let seen = |disk: &FaultDisk| if reserved { disk.for_host(host) } else { disk.clone() };
+                disks.iter().map(|disk| Arc::new(seen(disk)) as Arc<dyn BlockDevice>).collect()
+            };
+            let (one, two) = (seen_by(1), seen_by(2));
+            let (first, second) = join(watched(&one, array), watched(&two, array)).await;
+            let slower = async {
+                sleep(Duration::from_millis(delay)).await;
+                let began = now();
+                (assemble(&two, second, 2).await, now() - began)
+            };
+            let (first, (second, took)) = join(assemble(&one, first, 1), slower).await;
+            let winner = match (first, second) {
+                (Ok(winner), Err(ArrayError::InUse(_) | ArrayError::Reserved { .. })) => winner,
+                (first, second) => panic!("after {delay} ms: {:?} and {:?}", first.err(), second.err()),
+            };
+            assert!(took < options().heartbeat, "reserved {reserved}, after {delay} ms: it took {took:?}");
+            winner.stop().await.expect("stopped");
+            let again = watched(&two, array).await;
+            assemble(&two, again, 3).await.expect("the slower host has it now");
+        });
+    }
+}
+
+/// A host was lost between its reservations and its first heartbeat. The next one waits for that heartbeat,
+/// and takes the reservations over.
+#[test]
+fn reservations_without_a_heartbeat_do_not_keep_others_out() {
+    let (disks, devices) = shared();
+    let array = simulate(5, make(&devices));
+    let seen_by = |host| -> Vec<Arc<dyn BlockDevice>> {
+        disks.iter().map(|disk| Arc::new(disk.for_host(host)) as Arc<dyn BlockDevice>).collect()
+    };
+    simulate(6, async {
+        disks.iter().for_each(|disk| disk.hold(OpKind::Write, 1));
+        let one = seen_by(1);
+        let lost = timeout(Duration::from_secs(60), assemble(&one, options(), 1)).await;
+        assert!(lost.is_err(), "it has begun, without its heartbeat");
+        assert!(disks.iter().all(|disk| disk.reservation().holder.is_some()), "it has no reservations");
+        disks.iter().for_each(|disk| disk.hold(OpKind::Write, 0));
+    });
+    simulate(7, async {
+        let two = seen_by(2);
+        let watched = watched(&two, array).await;
+        assemble(&two, watched, 2).await.expect("taken over");
     });
 }

@@ -158,7 +158,9 @@ impl Member {
         let Some(core) = self.reach.core() else { return Ok(operation.await) };
         let (most, needed_most) = (core.options.member_timeout, core.options.needed_timeout);
         drop(core);
-        let mut limit = most;
+        // Looks as often from the beginning on: which members were unreachable together is not known
+        // any more when the first of them answer again.
+        let mut limit = most.min(AGAIN);
         loop {
             if let Ok(result) = timeout(limit, &mut operation).await {
                 return Ok(result);

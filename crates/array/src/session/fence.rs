@@ -113,6 +113,19 @@ impl Core {
         self.running_sessions(&beats)
     }
 
+    /// A session that may run, found within this time.
+    async fn first_session(&self, most: Duration) -> Option<Uuid> {
+        let found = async {
+            loop {
+                if let Some((_, beat)) = self.other_sessions().await.first() {
+                    return beat.session;
+                }
+                sleep(self.options.heartbeat / LOOK_PARTS).await;
+            }
+        };
+        timeout(most, found).await.ok()
+    }
+
     /// The heartbeats among `beats` whose session had not ended when this session began, including
     /// one that has taken the array over since and has stopped.
     pub(crate) fn running_sessions(&self, beats: &[HeartbeatRead]) -> Vec<(usize, Heartbeat)> {
@@ -153,13 +166,17 @@ pub(crate) async fn take_ownership(core: &Rc<Core>, devices: &[Reservable]) -> R
     let mut preempted = None;
     let before = core.other_sessions().await;
     let keys = core.other_keys(devices).await?;
-    if let Some((_, other)) = before.first().filter(|_| watched.is_some()) {
-        return Err(ArrayError::InUse(other.session));
-    }
     if !before.is_empty() || !keys.is_empty() {
         // The session was not stopped in order: see whether its counter still moves. It could be
         // fenced at once, but a host that lives keeps its array, unless an operator says otherwise.
-        sleep(interval * TAKEOVER_BEATS / 2).await;
+        let wait = interval * TAKEOVER_BEATS / 2;
+        if watched.is_none() {
+            sleep(wait).await;
+        } else if let Some(session) = core.first_session(wait).await {
+            // One that has begun since. A host that has reservations only is about to write its first
+            // heartbeat, or was lost before that.
+            return Err(ArrayError::InUse(session));
+        }
         before.iter().for_each(|(_, beat)| core.session.ended.add(beat));
         looked = Stamp::now();
         let living = core.other_sessions().await;
