@@ -26,8 +26,10 @@ const GROWTH: usize = 4;
 const SHORT: Duration = Duration::from_millis(1);
 /// The fewest completions that a rate is computed from.
 const ENOUGH: u64 = 8;
+/// Completions of each thread after which a try has failed. It may succeed before.
+const SURE: u64 = 4;
 /// A try is over after so many service times of the number before it, with however few
-/// completions: where the rate does not grow, it takes [`GROWTH`] of them.
+/// completions: where the rate does not grow, each file takes [`GROWTH`] of them.
 const LATE: u32 = 2 * GROWTH as u32;
 /// The least number is taken whose rate is this share of the best.
 const NEAR: f64 = 0.9;
@@ -40,6 +42,13 @@ pub(crate) struct RampSample {
     pub(crate) elapsed: Duration,
     /// Files that wait for a thread, and that the next stage can take.
     pub(crate) waiting: usize,
+}
+
+impl RampSample {
+    /// Files and blocks a second since the round began.
+    fn completed(&self) -> f64 {
+        self.served.units as f64 / self.elapsed.as_secs_f64().max(1e-6)
+    }
 }
 
 /// What to do; either begins a round.
@@ -123,9 +132,16 @@ impl Ramp {
         if units < needed && !(late && sample.waiting >= self.now) {
             return None;
         }
-        let this = self.measured(sample, units >= needed);
+        let mut this = self.measured(sample.served);
         match self.tried.last().copied() {
-            Some(last) if this.rate < last.rate * (self.now as f64 / last.number as f64).sqrt() => {
+            Some(last) if !self.has_followed(last, this, sample, units >= needed) => {
+                // The first completions also measure when a thread was started and looked at.
+                if !late && units < SURE * self.now as u64 {
+                    return None;
+                }
+                if sample.waiting >= self.now {
+                    this.rate = sample.completed();
+                }
                 self.tried.push(this);
                 return Some(self.end(last, this));
             }
@@ -150,22 +166,24 @@ impl Ramp {
         Some(RampStep::Change(CountChange { from, to: self.now, why }))
     }
 
-    /// The measurement of the present number, with `enough` completions or hardly any.
-    fn measured(&self, sample: RampSample, enough: bool) -> Tried {
-        let Served { units, busy } = sample.served;
-        let elapsed = sample.elapsed.as_secs_f64().max(1e-6);
-        let completed = units as f64 / elapsed;
-        if !enough {
-            return Tried { number: self.now, rate: completed, mean: sample.elapsed };
-        }
-        let mean = busy.as_secs_f64() / units as f64;
-        let mut rate = self.now as f64 / mean.max(1e-9);
-        if let Some(last) = self.tried.last().filter(|_| sample.waiting >= self.now) {
+    /// The measurement of the present number, by Little's law.
+    fn measured(&self, Served { units, busy }: Served) -> Tried {
+        let mean = busy.as_secs_f64() / units.max(1) as f64;
+        let rate = self.now as f64 / mean.max(1e-9);
+        Tried { number: self.now, rate, mean: Duration::from_secs_f64(mean) }
+    }
+
+    /// Whether the rate has grown at least by the square root of what proportional growth from
+    /// `last` would be: as far from that as from none.
+    fn has_followed(&self, last: Tried, this: Tried, sample: RampSample, enough: bool) -> bool {
+        let mut rate = this.rate;
+        if sample.waiting >= self.now {
             // In the queue of a busy disk the first files of a round still take little time, but no
             // more of them are completed. Only the added threads are sure to have completed theirs.
-            rate = rate.min(completed * self.now as f64 / (self.now - last.number) as f64);
+            let added = (self.now - last.number) as f64;
+            rate = rate.min(sample.completed() * self.now as f64 / added);
         }
-        Tried { number: self.now, rate, mean: Duration::from_secs_f64(mean) }
+        enough && rate >= last.rate * (self.now as f64 / last.number as f64).sqrt()
     }
 
     /// Ends at the best number, after the rate did not follow from `last` to `this`.
