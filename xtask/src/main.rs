@@ -10,6 +10,7 @@ mod mutate;
 mod package;
 mod repo;
 mod rust;
+mod sbom;
 mod suite;
 mod tidy;
 
@@ -32,6 +33,7 @@ chores:
   dist [TARGET]           build a static program with musl, target/dist/longhaul-TARGET, and run it
   package [TARGET] [--revision N]
                           the same, and a .deb and an .rpm of it beside it
+  sbom [TARGET]           write the packages that the program is made of, target/dist/longhaul-TARGET.cdx.json
   bench GROUP... [--OPTION...]
                           measure against references, for docs/performance.md; --help says more
   kernel [PATTERN...]     run the tests against a stock Linux kernel under QEMU
@@ -64,6 +66,8 @@ fn run() -> Result<()> {
         (Some("dist"), []) => dist::run(&repo, &dist::own()).map(drop),
         (Some("dist"), [target]) => dist::run(&repo, target).map(drop),
         (Some("package"), rest) => package(&repo, rest),
+        (Some("sbom"), []) => sbom::run(&repo, &dist::own()).map(drop),
+        (Some("sbom"), [target]) => sbom::run(&repo, target).map(drop),
         (Some("bench"), rest) => bench(&repo, rest),
         (Some("kernel"), rest) => script(&repo, "tests/kernel/run", rest),
         (Some("powercut"), rest) => powercut(&repo, rest),

@@ -28,6 +28,8 @@ struct Package<'a> {
     /// One that runs here, for what it writes itself.
     native: &'a Path,
     architecture: Architecture,
+    /// The packages that the program is made of, as CycloneDX.
+    sbom: String,
     version: String,
     revision: u32,
     /// Seconds since 1970 of the last commit.
@@ -48,6 +50,7 @@ pub(crate) fn run(repo: &Repo, target: &str, program: &Path, native: &Path, revi
         program,
         native,
         architecture: architecture(target)?,
+        sbom: crate::sbom::text(repo, target)?,
         version: version(repo)?,
         revision,
         time: capture(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(&repo.root))?
@@ -175,6 +178,7 @@ impl Package<'_> {
         for (path, name) in [("README.md", "README.md"), ("CHANGELOG.md", "CHANGELOG.md")] {
             write(&dir.join(doc).join(name), self.text(path)?, 0o644)?;
         }
+        write(&dir.join(doc).join("sbom.cdx.json"), &self.sbom, 0o644)?;
         let copyright =
             format!("MIT OR Apache-2.0\n\n{}\n{}", self.text("LICENSE-MIT")?, self.text("LICENSE-APACHE")?);
         write(&dir.join(doc).join("copyright"), copyright, 0o644)?;
