@@ -12,9 +12,9 @@ mod meter;
 
 use crate::exit::Failure;
 use crate::output::Output;
-use file::Place;
-use lines::Entry;
-pub(crate) use lines::Record;
+use file::AuditPlace;
+use lines::AuditEntry;
+pub(crate) use lines::AuditRecord;
 use longhaul_engine::{now, wall_time};
 use longhaul_metrics::AuditCounts;
 use longhaul_target::{Audit, AuditEvent, Recorded};
@@ -57,8 +57,8 @@ impl AuditArgs {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    queue: VecDeque<Entry>,
+struct AuditState {
+    queue: VecDeque<AuditEntry>,
     meter: Meter,
     /// Events that found no room since the last one that did.
     dropped: u64,
@@ -69,25 +69,25 @@ struct State {
     has_ended: bool,
 }
 
-impl State {
+impl AuditState {
     /// Under the lock, so that times do not go back.
-    fn put(&mut self, record: Record, recorded: Option<Recorded>) {
+    fn put(&mut self, record: AuditRecord, recorded: Option<Recorded>) {
         let dropped = std::mem::take(&mut self.dropped);
-        self.queue.push_back(Entry { time: wall_time(), record, dropped, recorded });
+        self.queue.push_back(AuditEntry { time: wall_time(), record, dropped, recorded });
     }
 }
 
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<AuditState>,
     changed: Condvar,
     ended: Condvar,
     counts: Arc<AuditCounts>,
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AuditState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -103,7 +103,7 @@ impl AuditLog {
         let failed = |why: String| {
             Failure::failed(format_args!("cannot write the audit log {}: {why}", path.display()))
         };
-        let place = Place::open(path).map_err(failed)?;
+        let place = AuditPlace::open(path).map_err(failed)?;
         let shared = Arc::new(Shared {
             path: path.to_owned(),
             state: Mutex::default(),
@@ -123,7 +123,7 @@ impl AuditLog {
     }
 
     /// Records an event of this program.
-    pub(crate) fn record(&self, record: Record) {
+    pub(crate) fn record(&self, record: AuditRecord) {
         // Few, and never left out.
         self.shared.state().put(record, None);
         self.shared.changed.notify_one();
@@ -136,7 +136,7 @@ impl AuditLog {
     }
 
     /// Writes what was told, with `last` as the last line, and ends; gives up what takes too long.
-    pub(crate) fn end(&self, last: Record) {
+    pub(crate) fn end(&self, last: AuditRecord) {
         let mut state = self.shared.state();
         state.put(last, None);
         state.end = true;
@@ -161,7 +161,7 @@ impl Audit for AuditLog {
         }
         let most = if recorded.is_some() { QUEUE_WAITED } else { QUEUE };
         if state.queue.len() < most {
-            state.put(Record::Event(event), recorded);
+            state.put(AuditRecord::Event(event), recorded);
             self.shared.changed.notify_one();
         } else {
             state.dropped += 1;
@@ -174,7 +174,7 @@ impl Audit for AuditLog {
 /// The thread that writes.
 struct Writer {
     shared: Arc<Shared>,
-    place: Place,
+    place: AuditPlace,
     /// Events that were not written, since a line said so.
     lost: u64,
     /// The last attempt failed.
@@ -199,7 +199,7 @@ impl Writer {
     }
 
     /// What is to be written next; waits for it.
-    fn next(&mut self) -> (VecDeque<Entry>, bool, bool) {
+    fn next(&mut self) -> (VecDeque<AuditEntry>, bool, bool) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state();
         loop {
@@ -210,7 +210,8 @@ impl Writer {
                 // The end of the program is the last line.
                 let at = state.queue.len() - usize::from(end && !state.queue.is_empty());
                 for (i, sum) in sums.into_iter().enumerate() {
-                    let entry = Entry { time, record: Record::Sum(sum), dropped: 0, recorded: None };
+                    let entry =
+                        AuditEntry { time, record: AuditRecord::Sum(sum), dropped: 0, recorded: None };
                     state.queue.insert(at + i, entry);
                 }
             }
@@ -230,9 +231,9 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, batch: VecDeque<Entry>) {
+    fn write(&mut self, batch: VecDeque<AuditEntry>) {
         let mut waited = Vec::new();
-        for Entry { time, record, dropped, recorded } in batch {
+        for AuditEntry { time, record, dropped, recorded } in batch {
             self.lost += dropped;
             let line = lines::encode(time, &record, self.lost);
             match self.place.append(&line) {
@@ -283,17 +284,17 @@ impl Writer {
     }
 
     fn reopen(&mut self) {
-        if matches!(self.place, Place::Stdout) {
+        if matches!(self.place, AuditPlace::Stdout) {
             return;
         }
         // The lock of the one that is open would be in the way, if it was not renamed.
-        let open = std::mem::replace(&mut self.place, Place::Stdout);
-        match Place::reopen(&self.shared.path, open) {
+        let open = std::mem::replace(&mut self.place, AuditPlace::Stdout);
+        match AuditPlace::reopen(&self.shared.path, open) {
             Ok(place) => {
                 self.place = place;
-                self.write(VecDeque::from([Entry {
+                self.write(VecDeque::from([AuditEntry {
                     time: wall_time(),
-                    record: Record::Reopened,
+                    record: AuditRecord::Reopened,
                     dropped: 0,
                     recorded: None,
                 }]));

@@ -286,21 +286,21 @@ pub(crate) struct SpaceTeller {
 }
 
 /// A namespace before or after a change.
-struct Seen {
+struct NamespaceSeen {
     uuid: Uuid,
     size: u64,
     name: String,
     hosts: BTreeSet<String>,
 }
 
-impl Seen {
-    fn of(namespace: &Namespace) -> Seen {
+impl NamespaceSeen {
+    fn of(namespace: &Namespace) -> NamespaceSeen {
         let label = namespace.made.as_ref().map(|made| &made.label);
         let name = label.map(|label| match (&label.pool[..], &label.volume[..]) {
             ("", volume) => volume.to_owned(),
             (pool, volume) => format!("{pool}/{volume}"),
         });
-        Seen {
+        NamespaceSeen {
             uuid: namespace.uuid,
             size: namespace.device.info().size,
             name: name.unwrap_or_default(),
@@ -339,10 +339,10 @@ impl SpaceTeller {
             }
             _ => (None, Vec::new()),
         };
-        let see = |only: Option<u32>| -> BTreeMap<u32, Seen> {
+        let see = |only: Option<u32>| -> BTreeMap<u32, NamespaceSeen> {
             let namespaces = subsystem.namespaces();
             let concerned = namespaces.iter().filter(|(nsid, _)| only.is_none_or(|only| only == **nsid));
-            concerned.map(|(nsid, namespace)| (*nsid, Seen::of(namespace))).collect()
+            concerned.map(|(nsid, namespace)| (*nsid, NamespaceSeen::of(namespace))).collect()
         };
         let makes = matches!(action, SpaceAction::Create | SpaceAction::Clone);
         let before = if makes { BTreeMap::new() } else { see(nsid) };
@@ -353,7 +353,7 @@ impl SpaceTeller {
             _ => see(nsid),
         };
         let mut pending = Pending::default();
-        let mut tell = |action, nsid, seen: Option<&Seen>, size, hosts: Vec<String>, result| {
+        let mut tell = |action, nsid, seen: Option<&NamespaceSeen>, size, hosts: Vec<String>, result| {
             let event = SpaceEvent {
                 space: managed.name().to_owned(),
                 action,
@@ -366,7 +366,7 @@ impl SpaceTeller {
             };
             pending.tell(&*self.audit, AuditEvent::Space { by: self.by.clone(), event });
         };
-        let all = |seen: &Seen| seen.hosts.iter().cloned().collect::<Vec<_>>();
+        let all = |seen: &NamespaceSeen| seen.hosts.iter().cloned().collect::<Vec<_>>();
         for (nsid, was) in &before {
             let Some(is) = after.get(nsid) else {
                 tell(SpaceAction::Delete, Some(*nsid), Some(was), Some(was.size), all(was), Ok(()));

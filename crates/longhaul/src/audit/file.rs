@@ -16,7 +16,7 @@ const OTHERS_WRITE: u32 = 0o022;
 
 /// A file that lines are added to, or standard output.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum AuditPlace {
     Stdout,
     File {
         file: File,
@@ -38,15 +38,15 @@ fn unfit(meta: &Metadata) -> Option<String> {
     (meta.uid() != own && meta.uid() != 0).then(|| "it belongs to another user".to_owned())
 }
 
-impl Place {
+impl AuditPlace {
     /// Opens a file, which is made with mode 600 if there is none; `-` is standard output.
     ///
     /// # Errors
     /// It cannot be written to, or other users can, or it is a symbolic link, or another process uses it: in
     /// words.
-    pub(super) fn open(path: &Path) -> Result<Place, String> {
+    pub(super) fn open(path: &Path) -> Result<AuditPlace, String> {
         if path == Path::new("-") {
-            return Ok(Place::Stdout);
+            return Ok(AuditPlace::Stdout);
         }
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
         let opened = OpenOptions::new()
@@ -75,20 +75,20 @@ impl Place {
         if meta.len() > 0 {
             file.read_exact_at(&mut last, meta.len() - 1).map_err(|e| e.to_string())?;
         }
-        Ok(Place::File { file, is_torn: last != [b'\n'] })
+        Ok(AuditPlace::File { file, is_torn: last != [b'\n'] })
     }
 
     /// Opens the file of this path anew: another one, if the open one was renamed.
     ///
     /// # Errors
     /// Those of [`open`](Self::open), with the one that is open.
-    pub(super) fn reopen(path: &Path, open: Place) -> Result<Place, (String, Place)> {
+    pub(super) fn reopen(path: &Path, open: AuditPlace) -> Result<AuditPlace, (String, AuditPlace)> {
         // Its own lock is no reason not to open it: another process can have it only for a moment.
-        if let Place::File { file, .. } = &open {
+        if let AuditPlace::File { file, .. } = &open {
             let _ = flock(file, FlockOperation::Unlock);
         }
-        Place::open(path).map_err(|why| {
-            if let Place::File { file, .. } = &open {
+        AuditPlace::open(path).map_err(|why| {
+            if let AuditPlace::File { file, .. } = &open {
                 let _ = flock(file, FlockOperation::NonBlockingLockExclusive);
             }
             (why, open)
@@ -101,11 +101,11 @@ impl Place {
     /// It was not added.
     pub(super) fn append(&mut self, line: &str) -> io::Result<()> {
         match self {
-            Place::Stdout => {
+            AuditPlace::Stdout => {
                 let mut out = io::stdout().lock();
                 out.write_all(line.as_bytes()).and_then(|()| out.flush())
             }
-            Place::File { file, is_torn } => {
+            AuditPlace::File { file, is_torn } => {
                 let before = file.metadata()?.len();
                 let start = if *is_torn { "\n" } else { "" };
                 let written = file.write_all(format!("{start}{line}").as_bytes());
@@ -125,8 +125,8 @@ impl Place {
     /// They may not be.
     pub(super) fn sync(&self) -> io::Result<()> {
         match self {
-            Place::Stdout => Ok(()),
-            Place::File { file, .. } => file.sync_data(),
+            AuditPlace::Stdout => Ok(()),
+            AuditPlace::File { file, .. } => file.sync_data(),
         }
     }
 }
@@ -142,12 +142,12 @@ mod tests {
         let path = dir.path().join("audit");
         std::fs::write(&path, "{\"a\":1}\n{\"b\":").expect("written");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("changed");
-        let mut place = Place::open(&path).expect("opened");
+        let mut place = AuditPlace::open(&path).expect("opened");
         place.append("{\"c\":3}\n").expect("written");
         place.append("{\"d\":4}\n").expect("written");
         let text = std::fs::read_to_string(&path).expect("read");
         assert_eq!(text, "{\"a\":1}\n{\"b\":\n{\"c\":3}\n{\"d\":4}\n");
-        let again = Place::open(&path).expect_err("it is in use");
+        let again = AuditPlace::open(&path).expect_err("it is in use");
         assert!(again.contains("another process"), "{again}");
     }
 
@@ -155,13 +155,13 @@ mod tests {
     fn what_others_could_write_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
         let (path, link) = (dir.path().join("audit"), dir.path().join("link"));
-        drop(Place::open(&path).expect("made"));
+        drop(AuditPlace::open(&path).expect("made"));
         assert_eq!(std::fs::metadata(&path).expect("there").mode() & 0o777, 0o600);
         std::os::unix::fs::symlink(&path, &link).expect("linked");
-        assert!(Place::open(&link).expect_err("a link").contains("symbolic link"));
+        assert!(AuditPlace::open(&link).expect_err("a link").contains("symbolic link"));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o620)).expect("changed");
-        assert!(Place::open(&path).expect_err("writable").contains("620"));
-        assert!(Place::open(Path::new("/dev/null")).expect_err("a device").contains("no regular file"));
-        Place::open(dir.path()).expect_err("a directory");
+        assert!(AuditPlace::open(&path).expect_err("writable").contains("620"));
+        assert!(AuditPlace::open(Path::new("/dev/null")).expect_err("a device").contains("no regular file"));
+        AuditPlace::open(dir.path()).expect_err("a directory");
     }
 }

@@ -28,7 +28,7 @@ const CUT: &str = "...";
 
 /// What is recorded.
 #[derive(Debug)]
-pub(crate) enum Record {
+pub(crate) enum AuditRecord {
     Started(AuditStarted),
     Stopped(AuditStopped),
     Reopened,
@@ -39,10 +39,10 @@ pub(crate) enum Record {
 
 /// A line that waits to be written.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct AuditEntry {
     /// Since 1970.
     pub(super) time: Duration,
-    pub(super) record: Record,
+    pub(super) record: AuditRecord,
     /// Events just before it that found no room.
     pub(super) dropped: u64,
     /// A command waits for it.
@@ -50,7 +50,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Serialize)]
-struct Line<'a, T> {
+struct AuditLine<'a, T> {
     time: String,
     #[serde(flatten)]
     event: T,
@@ -63,14 +63,14 @@ struct Line<'a, T> {
 }
 
 /// A line with its end; `dropped` events before it are missing.
-pub(super) fn encode(time: Duration, record: &Record, dropped: u64) -> String {
+pub(super) fn encode(time: Duration, record: &AuditRecord, dropped: u64) -> String {
     let frame = Frame { time, sum: None, dropped };
     match record {
-        Record::Started(event) => frame.line(event),
-        Record::Stopped(event) => frame.line(event),
-        Record::Reopened => frame.line(AuditReopened {}),
-        Record::Event(event) => frame.event(event),
-        Record::Sum(sum) => Frame { sum: Some(sum), ..frame }.event(&sum.event),
+        AuditRecord::Started(event) => frame.line(event),
+        AuditRecord::Stopped(event) => frame.line(event),
+        AuditRecord::Reopened => frame.line(AuditReopened {}),
+        AuditRecord::Event(event) => frame.event(event),
+        AuditRecord::Sum(sum) => Frame { sum: Some(sum), ..frame }.event(&sum.event),
     }
 }
 
@@ -84,7 +84,7 @@ struct Frame<'a> {
 impl Frame<'_> {
     fn line(&self, event: impl Serialize) -> String {
         let summed_hosts = names(self.sum.map(|sum| &sum.hosts[..]).unwrap_or_default());
-        let line = Line {
+        let line = AuditLine {
             time: rfc3339(self.time),
             event,
             count: self.sum.map(|sum| sum.count),
@@ -303,14 +303,14 @@ mod tests {
             uuid: None,
             preempted: vec![Uuid::nil(); 2000],
         };
-        let line = encode(Duration::ZERO, &Record::Event(event), 0);
+        let line = encode(Duration::ZERO, &AuditRecord::Event(event), 0);
         assert!(line.len() < 16 << 10 && line.contains("\"...\"]"), "{}", line.len());
         let ugly = vec!["\u{1}".repeat(1000); 2000];
         let line = encode(Duration::ZERO, &changed_of(ugly), 0);
         assert!(line.len() < 64 << 10, "{}", line.len());
     }
 
-    fn changed_of(hosts: Vec<String>) -> Record {
+    fn changed_of(hosts: Vec<String>) -> AuditRecord {
         let ugly = "\u{1}".repeat(1000);
         let event = SpaceEvent {
             space: ugly.clone(),
@@ -322,7 +322,7 @@ mod tests {
             hosts,
             result: Ok(()),
         };
-        Record::Event(AuditEvent::Space { by: host(&ugly), event })
+        AuditRecord::Event(AuditEvent::Space { by: host(&ugly), event })
     }
 
     #[test]
@@ -332,7 +332,7 @@ mod tests {
         for name in [forged, &long, &"\u{1}".repeat(1000)] {
             let event = AuditEvent::Refused { host: host(name), why: RefusalReason::NoKey };
             let sum = Sum { event, count: 7, hosts: vec![name.to_owned(); 8] };
-            let line = encode(Duration::ZERO, &Record::Sum(sum), 3);
+            let line = encode(Duration::ZERO, &AuditRecord::Sum(sum), 3);
             assert!(line.len() < 16 << 10, "{}", line.len());
             let text = line.strip_suffix('\n').expect("a line");
             assert!(text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{text}");
@@ -351,20 +351,27 @@ mod tests {
         let (admin, user) = ("nqn.2014-08.org.example:admin", "nqn.2014-08.org.example:host");
         let uuid = Uuid::from_u128(0x5d1f_0c9e_4b7a_4c1d_9e55_0a6b_3f21_77aa);
         let events = [
-            Record::Started(AuditStarted {
+            AuditRecord::Started(AuditStarted {
                 version: "0.9.0".to_owned(),
                 pid: 4711,
                 listen: vec!["10.0.0.5:4420".to_owned()],
                 keys: true,
             }),
-            Record::Event(AuditEvent::Connected { host: host(user), controller: 17, generation: Some(2) }),
-            Record::Event(AuditEvent::Refused { host: host(user), why: RefusalReason::RetiredSecret(1) }),
-            Record::Sum(Sum {
+            AuditRecord::Event(AuditEvent::Connected {
+                host: host(user),
+                controller: 17,
+                generation: Some(2),
+            }),
+            AuditRecord::Event(AuditEvent::Refused {
+                host: host(user),
+                why: RefusalReason::RetiredSecret(1),
+            }),
+            AuditRecord::Sum(Sum {
                 event: AuditEvent::Refused { host: host(user), why: RefusalReason::WrongSecret },
                 count: 999,
                 hosts: vec![user.to_owned()],
             }),
-            Record::Event(AuditEvent::Space {
+            AuditRecord::Event(AuditEvent::Space {
                 by: host(admin),
                 event: SpaceEvent {
                     space: "fast".to_owned(),
@@ -377,26 +384,26 @@ mod tests {
                     result: Ok(()),
                 },
             }),
-            Record::Event(AuditEvent::Reservation {
+            AuditRecord::Event(AuditEvent::Reservation {
                 by: host(user),
                 action: ReservationAction::Preempt,
                 nsid: 3,
                 uuid: Some(uuid),
                 preempted: vec![Uuid::from_u128(0x51ee_d00d)],
             }),
-            Record::Reopened,
-            Record::Event(AuditEvent::Disconnected {
+            AuditRecord::Reopened,
+            AuditRecord::Event(AuditEvent::Disconnected {
                 host: host(user),
                 controller: 17,
                 time: Duration::from_millis(3_600_250),
                 bytes_read: 4096,
                 bytes_written: 1 << 20,
             }),
-            Record::Stopped(AuditStopped { clean: true }),
+            AuditRecord::Stopped(AuditStopped { clean: true }),
         ];
         let start = Duration::new(1_795_219_202, 123_000);
         let lines = (0..).zip(&events).map(|(i, record)| {
-            encode(start + Duration::from_secs(i), record, u64::from(matches!(record, Record::Reopened)))
+            encode(start + Duration::from_secs(i), record, u64::from(matches!(record, AuditRecord::Reopened)))
         });
         lines.collect()
     }

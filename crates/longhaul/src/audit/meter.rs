@@ -26,7 +26,7 @@ const NAMES: usize = 8;
 
 /// Events that are summed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
+enum MeteredKind {
     Connected,
     Refused(RefusalReason),
     Disconnected,
@@ -35,7 +35,7 @@ enum Kind {
 
 /// An IPv4 address, or a /64 network of IPv6, which a single host may own (RFC 4291, section 2.5.1); none for
 /// the addresses beyond [`SOURCES`].
-type Source = Option<IpAddr>;
+type MeterSource = Option<IpAddr>;
 
 /// Events that were left out, as the last one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) struct Sum {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct MeterEntry {
     since: Instant,
     lines: u64,
     left_out: Option<Sum>,
@@ -56,7 +56,7 @@ struct Entry {
 /// What has been written of late, by address and kind.
 #[derive(Debug, Default)]
 struct Table {
-    entries: HashMap<(Source, Kind), Entry>,
+    entries: HashMap<(MeterSource, MeteredKind), MeterEntry>,
     /// Lines since the interval began.
     lines: u64,
     since: Option<Instant>,
@@ -75,12 +75,12 @@ fn source_of(address: IpAddr) -> IpAddr {
 
 /// The host of an event, its kind, and the lines of that kind that an address has in an interval; nothing for
 /// what administrators do, which is never summed.
-fn parts(event: &AuditEvent) -> Option<(&AuditHost, Kind, u64)> {
+fn parts(event: &AuditEvent) -> Option<(&AuditHost, MeteredKind, u64)> {
     match event {
-        AuditEvent::Connected { host, .. } => Some((host, Kind::Connected, LINES)),
-        AuditEvent::Refused { host, why } => Some((host, Kind::Refused(*why), 1)),
-        AuditEvent::Disconnected { host, .. } => Some((host, Kind::Disconnected, LINES)),
-        AuditEvent::Reservation { by, action, .. } => Some((by, Kind::Reservation(*action), LINES)),
+        AuditEvent::Connected { host, .. } => Some((host, MeteredKind::Connected, LINES)),
+        AuditEvent::Refused { host, why } => Some((host, MeteredKind::Refused(*why), 1)),
+        AuditEvent::Disconnected { host, .. } => Some((host, MeteredKind::Disconnected, LINES)),
+        AuditEvent::Reservation { by, action, .. } => Some((by, MeteredKind::Reservation(*action), LINES)),
         AuditEvent::Space { .. } => None,
     }
 }
@@ -97,7 +97,7 @@ impl Meter {
         if table.entries.len() >= SOURCES && !table.entries.contains_key(&key) {
             key.0 = None;
         }
-        let entry = table.entries.entry(key).or_insert(Entry { since: now, lines: 0, left_out: None });
+        let entry = table.entries.entry(key).or_insert(MeterEntry { since: now, lines: 0, left_out: None });
         if entry.lines < if table.lines < TOTAL { most } else { 1 } {
             entry.lines += 1;
             table.lines += 1;
@@ -120,15 +120,15 @@ impl Meter {
     /// The sums that are due; with `all` also those that are not.
     pub(super) fn due(&mut self, now: Instant, all: bool) -> Vec<Sum> {
         let mut sums = Vec::new();
-        let mut look = |(_, kind): &(Source, Kind), entry: &mut Entry| {
+        let mut look = |(_, kind): &(MeterSource, MeteredKind), entry: &mut MeterEntry| {
             if !all && now.saturating_duration_since(entry.since) < INTERVAL {
                 return true;
             }
             let Some(sum) = entry.left_out.take() else { return false };
             sums.push(sum);
             // The sum is the one line of a refusal in the interval that begins.
-            let lines = u64::from(matches!(kind, Kind::Refused(_)));
-            *entry = Entry { since: now, lines, left_out: None };
+            let lines = u64::from(matches!(kind, MeteredKind::Refused(_)));
+            *entry = MeterEntry { since: now, lines, left_out: None };
             true
         };
         for table in &mut self.0 {

@@ -3,7 +3,7 @@
 mod standby;
 
 use crate::arguments::{EngineArgs, Keys, check_congestion, parse_bytes, parse_keys, resolve};
-use crate::audit::{AuditArgs, Record};
+use crate::audit::{AuditArgs, AuditRecord};
 use crate::events::{
     AuditStarted, AuditStopped, ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping,
     TargetReady,
@@ -359,15 +359,15 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
     }
     drop((local, taken));
     if let Some(audit) = &audit {
-        audit.end(Record::Stopped(AuditStopped { clean }));
+        audit.end(AuditRecord::Stopped(AuditStopped { clean }));
     }
     output.event(&ServiceSummary { clean });
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
 }
 
 /// What the audit log says of the start.
-fn started(target: &Target, keys: bool) -> Record {
-    Record::Started(AuditStarted {
+fn started(target: &Target, keys: bool) -> AuditRecord {
+    AuditRecord::Started(AuditStarted {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         listen: target.addresses().iter().map(ToString::to_string).collect(),
