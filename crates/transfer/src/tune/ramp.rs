@@ -61,7 +61,7 @@ pub(crate) enum RampStep {
 
 /// A number that was measured.
 #[derive(Clone, Copy, Debug)]
-struct Tried {
+struct MeasuredCount {
     number: usize,
     /// Files and blocks a second.
     rate: f64,
@@ -74,7 +74,7 @@ pub(crate) struct Ramp {
     most: usize,
     now: usize,
     /// The numbers that were tried, in ascending order; without the present one.
-    tried: Vec<Tried>,
+    tried: Vec<MeasuredCount>,
     ended: bool,
 }
 
@@ -167,15 +167,21 @@ impl Ramp {
     }
 
     /// The measurement of the present number, by Little's law.
-    fn measured(&self, Served { units, busy }: Served) -> Tried {
+    fn measured(&self, Served { units, busy }: Served) -> MeasuredCount {
         let mean = busy.as_secs_f64() / units.max(1) as f64;
         let rate = self.now as f64 / mean.max(1e-9);
-        Tried { number: self.now, rate, mean: Duration::from_secs_f64(mean) }
+        MeasuredCount { number: self.now, rate, mean: Duration::from_secs_f64(mean) }
     }
 
     /// Whether the rate has grown at least by the square root of what proportional growth from
     /// `last` would be: as far from that as from none.
-    fn has_followed(&self, last: Tried, this: Tried, sample: RampSample, enough: bool) -> bool {
+    fn has_followed(
+        &self,
+        last: MeasuredCount,
+        this: MeasuredCount,
+        sample: RampSample,
+        enough: bool,
+    ) -> bool {
         let mut rate = this.rate;
         if sample.waiting >= self.now {
             // In the queue of a busy disk the first files of a round still take little time, but no
@@ -187,7 +193,7 @@ impl Ramp {
     }
 
     /// Ends at the best number, after the rate did not follow from `last` to `this`.
-    fn end(&mut self, last: Tried, this: Tried) -> RampStep {
+    fn end(&mut self, last: MeasuredCount, this: MeasuredCount) -> RampStep {
         self.ended = true;
         let best = self.tried.iter().map(|one| one.rate).fold(0.0, f64::max);
         let kept =
