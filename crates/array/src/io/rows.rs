@@ -18,7 +18,7 @@ use longhaul_block::{IoError, IoResult};
 use longhaul_cache::SequentialDetector;
 use longhaul_engine::{Buf, now};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ pub(crate) struct WriteQueue {
 
 #[derive(Default)]
 pub(crate) struct StripeQueues {
-    queues: RefCell<HashMap<u64, Rc<WriteQueue>>>,
+    queues: RefCell<BTreeMap<u64, Rc<WriteQueue>>>,
     /// Stripes that were being written when the array halted.
     torn: RefCell<BTreeSet<u64>>,
     ends: RefCell<SequentialDetector>,
