@@ -46,7 +46,7 @@ impl AuditArgs {
     /// Opens the audit log, if one is asked for.
     ///
     /// # Errors
-    /// It cannot be written to, is none, or is standard output where that has events.
+    /// The file cannot be written, is no regular file, or is standard output where events are printed.
     pub(crate) fn start(&self, output: Output) -> Result<Option<AuditLog>, Failure> {
         let Some(path) = &self.audit else { return Ok(None) };
         if path == Path::new("-") && output.is_json() {

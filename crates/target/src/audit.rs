@@ -1,8 +1,8 @@
 //! What a target tells of events that matter to security, for a record of them.
 //!
 //! Invariants:
-//! - nothing is told of reads and writes, and no secret;
-//! - a change of a space is told before another one is made, so that the record has them in their order;
+//! - no event reports reads, writes or secrets;
+//! - a change of a space is reported before another one is made, so that the record keeps their order;
 //! - a command that changes a space, or preempts reservations, is answered once the record has its event
 //!   durably, or cannot; a record that does not answer delays it by [`RECORDED_MAX`] and no longer.
 
@@ -81,7 +81,7 @@ pub enum RefusalReason {
     WrongSecret,
     /// It used the secret of this generation, which was retired.
     RetiredSecret(u32),
-    /// It did not prove in time who it is.
+    /// The host did not authenticate in time.
     NotProvedInTime,
     /// Its side of the authentication was not as it has to be.
     Authentication,
@@ -172,7 +172,7 @@ pub enum ReservationAction {
 }
 
 impl ReservationAction {
-    /// What a command does. Another command than those of reservations is none.
+    /// What a reservation command does; other commands are not passed here.
     pub(crate) fn of(command: IoCommand) -> ReservationAction {
         match command {
             IoCommand::Acquire(fields) if fields.action == AcquireAction::Acquire => {
@@ -401,7 +401,7 @@ impl SpaceTeller {
 }
 
 impl Connection {
-    /// The host has said who it is, and what it wants.
+    /// The host has sent its Connect.
     pub(crate) fn identify(&self, request: &ConnectRequest) {
         if self.target.config.audit.is_some() {
             self.identity.get_or_init(|| AuditHost {

@@ -108,7 +108,7 @@ pub struct Config {
     pub patience: Patience,
     /// Count commands and their times, for an [`Observer`](crate::Observer).
     pub statistics: bool,
-    /// Is told of events that matter to security.
+    /// Receives the events that matter to security.
     pub audit: Option<Arc<dyn Audit>>,
 }
 

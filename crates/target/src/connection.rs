@@ -119,7 +119,7 @@ pub(crate) struct Connection {
     counts: OnceCell<(Arc<Host>, Arc<Wire>)>,
     /// As a record names its host, from Connect on, if there is a record.
     pub(crate) identity: OnceCell<AuditHost>,
-    /// The host has proved who it is, as the record says.
+    /// The host has authenticated, as the record says.
     pub(crate) is_proved: Cell<bool>,
     /// Since when its host has a controller, as the record says.
     pub(crate) connected: Cell<Option<Instant>>,

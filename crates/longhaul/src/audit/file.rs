@@ -25,7 +25,7 @@ pub(super) enum AuditPlace {
     },
 }
 
-/// Why a file is not used, as an operator is told.
+/// Why a file is not used, for the operator.
 fn unfit(meta: &Metadata) -> Option<String> {
     let own = rustix::process::geteuid().as_raw();
     if !meta.is_file() {

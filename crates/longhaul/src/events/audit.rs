@@ -15,7 +15,7 @@ pub(crate) struct AuditStarted {
     pub(crate) pid: u32,
     /// Addresses of the I/O port.
     pub(crate) listen: Vec<String>,
-    /// Hosts have to prove who they are.
+    /// Hosts have to authenticate.
     pub(crate) keys: bool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct HostConnected {
     pub(crate) subsystem: String,
     /// Its controller.
     pub(crate) controller: u16,
-    /// Generation of the secret by which it has proved who it is; null if it has proved nothing.
+    /// Generation of the secret with which the host has authenticated; null if it has not.
     pub(crate) generation: Option<u32>,
 }
 
