@@ -1,0 +1,138 @@
+//! Which key a target uses with a host.
+
+use crate::alert;
+use crate::hello::{Hello, Offer};
+use longhaul_auth::{Derivation, Identity, KeySource, TlsKey, TlsPsk};
+
+/// The key of a connection.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// What TLS takes.
+    pub psk: TlsPsk,
+    /// The host that has it. What Connect says has to be the same.
+    pub hostnqn: String,
+    /// The subsystem that it is for. What Connect says has to be the same.
+    pub subnqn: String,
+    /// The generation of the host's key.
+    pub generation: u32,
+}
+
+/// Why no key is right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// None of NVMe, or of a kind that is not kept.
+    #[error("it offers the identity '{0}', which is not that of a retained PSK of NVMe")]
+    NotNvme(String),
+    /// There is no key of the host.
+    #[error("host {hostnqn} has no key for TLS here (identity '{identity}')")]
+    UnknownHost {
+        /// The host.
+        hostnqn: String,
+        /// What it offered.
+        identity: String,
+    },
+    /// The keys of host and target differ.
+    #[error("host {hostnqn} has another key for TLS than the one here (identity '{identity}')")]
+    WrongKey {
+        /// The host.
+        hostnqn: String,
+        /// What it offered.
+        identity: String,
+    },
+    /// The host derives in another way.
+    #[error(
+        "host {hostnqn} has the right key for TLS, with {derivation} (identity '{identity}'): update libnvme and \
+         nvme-cli there"
+    )]
+    OtherDerivation {
+        /// The host.
+        hostnqn: String,
+        /// Its derivation.
+        derivation: Derivation,
+        /// What it offered.
+        identity: String,
+    },
+    /// The host uses an old key.
+    #[error("host {hostnqn} uses generation {generation} of its key for TLS, which was retired")]
+    Retired {
+        /// The host.
+        hostnqn: String,
+        /// The generation.
+        generation: u32,
+    },
+    /// The key of the host cannot be read, in words.
+    #[error("{0}")]
+    Unreadable(String),
+}
+
+impl Refusal {
+    /// The alert that says so.
+    pub fn alert(&self) -> u8 {
+        match self {
+            Refusal::NotNvme(_) | Refusal::UnknownHost { .. } => alert::UNKNOWN_PSK_IDENTITY,
+            Refusal::WrongKey { .. } | Refusal::OtherDerivation { .. } | Refusal::Retired { .. } => {
+                alert::DECRYPT_ERROR
+            }
+            Refusal::Unreadable(_) => alert::HANDSHAKE_FAILURE,
+        }
+    }
+
+    /// How much it says: of several keys that a host offers the closest to a right one is reported.
+    fn rank(&self) -> u8 {
+        match self {
+            Refusal::NotNvme(_) => 0,
+            Refusal::UnknownHost { .. } => 1,
+            Refusal::WrongKey { .. } => 2,
+            Refusal::Unreadable(_) => 3,
+            Refusal::Retired { .. } => 4,
+            Refusal::OtherDerivation { .. } => 5,
+        }
+    }
+}
+
+/// The first key of those that a host offers that is right: the host has shown that it knows it, and targets
+/// accept its generation.
+///
+/// # Errors
+/// None is.
+pub fn choose(hello: &Hello, keys: &dyn KeySource) -> Result<Chosen, Refusal> {
+    let mut refusal = Refusal::NotNvme(String::new());
+    for offer in hello.offers() {
+        match try_offer(offer, keys) {
+            Ok(chosen) => return Ok(chosen),
+            Err(why) if why.rank() >= refusal.rank() => refusal = why,
+            Err(_) => {}
+        }
+    }
+    Err(refusal)
+}
+
+fn try_offer(offer: Offer<'_>, keys: &dyn KeySource) -> Result<Chosen, Refusal> {
+    let shown = || String::from_utf8_lossy(offer.identity).escape_debug().to_string();
+    let identity = Identity::parse(offer.identity).ok_or_else(|| Refusal::NotNvme(shown()))?;
+    let Identity { version, hash, hostnqn, subnqn } = identity;
+    let named = hostnqn.to_owned();
+    let Some(keys) = keys.tls_key_of(hostnqn).map_err(Refusal::Unreadable)? else {
+        return Err(Refusal::UnknownHost { hostnqn: named, identity: shown() });
+    };
+    // A right key has the identity, which has a digest of it in version 1, and the binder.
+    let matching = |key: &TlsKey, derivation| {
+        let psk = key.psk(version, hash, hostnqn, subnqn, derivation).ok()?;
+        (psk.identity.as_bytes() == offer.identity && offer.is_bound_by(&psk)).then_some(psk)
+    };
+    for (generation, key) in keys.accepted() {
+        if let Some(psk) = matching(key, Derivation::Standard) {
+            return Ok(Chosen { psk, hostnqn: named, subnqn: subnqn.to_owned(), generation });
+        }
+    }
+    if keys.accepted().any(|(_, key)| matching(key, Derivation::Legacy).is_some()) {
+        let derivation = Derivation::Legacy;
+        return Err(Refusal::OtherDerivation { hostnqn: named, derivation, identity: shown() });
+    }
+    match keys.retired() {
+        Some((generation, key)) if matching(key, Derivation::Standard).is_some() => {
+            Err(Refusal::Retired { hostnqn: named, generation })
+        }
+        _ => Err(Refusal::WrongKey { hostnqn: named, identity: shown() }),
+    }
+}
