@@ -9,10 +9,16 @@
 
 #![forbid(unsafe_code)]
 
+mod channel;
 mod rx;
+#[cfg(feature = "tls")]
+mod secure;
 mod shared;
 mod tx;
 
+pub use channel::Channel;
 pub use rx::{Ended, linger, receive};
+#[cfg(feature = "tls")]
+pub use secure::{Detached, Secure, SecureError, accept, connect};
 pub use shared::{Driver, Shared};
 pub use tx::transmit;

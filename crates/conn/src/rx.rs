@@ -5,6 +5,7 @@
 //! - while payload is under way its memory is either in the message or with
 //!   the driver, never in both.
 
+use crate::channel::Incoming;
 use crate::shared::{Driver, Shared};
 use longhaul_engine::{RecvMsg, yield_now};
 use longhaul_proto::transport::{Endpoint, Want};
@@ -48,7 +49,7 @@ pub enum Ended {
 /// Receives until the connection ends, with a staging area of up to `staging`
 /// bytes: it is small until a receive fills it. Then the transmit loop ends too.
 pub async fn receive<D: Driver>(shared: &Shared<D::Queue>, driver: &D, staging: usize) -> Ended {
-    let msg = RecvMsg::new(staging.min(STAGING_FIRST));
+    let msg = Incoming::new(staging.min(STAGING_FIRST), &shared.stream);
     let mut loop_ = Receive { shared, driver, msg, most: staging, staged: 0, bulk: false };
     let ended = loop_.run().await;
     shared.end();
@@ -61,7 +62,7 @@ pub async fn receive<D: Driver>(shared: &Shared<D::Queue>, driver: &D, staging: 
 pub async fn linger<Q>(shared: &Shared<Q>) {
     let mut msg = RecvMsg::new(LINGER_STAGING);
     loop {
-        let (result, back) = shared.stream.recv(msg).await;
+        let (result, back) = shared.stream.discard(msg).await;
         msg = back;
         if !matches!(result, Ok(1..)) {
             return;
@@ -72,7 +73,7 @@ pub async fn linger<Q>(shared: &Shared<Q>) {
 struct Receive<'a, D: Driver> {
     shared: &'a Shared<D::Queue>,
     driver: &'a D,
-    msg: RecvMsg,
+    msg: Incoming,
     /// Size of the staging area once it was too small.
     most: usize,
     /// Staged bytes consumed so far.
@@ -189,14 +190,13 @@ impl<D: Driver> Receive<'_, D> {
     }
 
     async fn receive_into(&mut self, limit: usize) -> io::Result<usize> {
-        let mut msg = std::mem::replace(&mut self.msg, RecvMsg::new(0));
+        let msg = &mut self.msg;
         // Everything staged is consumed: a full staging area can be exchanged.
         if msg.staged().len() == msg.staging_len() && msg.staging_len() < self.most {
             msg.resize_staging(self.most);
         }
         msg.set_staging_limit(limit);
-        let (result, msg) = self.shared.stream.recv(msg).await;
-        self.msg = msg;
+        let result = msg.receive(&self.shared.stream).await;
         self.staged = 0;
         self.shared.progress.set(self.shared.progress.get() + 1);
         let received = *result.as_ref().unwrap_or(&0) as u64;

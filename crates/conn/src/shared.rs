@@ -1,5 +1,6 @@
 //! What the two tasks of a connection and its driver share.
 
+use crate::channel::Channel;
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, Segment};
@@ -56,8 +57,8 @@ fn prepare_if_far(stream: &TcpStream) {
 pub struct Shared<Q> {
     /// The state machine. Never borrowed across an await.
     pub queue: RefCell<Q>,
-    /// The socket of the connection.
-    pub stream: TcpStream,
+    /// What the connection runs on.
+    pub stream: Channel,
     /// Something may be ready to be sent.
     pub output: Notify,
     /// Signalled when input that was held back may be handled.
@@ -75,9 +76,10 @@ pub struct Shared<Q> {
 }
 
 impl<Q> Shared<Q> {
-    /// Joins a state machine and its socket.
-    pub fn new(queue: Q, stream: TcpStream) -> Shared<Q> {
-        prepare_if_far(&stream);
+    /// Joins a state machine and what it runs on.
+    pub fn new(queue: Q, stream: impl Into<Channel>) -> Shared<Q> {
+        let stream = stream.into();
+        prepare_if_far(stream.socket());
         Shared {
             queue: RefCell::new(queue),
             stream,

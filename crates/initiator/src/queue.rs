@@ -194,7 +194,7 @@ impl Queue {
 
     /// What TCP knows of the other end.
     pub(crate) fn life(&self) -> Option<Life> {
-        self.inner.shared.stream.life().ok()
+        self.inner.shared.stream.socket().life().ok()
     }
 
     /// Calls `f` with each kept command under way, and its identifier.
@@ -264,7 +264,7 @@ impl Queue {
 
     /// The socket of the queue's connection.
     pub(crate) fn stream(&self) -> &TcpStream {
-        &self.inner.shared.stream
+        self.inner.shared.stream.socket()
     }
 }
 
@@ -335,9 +335,9 @@ impl QueueInner {
         }
         self.shared.end();
         if at_once {
-            self.shared.stream.abandon();
+            self.shared.stream.socket().abandon();
         } else {
-            let _ = self.shared.stream.shutdown(std::net::Shutdown::Read);
+            let _ = self.shared.stream.socket().shutdown(std::net::Shutdown::Read);
         }
         let kept = self.kept.borrow_mut().take();
         drop(kept);

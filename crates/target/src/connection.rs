@@ -190,7 +190,7 @@ pub(crate) async fn serve(
     }
     drop(connection.presence.take());
     if let Some((_, wire)) = connection.counts.get() {
-        wire.end(&connection.shared.stream);
+        wire.end(connection.shared.stream.socket());
     }
     // Queued PDUs (a TermReq, say) are still sent, if the peer receives them.
     let _ = longhaul_engine::timeout(DRAIN, transmit).await;
@@ -220,7 +220,7 @@ async fn listen(connection: Rc<Connection>, mut inbox: mpsc::UnboundedReceiver<M
             }
             Message::Measure => {
                 if let Some((_, wire)) = connection.counts.get() {
-                    wire.measure(&connection.shared.stream);
+                    wire.measure(connection.shared.stream.socket());
                 }
             }
             Message::Close => connection.close(),
@@ -293,7 +293,7 @@ impl Connection {
         // Before the peer sees the end: it may come back at once.
         self.leave("closed by this end");
         self.shared.end();
-        let _ = self.shared.stream.shutdown(Shutdown::Read);
+        let _ = self.shared.stream.socket().shutdown(Shutdown::Read);
     }
 
     /// Takes no new commands, lets those under way end, then closes.

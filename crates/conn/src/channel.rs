@@ -1,0 +1,213 @@
+//! What a connection runs on: a socket, plain or with TLS.
+//!
+//! Invariants:
+//! - a channel that was made with TLS sends and receives nothing in the clear;
+//! - a session is never borrowed across an await.
+
+use longhaul_engine::net::TcpStream;
+use longhaul_engine::{Memory, RecvMsg, SendMsg};
+use std::io;
+
+#[cfg(feature = "tls")]
+use crate::secure::Secure;
+#[cfg(feature = "tls")]
+use longhaul_tls::Destination;
+#[cfg(feature = "tls")]
+use std::cell::RefCell;
+
+/// A socket, plain or with TLS.
+#[derive(Debug)]
+pub struct Channel {
+    socket: TcpStream,
+    #[cfg(feature = "tls")]
+    secure: Option<RefCell<Secure>>,
+}
+
+impl From<TcpStream> for Channel {
+    fn from(socket: TcpStream) -> Channel {
+        Channel {
+            socket,
+            #[cfg(feature = "tls")]
+            secure: None,
+        }
+    }
+}
+
+impl Channel {
+    /// With a session whose handshake is done.
+    #[cfg(feature = "tls")]
+    pub fn secure(socket: TcpStream, secure: Secure) -> Channel {
+        Channel { socket, secure: Some(RefCell::new(secure)) }
+    }
+
+    /// The socket, for what is not about its bytes.
+    pub fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Whether what is sent is encrypted.
+    pub fn is_secure(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.secure.is_some();
+        #[cfg(not(feature = "tls"))]
+        false
+    }
+}
+
+impl Channel {
+    /// Sends a message. With TLS its bytes are encrypted first, see [`Secure`].
+    #[cfg(feature = "tls")]
+    pub(crate) fn session(&self) -> Option<&RefCell<Secure>> {
+        self.secure.as_ref()
+    }
+
+    /// Receives and forgets what comes; 0 at the end of what the peer sends.
+    pub(crate) async fn discard(&self, msg: RecvMsg) -> (io::Result<usize>, RecvMsg) {
+        self.socket.recv(msg).await
+    }
+
+    /// Sends a message that is ready for the wire.
+    pub(crate) async fn send(&self, msg: SendMsg) -> (io::Result<()>, SendMsg) {
+        self.socket.send(msg).await
+    }
+}
+
+/// What a receive brings: payload in its own memory, and the bytes behind it in a staging area. As a
+/// [`RecvMsg`], and with TLS decrypted.
+pub(crate) struct Incoming {
+    msg: RecvMsg,
+    #[cfg(feature = "tls")]
+    opened: Opened,
+}
+
+/// The same of decrypted bytes.
+#[cfg(feature = "tls")]
+#[derive(Default)]
+struct Opened {
+    is_used: bool,
+    direct: Option<(Memory, usize, usize)>,
+    placed: usize,
+    staging: Vec<u8>,
+    staged: usize,
+    limit: usize,
+}
+
+impl Incoming {
+    /// With a staging area of `len` bytes.
+    pub(crate) fn new(len: usize, channel: &Channel) -> Incoming {
+        #[cfg(feature = "tls")]
+        if channel.is_secure() {
+            let opened = Opened { is_used: true, staging: vec![0; len], limit: len, ..Opened::default() };
+            return Incoming { msg: RecvMsg::new(0), opened };
+        }
+        let _ = channel;
+        Incoming {
+            msg: RecvMsg::new(len),
+            #[cfg(feature = "tls")]
+            opened: Opened::default(),
+        }
+    }
+
+    pub(crate) fn staged(&self) -> &[u8] {
+        #[cfg(feature = "tls")]
+        if self.opened.is_used {
+            return &self.opened.staging[..self.opened.staged];
+        }
+        self.msg.staged()
+    }
+
+    pub(crate) fn staging_len(&self) -> usize {
+        #[cfg(feature = "tls")]
+        if self.opened.is_used {
+            return self.opened.staging.len();
+        }
+        self.msg.staging_len()
+    }
+
+    /// Makes the staging area `len` bytes long. Staged bytes are lost.
+    pub(crate) fn resize_staging(&mut self, len: usize) {
+        #[cfg(feature = "tls")]
+        if self.opened.is_used {
+            self.opened.staging = vec![0; len];
+            (self.opened.staged, self.opened.limit) = (0, len);
+            return;
+        }
+        self.msg.resize_staging(len);
+    }
+
+    pub(crate) fn set_staging_limit(&mut self, limit: usize) {
+        #[cfg(feature = "tls")]
+        if self.opened.is_used {
+            self.opened.limit = limit.min(self.opened.staging.len());
+            return;
+        }
+        self.msg.set_staging_limit(limit);
+    }
+
+    pub(crate) fn set_direct(&mut self, memory: Memory, offset: usize, len: usize) {
+        #[cfg(feature = "tls")]
+        if self.opened.is_used {
+            self.opened.direct = Some((memory, offset, len));
+            return;
+        }
+        self.msg.set_direct(memory, offset, len);
+    }
+
+    pub(crate) fn take_direct(&mut self) -> Option<(Memory, usize)> {
+        #[cfg(feature = "tls")]
+        if self.opened.is_used {
+            let placed = self.opened.placed;
+            return self.opened.direct.take().map(|(memory, _, _)| (memory, placed));
+        }
+        self.msg.take_direct()
+    }
+
+    /// Receives: how many bytes, and 0 at the end of what the peer sends.
+    pub(crate) async fn receive(&mut self, channel: &Channel) -> io::Result<usize> {
+        #[cfg(feature = "tls")]
+        if let Some(secure) = channel.session() {
+            return self.receive_secure(channel, secure).await;
+        }
+        let msg = std::mem::replace(&mut self.msg, RecvMsg::new(0));
+        let (result, msg) = channel.socket.recv(msg).await;
+        self.msg = msg;
+        result
+    }
+
+    #[cfg(feature = "tls")]
+    async fn receive_secure(&mut self, channel: &Channel, secure: &RefCell<Secure>) -> io::Result<usize> {
+        let Opened { direct, placed, staging, staged, limit, .. } = &mut self.opened;
+        (*placed, *staged) = (0, 0);
+        loop {
+            let mut ended = false;
+            {
+                let mut secure = secure.borrow_mut();
+                let mut is_full = true;
+                if let Some((memory, offset, len)) = direct {
+                    match secure.open(Destination::Memory(memory, *offset, *len))? {
+                        Some(n) => *placed = n,
+                        None => ended = true,
+                    }
+                    is_full = *placed == *len;
+                }
+                if is_full && *limit > 0 && !ended {
+                    match secure.open(Destination::Bytes(&mut staging[..*limit]))? {
+                        Some(n) => *staged = n,
+                        None => ended = true,
+                    }
+                }
+            }
+            if ended || *placed + *staged > 0 {
+                return Ok(*placed + *staged);
+            }
+            let msg = secure.borrow_mut().begin_receive();
+            let (result, msg) = channel.socket.recv(msg).await;
+            secure.borrow_mut().end_receive(msg);
+            // Without close_notify: a peer that has died, or an attacker. Either ends the connection, and no
+            // command is taken for done by it.
+            if result? == 0 {
+                return Ok(0);
+            }
+        }
+    }
+}

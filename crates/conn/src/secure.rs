@@ -1,0 +1,240 @@
+//! TLS on a socket: the handshake before ICReq, and the records behind it.
+//!
+//! Invariants:
+//! - before the handshake is done nothing of it reaches the protocol;
+//! - a peer has [`HELLO_MAX`] bytes for its first message, and memory of a record behind it;
+//! - received records are decrypted in order, before more is received.
+
+use crate::channel::Channel;
+use longhaul_auth::{KeySource, TlsPsk};
+use longhaul_engine::net::TcpStream;
+use longhaul_engine::{RecvMsg, Segment, SendMsg};
+use longhaul_tls::{
+    Chosen, Destination, HELLO_MAX, Hello, HelloError, Refusal, Session, TlsError, alert_record, choose,
+};
+use std::io;
+use std::sync::Arc;
+
+/// Received at once before more was ever there: a few commands fit.
+const RECORDS_FIRST: usize = 4 << 10;
+/// Received at once at most: sixteen records, for one system call.
+const RECORDS_MOST: usize = 256 << 10;
+
+/// Why there is no connection with TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum SecureError {
+    /// The first message of a host is not such.
+    #[error("{0}")]
+    Hello(#[from] HelloError),
+    /// No key is right.
+    #[error("{0}")]
+    Refused(#[from] Refusal),
+    /// The handshake failed.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    /// The socket failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The peer closed the connection.
+    #[error("the peer closed the connection during the TLS handshake")]
+    Eof,
+}
+
+/// A session on its way between threads.
+#[derive(Debug)]
+pub struct Detached {
+    session: Session,
+    /// Received behind the handshake.
+    left: Vec<u8>,
+}
+
+/// A session on a socket.
+#[derive(Debug)]
+pub struct Secure {
+    session: Session,
+    /// Received behind the handshake, and not decrypted yet.
+    left: Vec<u8>,
+    left_at: usize,
+    records: RecvMsg,
+    at: usize,
+    /// What is to be sent besides data: answers of the library.
+    reply: Vec<u8>,
+    sealed: Vec<u8>,
+}
+
+impl From<Detached> for Secure {
+    fn from(Detached { session, left }: Detached) -> Secure {
+        Secure {
+            session,
+            left,
+            left_at: 0,
+            records: RecvMsg::new(RECORDS_FIRST),
+            at: 0,
+            reply: Vec::new(),
+            sealed: Vec::new(),
+        }
+    }
+}
+
+fn failed(e: TlsError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, e)
+}
+
+impl Secure {
+    /// Decrypts what was received. `None`: the peer has ended its side. 0: more has to be received.
+    pub(crate) fn open(&mut self, to: Destination<'_>) -> io::Result<Option<usize>> {
+        if self.left_at < self.left.len() {
+            let mut input = &self.left[self.left_at..];
+            let before = input.len();
+            let opened = self.session.open(&mut input, &mut self.reply, to).map_err(failed)?;
+            self.left_at += before - input.len();
+            if self.left_at == self.left.len() {
+                (self.left, self.left_at) = (Vec::new(), 0);
+            }
+            return Ok(opened);
+        }
+        let mut input = &self.records.staged()[self.at..];
+        let before = input.len();
+        let opened = self.session.open(&mut input, &mut self.reply, to).map_err(failed)?;
+        self.at += before - input.len();
+        Ok(opened)
+    }
+
+    /// The message for the next receive. All that was received is decrypted.
+    pub(crate) fn begin_receive(&mut self) -> RecvMsg {
+        let mut msg = std::mem::replace(&mut self.records, RecvMsg::new(0));
+        if msg.staged().len() == msg.staging_len() && msg.staging_len() < RECORDS_MOST {
+            msg.resize_staging(RECORDS_MOST);
+        }
+        msg
+    }
+
+    pub(crate) fn end_receive(&mut self, msg: RecvMsg) {
+        (self.records, self.at) = (msg, 0);
+    }
+
+    /// Encrypts bytes behind what is already encrypted.
+    pub(crate) fn seal(&mut self, plain: &[u8]) -> io::Result<()> {
+        self.session.seal(plain, &mut self.sealed).map_err(failed)
+    }
+
+    /// The same with the memory of a payload.
+    pub(crate) fn seal_segment(&mut self, plain: &Segment) -> io::Result<()> {
+        self.session.seal_segment(plain, &mut self.sealed).map_err(failed)
+    }
+
+    /// What is encrypted, to be sent. [`give_back`](Self::give_back) it.
+    pub(crate) fn take_sealed(&mut self) -> Vec<u8> {
+        let mut sealed = std::mem::take(&mut self.sealed);
+        sealed.append(&mut self.reply);
+        sealed
+    }
+
+    pub(crate) fn give_back(&mut self, mut sealed: Vec<u8>) {
+        sealed.clear();
+        self.sealed = sealed;
+    }
+
+    /// Says that nothing more is sent.
+    pub(crate) fn end(&mut self) {
+        self.session.end(&mut self.sealed);
+    }
+
+    /// The identity of the key and the cipher suite in use.
+    pub fn describe(&mut self) -> (String, &'static str) {
+        let identity = String::from_utf8_lossy(self.session.identity().unwrap_or_default()).into_owned();
+        (identity, self.session.suite())
+    }
+}
+
+/// The host's side of the handshake: offers these keys, the preferred one first.
+///
+/// # Errors
+/// The target refuses it, or speaks no TLS.
+pub async fn connect(socket: &TcpStream, psks: &[TlsPsk]) -> Result<Detached, SecureError> {
+    let session = Session::host(psks)?;
+    finish(socket, session, Vec::new()).await
+}
+
+/// The target's side: finds the key of the host that its first message names.
+///
+/// # Errors
+/// The host has no right key, or speaks no TLS. It is told so.
+pub async fn accept(
+    socket: &TcpStream,
+    keys: &Arc<dyn KeySource>,
+) -> Result<(Detached, Chosen), SecureError> {
+    let (mut input, mut msg) = (Vec::new(), RecvMsg::new(RECORDS_FIRST));
+    let hello = loop {
+        msg = receive(socket, msg).await?;
+        input.extend_from_slice(msg.staged());
+        match Hello::parse(&input) {
+            Ok(Some(hello)) => break hello,
+            Ok(None) if input.len() <= 2 * HELLO_MAX => {}
+            Ok(None) => {
+                return Err(refuse(socket, HelloError::Malformed.alert(), HelloError::Malformed).await);
+            }
+            Err(e) => return Err(refuse(socket, e.alert(), e).await),
+        }
+    };
+    // Keys are in files, and several are tried: other connections of the thread go on.
+    let keys = Arc::clone(keys);
+    let chosen = longhaul_engine::blocking(move || choose(&hello, &*keys)).await;
+    let chosen = match chosen {
+        Ok(chosen) => chosen,
+        Err(e) => return Err(refuse(socket, Some(e.alert()), e).await),
+    };
+    let session = Session::target(&chosen.psk)?;
+    Ok((finish(socket, session, input).await?, chosen))
+}
+
+async fn refuse(socket: &TcpStream, alert: Option<u8>, why: impl Into<SecureError>) -> SecureError {
+    if let Some(alert) = alert {
+        // A peer that does not receive it sees the end of the connection.
+        let _ = send(socket, alert_record(alert).to_vec()).await;
+    }
+    why.into()
+}
+
+async fn finish(socket: &TcpStream, mut session: Session, first: Vec<u8>) -> Result<Detached, SecureError> {
+    let (mut input, mut msg) = (first, RecvMsg::new(RECORDS_FIRST));
+    loop {
+        let (mut rest, mut output) = (&input[..], Vec::new());
+        let result = session.handshake(&mut rest, &mut output);
+        if !output.is_empty() {
+            send(socket, output).await?;
+        }
+        if result? {
+            let left = rest.to_vec();
+            return Ok(Detached { session, left });
+        }
+        msg = receive(socket, msg).await?;
+        input = msg.staged().to_vec();
+    }
+}
+
+async fn receive(socket: &TcpStream, msg: RecvMsg) -> Result<RecvMsg, SecureError> {
+    let (result, msg) = socket.recv(msg).await;
+    match result? {
+        0 => Err(SecureError::Eof),
+        _ => Ok(msg),
+    }
+}
+
+async fn send(socket: &TcpStream, bytes: Vec<u8>) -> io::Result<()> {
+    let (mut msg, len) = (SendMsg::new(), bytes.len());
+    msg.begin(bytes);
+    msg.push_bytes(0, len);
+    socket.send(msg).await.0
+}
+
+impl Channel {
+    /// With a session that was made on this or another thread.
+    pub fn with_session(socket: TcpStream, session: Detached) -> Channel {
+        Channel::secure(socket, session.into())
+    }
+}
+
+#[cfg(test)]
+#[path = "secure_tests.rs"]
+mod tests;

@@ -1,0 +1,133 @@
+//! Channels with TLS, on real sockets.
+
+use super::*;
+use crate::channel::Incoming;
+use longhaul_auth::{Derivation, Generations, HashFunction, HostKey, IdentityVersion, TlsKey};
+use longhaul_engine::net::{SocketOptions, TcpListener};
+use longhaul_engine::{Buf, BufMut, Config, Engine, Memory, spawn};
+
+const HOST: &str = "nqn.2014-08.org.example:host";
+const SUBSYSTEM: &str = "nqn.2014-08.org.example:subsystem";
+
+#[derive(Debug)]
+struct Keys(TlsKey);
+
+impl KeySource for Keys {
+    fn key_of(&self, _: &str) -> Result<Option<Generations<HostKey>>, String> {
+        Ok(None)
+    }
+
+    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
+        Ok((hostnqn == HOST).then(|| self.0.clone().into()))
+    }
+}
+
+fn key(seed: u8) -> TlsKey {
+    TlsKey::generate(HashFunction::Sha256, &mut |bytes| bytes.fill(seed))
+}
+
+fn psks(key: &TlsKey, host: &str) -> Vec<TlsPsk> {
+    let of = |version| key.psk(version, key.hash(), host, SUBSYSTEM, Derivation::Standard);
+    [IdentityVersion::V1, IdentityVersion::V0].map(|version| of(version).expect("derived")).into()
+}
+
+async fn sockets() -> (TcpStream, TcpStream) {
+    let options = SocketOptions::default();
+    let listener = TcpListener::bind("127.0.0.1:0".parse().expect("address")).expect("bound");
+    let addr = listener.local_addr().expect("an address");
+    let host = TcpStream::connect(addr, &options).await.expect("connected");
+    let (target, _) = listener.accept().await.expect("accepted");
+    (host, TcpStream::from_std(target, &options).expect("adopted"))
+}
+
+/// The results of both ends.
+async fn both(
+    at_host: TlsKey,
+    at_target: TlsKey,
+    name: &'static str,
+) -> (Result<Channel, SecureError>, Result<(Channel, Chosen), SecureError>) {
+    let (host, target) = sockets().await;
+    let keys: Arc<dyn KeySource> = Arc::new(Keys(at_target));
+    let accepting = spawn(async move {
+        let (session, chosen) = accept(&target, &keys).await?;
+        Ok((Channel::with_session(target, session), chosen))
+    });
+    let session = connect(&host, &psks(&at_host, name)).await;
+    (session.map(|session| Channel::with_session(host, session)), accepting.await)
+}
+
+#[test]
+fn payload_is_decrypted_into_its_memory_and_the_rest_is_staged() {
+    let engine = Engine::new(&Config::default()).expect("an engine");
+    engine.block_on(async {
+        let (host, target) = both(key(1), key(1), HOST).await;
+        let (host, (target, chosen)) = (host.expect("connected"), target.expect("accepted"));
+        assert_eq!((chosen.hostnqn.as_str(), chosen.subnqn.as_str()), (HOST, SUBSYSTEM));
+        let data: Vec<u8> = (0..300_000u32).map(|at| ((at * 31) >> 5) as u8).collect();
+        let sent = data.clone();
+        let sending = spawn(async move {
+            let secure = host.session().expect("a session");
+            secure.borrow_mut().seal(b"header").expect("sealed");
+            secure.borrow_mut().seal_segment(&Buf::copy_of(&sent).segment()).expect("sealed");
+            secure.borrow_mut().seal(b"next header").expect("sealed");
+            secure.borrow_mut().end();
+            let (mut msg, sealed) = (SendMsg::new(), secure.borrow_mut().take_sealed());
+            let len = sealed.len();
+            assert!(!sealed.windows(6).any(|window| window == b"header"), "encrypted");
+            msg.begin(sealed);
+            msg.push_bytes(0, len);
+            host.send(msg).await.0.expect("sent");
+            host
+        });
+        let mut incoming = Incoming::new(4096, &target);
+        incoming.set_staging_limit(6);
+        let mut header = Vec::new();
+        while header.len() < 6 {
+            incoming.set_staging_limit(6 - header.len());
+            assert!(incoming.receive(&target).await.expect("received") > 0);
+            header.extend_from_slice(incoming.staged());
+        }
+        assert_eq!(header, b"header");
+        let (mut memory, mut at) = (Memory::Buf(BufMut::zeroed(data.len())), 0);
+        let mut behind = Vec::new();
+        while at < data.len() {
+            incoming.set_direct(memory, at, data.len() - at);
+            incoming.set_staging_limit(4096);
+            let n = incoming.receive(&target).await.expect("received");
+            let (back, placed) = incoming.take_direct().expect("memory");
+            assert_eq!(n, placed + incoming.staged().len());
+            behind.extend_from_slice(incoming.staged());
+            (memory, at) = (back, at + placed);
+        }
+        assert!(memory.bytes().expect("bytes") == data);
+        while incoming.receive(&target).await.expect("received") > 0 {
+            behind.extend_from_slice(incoming.staged());
+        }
+        assert_eq!(behind, b"next header", "then the end of what the host sends");
+        drop(sending.await);
+    });
+}
+
+#[test]
+fn each_end_says_why_there_is_no_connection() {
+    let engine = Engine::new(&Config::default()).expect("an engine");
+    engine.block_on(async {
+        let (host, target) = both(key(1), key(2), HOST).await;
+        assert!(matches!(host, Err(SecureError::Tls(TlsError::WrongKey))), "{host:?}");
+        assert!(matches!(target, Err(SecureError::Refused(Refusal::WrongKey { .. }))), "{target:?}");
+        let (host, target) = both(key(1), key(1), "nqn.2014-08.org.example:x").await;
+        assert!(matches!(host, Err(SecureError::Tls(TlsError::UnknownIdentity))), "{host:?}");
+        assert!(matches!(target, Err(SecureError::Refused(Refusal::UnknownHost { .. }))), "{target:?}");
+        // A host without TLS.
+        let (host, target) = sockets().await;
+        send(&host, vec![0, 0, 128, 0, 128, 0, 0, 0]).await.expect("sent");
+        let keys: Arc<dyn KeySource> = Arc::new(Keys(key(1)));
+        let refused = accept(&target, &keys).await;
+        assert!(matches!(refused, Err(SecureError::Hello(HelloError::PlainNvme))), "{refused:?}");
+        // A target without TLS, which takes the first message for a malformed PDU.
+        let (host, target) = sockets().await;
+        send(&target, vec![3, 0, 24, 0, 24, 0, 0, 0]).await.expect("sent");
+        let refused = connect(&host, &psks(&key(1), HOST)).await;
+        assert!(matches!(refused, Err(SecureError::Tls(TlsError::NotTls))), "{refused:?}");
+    });
+}
