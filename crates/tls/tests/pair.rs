@@ -182,7 +182,7 @@ fn a_handshake_needs_the_key() {
     let mut target = Session::target(&other).expect("a session");
     target.handshake(&mut &hello[..], &mut Vec::new()).expect_err("another key");
     // Nor does a target get in that does not know the key.
-    let (mut host, hello) = hello_of(&[other.clone()]);
+    let (mut host, hello) = hello_of(std::slice::from_ref(&other));
     let mut target = Session::target(&other).expect("a session");
     let mut flight = Vec::new();
     target.handshake(&mut &hello[..], &mut flight).expect("goes on");
