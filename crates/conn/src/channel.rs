@@ -4,12 +4,12 @@
 //! - a channel that was made with TLS sends and receives nothing in the clear;
 //! - a session is never borrowed across an await.
 
-use longhaul_engine::net::TcpStream;
+use longhaul_engine::net::{FreeStream, SocketOptions, TcpStream};
 use longhaul_engine::{Memory, RecvMsg, SendMsg};
 use std::io;
 
 #[cfg(feature = "tls")]
-use crate::secure::Secure;
+use crate::secure::{Detached, Secure};
 #[cfg(feature = "tls")]
 use longhaul_tls::Destination;
 #[cfg(feature = "tls")]
@@ -45,6 +45,11 @@ impl Channel {
         &self.socket
     }
 
+    /// The socket alone, of a channel without TLS.
+    pub fn into_socket(self) -> TcpStream {
+        self.socket
+    }
+
     /// Whether what is sent is encrypted.
     pub fn is_secure(&self) -> bool {
         #[cfg(feature = "tls")]
@@ -55,7 +60,75 @@ impl Channel {
 }
 
 impl Channel {
-    /// Sends a message. With TLS its bytes are encrypted first, see [`Secure`].
+    /// Sends bytes, for what comes before there is a [`Shared`](crate::Shared).
+    ///
+    /// # Errors
+    /// The socket fails.
+    pub async fn send_bytes(&self, bytes: Vec<u8>) -> io::Result<()> {
+        #[cfg(feature = "tls")]
+        let bytes = match &self.secure {
+            Some(secure) => {
+                let mut secure = secure.borrow_mut();
+                secure.seal(&bytes)?;
+                secure.take_sealed()
+            }
+            None => bytes,
+        };
+        let (mut msg, len) = (SendMsg::new(), bytes.len());
+        msg.begin(bytes);
+        msg.push_bytes(0, len);
+        self.send(msg).await.0
+    }
+
+    /// Receives some bytes, at most `most`; none at the end of what the peer sends.
+    ///
+    /// # Errors
+    /// The socket fails, or a record was changed.
+    pub async fn receive_bytes(&self, most: usize) -> io::Result<Vec<u8>> {
+        let mut incoming = Incoming::new(most, self);
+        incoming.set_staging_limit(most);
+        incoming.receive(self).await?;
+        Ok(incoming.staged().to_vec())
+    }
+
+    /// Takes it from its engine, to be given to another one. No operation may be under way on it.
+    ///
+    /// # Errors
+    /// No descriptor is left for the copy.
+    pub fn into_free(self) -> io::Result<FreeChannel> {
+        Ok(FreeChannel {
+            socket: self.socket.into_free()?,
+            #[cfg(feature = "tls")]
+            session: self.secure.map(|secure| secure.into_inner().into()),
+        })
+    }
+}
+
+/// A channel on its way between threads.
+#[derive(Debug)]
+pub struct FreeChannel {
+    socket: FreeStream,
+    #[cfg(feature = "tls")]
+    session: Option<Detached>,
+}
+
+impl FreeChannel {
+    /// Brings it to the calling thread's engine.
+    ///
+    /// # Errors
+    /// The driver cannot take it.
+    pub fn adopt(self) -> io::Result<Channel> {
+        let socket = TcpStream::from_std(self.socket, &SocketOptions::default())?;
+        #[cfg(feature = "tls")]
+        if let Some(session) = self.session {
+            return Ok(Channel::with_session(socket, session));
+        }
+        Ok(socket.into())
+    }
+}
+
+impl Channel {
+    /// The session, if there is one.
     #[cfg(feature = "tls")]
     pub(crate) fn session(&self) -> Option<&RefCell<Secure>> {
         self.secure.as_ref()

@@ -16,9 +16,11 @@ mod secure;
 mod shared;
 mod tx;
 
-pub use channel::Channel;
+pub use channel::{Channel, FreeChannel};
+#[cfg(feature = "tls")]
+pub use longhaul_tls::{Chosen, TlsError};
 pub use rx::{Ended, linger, receive};
 #[cfg(feature = "tls")]
-pub use secure::{Detached, Secure, SecureError, accept, connect};
+pub use secure::{Detached, Secure, SecureError, accept, connect, is_tls};
 pub use shared::{Driver, Shared};
 pub use tx::transmit;

@@ -44,8 +44,9 @@ pub enum SecureError {
 #[derive(Debug)]
 pub struct Detached {
     session: Session,
-    /// Received behind the handshake.
+    /// Received, and not decrypted yet.
     left: Vec<u8>,
+    reply: Vec<u8>,
 }
 
 /// A session on a socket.
@@ -63,16 +64,25 @@ pub struct Secure {
 }
 
 impl From<Detached> for Secure {
-    fn from(Detached { session, left }: Detached) -> Secure {
+    fn from(Detached { session, left, reply }: Detached) -> Secure {
         Secure {
             session,
             left,
             left_at: 0,
             records: RecvMsg::new(RECORDS_FIRST),
             at: 0,
-            reply: Vec::new(),
+            reply,
             sealed: Vec::new(),
         }
+    }
+}
+
+impl From<Secure> for Detached {
+    fn from(secure: Secure) -> Detached {
+        let mut left = secure.left;
+        left.drain(..secure.left_at);
+        left.extend_from_slice(&secure.records.staged()[secure.at..]);
+        Detached { session: secure.session, left, reply: secure.reply }
     }
 }
 
@@ -156,15 +166,23 @@ pub async fn connect(socket: &TcpStream, psks: &[TlsPsk]) -> Result<Detached, Se
     finish(socket, session, Vec::new()).await
 }
 
-/// The target's side: finds the key of the host that its first message names.
+/// Whether a connection that begins with this byte is one with TLS: that of a record of the handshake. PDUs begin
+/// with their type, which is less.
+pub fn is_tls(first: u8) -> bool {
+    const HANDSHAKE: u8 = 22;
+    first == HANDSHAKE
+}
+
+/// The target's side: finds the key of the host that its first message names. `first` was received already.
 ///
 /// # Errors
 /// The host has no right key, or speaks no TLS. It is told so.
 pub async fn accept(
     socket: &TcpStream,
+    first: Vec<u8>,
     keys: &Arc<dyn KeySource>,
 ) -> Result<(Detached, Chosen), SecureError> {
-    let (mut input, mut msg) = (Vec::new(), RecvMsg::new(RECORDS_FIRST));
+    let (mut input, mut msg) = (first, RecvMsg::new(RECORDS_FIRST));
     let hello = loop {
         msg = receive(socket, msg).await?;
         input.extend_from_slice(msg.staged());
@@ -206,7 +224,7 @@ async fn finish(socket: &TcpStream, mut session: Session, first: Vec<u8>) -> Res
         }
         if result? {
             let left = rest.to_vec();
-            return Ok(Detached { session, left });
+            return Ok(Detached { session, left, reply: Vec::new() });
         }
         msg = receive(socket, msg).await?;
         input = msg.staged().to_vec();

@@ -49,7 +49,7 @@ async fn both(
     let (host, target) = sockets().await;
     let keys: Arc<dyn KeySource> = Arc::new(Keys(at_target));
     let accepting = spawn(async move {
-        let (session, chosen) = accept(&target, &keys).await?;
+        let (session, chosen) = accept(&target, Vec::new(), &keys).await?;
         Ok((Channel::with_session(target, session), chosen))
     });
     let session = connect(&host, &psks(&at_host, name)).await;
@@ -122,7 +122,7 @@ fn each_end_says_why_there_is_no_connection() {
         let (host, target) = sockets().await;
         send(&host, vec![0, 0, 128, 0, 128, 0, 0, 0]).await.expect("sent");
         let keys: Arc<dyn KeySource> = Arc::new(Keys(key(1)));
-        let refused = accept(&target, &keys).await;
+        let refused = accept(&target, Vec::new(), &keys).await;
         assert!(matches!(refused, Err(SecureError::Hello(HelloError::PlainNvme))), "{refused:?}");
         // A target without TLS, which takes the first message for a malformed PDU.
         let (host, target) = sockets().await;

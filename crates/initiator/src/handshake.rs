@@ -1,8 +1,7 @@
 //! ICReq and ICResp: what two ends agree on before anything else.
 
 use longhaul_block::IoError;
-use longhaul_engine::net::TcpStream;
-use longhaul_engine::{RecvMsg, SendMsg};
+use longhaul_conn::Channel;
 use longhaul_proto::host::{HostConfig, HostEvent, HostQueue};
 use longhaul_proto::transport::{Batch, Endpoint};
 
@@ -11,30 +10,24 @@ const IC_LEN: usize = 128;
 
 /// Sends ICReq and waits for ICResp: what [`Queue::serve`](crate::queue::Queue::serve) takes, possibly on
 /// another thread.
-pub(crate) async fn handshake(stream: &TcpStream, config: HostConfig) -> Result<HostQueue, IoError> {
+pub(crate) async fn handshake(channel: &Channel, config: HostConfig) -> Result<HostQueue, IoError> {
     let fail = |e: String| IoError::Unreachable(e);
     let mut queue = HostQueue::new(config);
     let mut batch = Batch::default();
     if queue.poll_transmit(&mut batch) {
-        let mut msg = SendMsg::new();
-        let len = batch.bytes.len();
-        msg.begin(std::mem::take(&mut batch.bytes));
-        msg.push_bytes(0, len);
-        stream.send(msg).await.0.map_err(|e| fail(e.to_string()))?;
+        let bytes = std::mem::take(&mut batch.bytes);
+        channel.send_bytes(bytes).await.map_err(|e| fail(e.to_string()))?;
     }
     // Exactly an ICResp and not a byte more, so that none is left over.
-    let mut msg = RecvMsg::new(IC_LEN);
     let mut missing = IC_LEN;
     loop {
-        msg.set_staging_limit(missing);
-        let (result, back) = stream.recv(msg).await;
-        msg = back;
-        match result {
-            Ok(0) => return Err(fail("the peer closed the connection".into())),
-            Ok(n) => missing -= n,
-            Err(e) => return Err(fail(e.to_string())),
+        let bytes = channel.receive_bytes(missing).await.map_err(|e| fail(e.to_string()))?;
+        if bytes.is_empty() {
+            let hint = if channel.is_secure() { "" } else { "; it may take TLS alone (--tls, or tls=true)" };
+            return Err(fail(format!("the peer closed the connection{hint}")));
         }
-        queue.handle(msg.staged());
+        missing -= bytes.len();
+        queue.handle(&bytes);
         match queue.poll_event() {
             Some(HostEvent::Ready(_)) => return Ok(queue),
             Some(HostEvent::Closed(reason)) => return Err(fail(reason.to_string())),

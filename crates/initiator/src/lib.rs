@@ -76,6 +76,7 @@ mod session;
 mod setup;
 mod split;
 mod supervise;
+mod tls;
 mod uri;
 mod watch;
 

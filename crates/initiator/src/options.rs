@@ -76,6 +76,8 @@ pub struct Options {
     /// Keys by which hosts prove their identity to targets that require it, looked up at each connection. If this
     /// host also has a secret of the subsystem, it refuses a target that does not prove its own identity.
     pub keys: Option<Arc<dyn KeySource>>,
+    /// Use TLS, with the key for it in [`keys`](Self::keys).
+    pub tls: bool,
     /// Identifier of this host: one per running system.
     pub hostid: Uuid,
     /// Congestion control by the kernel's name, or its default.
@@ -105,6 +107,7 @@ impl Default for Options {
             hostnqn,
             hostid,
             keys: None,
+            tls: false,
             congestion: None,
             path: PathOptions::default(),
             engine: Config::default(),
@@ -129,6 +132,7 @@ impl Options {
         self.data_digest = uri.data_digest.unwrap_or(self.data_digest);
         self.queue_size = uri.queue_size.unwrap_or(self.queue_size);
         self.ctrl_loss = uri.ctrl_loss.unwrap_or(self.ctrl_loss);
+        self.tls = uri.tls.unwrap_or(self.tls);
         self.kato = uri.kato_ms.map_or(self.kato, |ms| Duration::from_millis(ms.into()));
         self.path.in_flight = uri.in_flight.or(self.path.in_flight);
         self.path.connections = uri.connections.or(self.path.connections);

@@ -15,9 +15,11 @@ use crate::options::Options;
 use crate::queue::{Queue, Signs};
 use crate::reach::reach;
 use crate::setup::Endpoint;
+use crate::tls;
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
-use longhaul_engine::net::{FreeStream, SocketOptions, TcpStream};
+use longhaul_conn::FreeChannel;
+use longhaul_engine::net::SocketOptions;
 use longhaul_engine::{now, since, spawn};
 use longhaul_proto::host::{HostConfig, HostQueue};
 use std::cell::Cell;
@@ -28,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A connection whose parameters are agreed on, not yet bound to a thread.
 pub(crate) struct Prepared {
     queue: HostQueue,
-    stream: FreeStream,
+    channel: FreeChannel,
 }
 
 impl Prepared {
@@ -36,8 +38,13 @@ impl Prepared {
     /// ICResp.
     pub(crate) const ROUND_TRIPS: u32 = 2;
 
-    /// Opens a connection and agrees on its parameters.
-    pub(crate) async fn open(endpoint: &Endpoint, options: &Options, config: HostConfig) -> Result<Prepared> {
+    /// Opens a connection to a subsystem, and agrees on its parameters.
+    pub(crate) async fn open(
+        endpoint: &Endpoint,
+        options: &Options,
+        subnqn: &str,
+        config: HostConfig,
+    ) -> Result<Prepared> {
         let socket = SocketOptions { congestion: options.congestion.clone() };
         let what = "the connection set-up";
         let begun = now();
@@ -45,20 +52,24 @@ impl Prepared {
         // What a place that was there before takes is known.
         let left = options.connect_timeout.saturating_sub(since(begun));
         let ready = async {
-            handshake(&stream, config)
+            let channel = match options.tls {
+                true => tls::begin(endpoint, options, subnqn, stream).await?,
+                false => stream.into(),
+            };
+            let queue = handshake(&channel, config)
                 .await
-                .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {}", reason(&e))))
+                .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {}", reason(&e))))?;
+            Ok((queue, channel))
         };
-        let queue = endpoint.within(left.min(endpoint.patience), what, ready).await?;
-        let stream = stream.into_free().map_err(|e| Error::Local(e.to_string()))?;
-        Ok(Prepared { queue, stream })
+        let (queue, channel) = endpoint.within(left.min(endpoint.patience), what, ready).await?;
+        let channel = channel.into_free().map_err(|e| Error::Local(e.to_string()))?;
+        Ok(Prepared { queue, channel })
     }
 
     /// Serves it from the calling engine thread.
     pub(crate) fn serve(self, signs: &Signs, done_bytes: &Rc<Cell<u64>>) -> Result<Queue> {
-        let stream = TcpStream::from_std(self.stream, &SocketOptions::default());
-        let stream = stream.map_err(|e| Error::Local(e.to_string()))?;
-        Ok(Queue::serve(self.queue, stream, signs.clone(), Rc::clone(done_bytes)))
+        let channel = self.channel.adopt().map_err(|e| Error::Local(e.to_string()))?;
+        Ok(Queue::serve(self.queue, channel, signs.clone(), Rc::clone(done_bytes)))
     }
 }
 
@@ -84,14 +95,21 @@ impl<T> Default for PreparedState<T> {
 
 impl Pool {
     /// Begins `n` connections on the calling engine thread, all at once.
-    pub(crate) fn begin(n: usize, endpoint: &Endpoint, options: &Options, config: HostConfig) -> Pool {
+    pub(crate) fn begin(
+        n: usize,
+        endpoint: &Endpoint,
+        options: &Options,
+        subnqn: &str,
+        config: HostConfig,
+    ) -> Pool {
         let pool = Pool(Arc::default());
         for number in 0..n {
             let (cancel, cancelled) = oneshot::channel();
             lock(&pool.0).under_way.insert(number, cancel);
             let (endpoint, options, state) = (endpoint.clone(), options.clone(), Arc::downgrade(&pool.0));
+            let subnqn = subnqn.to_owned();
             spawn(async move {
-                let open = Box::pin(Prepared::open(&endpoint, &options, config));
+                let open = Box::pin(Prepared::open(&endpoint, &options, &subnqn, config));
                 let made = match select(open, cancelled).await {
                     Either::Left((made, _)) => made,
                     Either::Right(_) => return,

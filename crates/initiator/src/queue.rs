@@ -12,7 +12,7 @@
 use crate::call::{Call, CommandFate, Data, Done, Pending, Waiting};
 use crate::io_queue::OtherPathCell;
 use longhaul_block::IoError;
-use longhaul_conn::{Driver, Ended, Shared, receive, transmit};
+use longhaul_conn::{Channel, Driver, Ended, Shared, receive, transmit};
 use longhaul_engine::net::{Life, TcpStream};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, Segment, spawn};
@@ -86,12 +86,12 @@ impl Queue {
     /// [`crate::handshake`]) from the calling engine thread.
     pub(crate) fn serve(
         queue: HostQueue,
-        stream: TcpStream,
+        channel: Channel,
         signs: Signs,
         done_bytes: Rc<Cell<u64>>,
     ) -> Queue {
         let inner = Rc::new(QueueInner {
-            shared: Shared::new(queue, stream),
+            shared: Shared::new(queue, channel),
             slots: RefCell::default(),
             waiting: RefCell::default(),
             parked: RefCell::default(),

@@ -198,7 +198,7 @@ impl Session {
             None | Some(Err(Error::Unreachable { .. })) => {
                 round_trips += Prepared::ROUND_TRIPS + u32::from(early.is_some());
                 let config = host_config(&self.options, self.entries(), Some(in_capsule));
-                let fresh = Prepared::open(&self.endpoint, &self.options, config).await?;
+                let fresh = Prepared::open(&self.endpoint, &self.options, &self.info.subnqn, config).await?;
                 self.connect_queue(fresh, qid, in_capsule, done_bytes).await?
             }
             Some(result) => result?,

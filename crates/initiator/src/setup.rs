@@ -205,7 +205,7 @@ fn connected(endpoint: &Endpoint, options: &Options, subnqn: &str, cqe: Cqe) -> 
 /// identifier if it exists.
 pub(crate) async fn still_exists(endpoint: &Endpoint, options: &Options, info: &ControllerInfo) -> bool {
     let config = host_config(options, ADMIN_ENTRIES, None);
-    let Ok(prepared) = Prepared::open(endpoint, options, config).await else { return true };
+    let Ok(prepared) = Prepared::open(endpoint, options, &info.subnqn, config).await else { return true };
     let Ok(queue) = prepared.serve(&Signs::default(), &Rc::default()) else { return true };
     let (nqn, sqsize, cntlid) = (&info.subnqn, ADMIN_ENTRIES - 1, Some(info.cntlid));
     let answer = send_connect(endpoint, options, &queue, nqn, NO_QUEUE, sqsize, cntlid).await;
@@ -347,7 +347,7 @@ impl Admin {
         in_capsule: u32,
     ) -> Result<(Queue, Cqe)> {
         let config = host_config(options, ADMIN_ENTRIES, Some(in_capsule));
-        let queue = Prepared::open(endpoint, options, config).await?.serve(signs, &Rc::default())?;
+        let queue = Prepared::open(endpoint, options, subnqn, config).await?.serve(signs, &Rc::default())?;
         queue.set_fabrics_in_capsule(in_capsule);
         let cqe = send_connect(endpoint, options, &queue, subnqn, 0, ADMIN_ENTRIES - 1, None).await?;
         Ok((queue, cqe))

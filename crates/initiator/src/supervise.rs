@@ -106,7 +106,7 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
     // cost no more round trips.
     //= NVMe-TCP 1.1, connection establishment: ICReq and ICResp belong to a connection, whatever queue it becomes
     let config = host_config(options, options.queue_size, None);
-    let prepared = Pool::begin(wanted.io_queues.min(PREPARED_MAX), &endpoint, options, config);
+    let prepared = Pool::begin(wanted.io_queues.min(PREPARED_MAX), &endpoint, options, subnqn, config);
     let (mut admin, cntlid) = Admin::open(endpoint.clone(), options, subnqn, &signs).await?;
     let most = NumberOfQueues { submission: NumberOfQueues::MAX, completion: NumberOfQueues::MAX };
     //= NVMe Base 2.1, Number of Queues feature: it is set before any I/O queue is created

@@ -43,6 +43,8 @@ pub struct UriOptions {
     pub queue_size: Option<u16>,
     /// Keep-alive time-out in milliseconds; 0 switches it off.
     pub kato_ms: Option<u32>,
+    /// TLS 1.3 with a pre-shared key.
+    pub tls: Option<bool>,
     /// NQN that this host calls itself.
     pub hostnqn: Option<String>,
     /// How long I/O waits for a lost connection (`Some(None)`: for ever).
@@ -176,6 +178,7 @@ impl Uri {
             }
             "hdr_digest" => options.hdr_digest = Some(boolean(key, value)?),
             "data_digest" => options.data_digest = Some(boolean(key, value)?),
+            "tls" => options.tls = Some(boolean(key, value)?),
             "queue_size" => options.queue_size = Some(number(key, value)?),
             "kato" => options.kato_ms = Some(number(key, value)?),
             "ctrl-loss-tmo" => options.ctrl_loss = Some(ctrl_loss(key, value)?),
@@ -198,7 +201,7 @@ impl Uri {
             _ => {
                 return Err(format!(
                     "unknown option '{key}' (nsid, hdr_digest, data_digest, queue_size, kato, \
-                     ctrl-loss-tmo, hostnqn, in_flight, connections, io_size, read_ahead, paths)"
+                     ctrl-loss-tmo, hostnqn, tls, in_flight, connections, io_size, read_ahead, paths)"
                 ));
             }
         }

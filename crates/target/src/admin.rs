@@ -45,6 +45,19 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     };
     connection.identify(&request);
     let target = &connection.target;
+    if let Some(secured) = connection.secured().filter(|secured| !secured.is_for(&request)) {
+        count(&target.incidents.authentication);
+        let message = format_args!(
+            "{}: host {} connects to {} with TLS by the key of host {} for {}",
+            connection.peer(),
+            request.hostnqn,
+            request.subnqn,
+            secured.hostnqn,
+            secured.subnqn
+        );
+        target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
+        return connection.refuse(slot, request.refused_host());
+    }
     let Some(subsystem) = target.subsystem(&request.subnqn) else {
         return connection.refuse(slot, request.unknown_subsystem(), RefusalReason::UnknownSubsystem);
     };
@@ -56,6 +69,8 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     let auth = match &target.config.keys {
         Some(keys) if !discovery => match keys.of(&request.hostnqn, &request.subnqn) {
             Ok(Some(options)) => Some(options),
+            // Its key for TLS is a proof.
+            Ok(None) if connection.secured().is_some() => None,
             Ok(None) => {
                 count(&target.incidents.authentication);
                 return connection.refuse(slot, request.refused_host(), RefusalReason::NoKey);

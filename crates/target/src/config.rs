@@ -3,6 +3,7 @@
 use crate::audit::Audit;
 use crate::auth::Keys;
 use crate::memory::Memory;
+use crate::tls::TlsPolicy;
 use longhaul_engine::Config as EngineConfig;
 use longhaul_proto::controller::HostAccess;
 use longhaul_proto::target::IN_CAPSULE_MAX;
@@ -97,6 +98,8 @@ pub struct Config {
     /// How hosts prove who they are: those that are in it may connect, and no others. Without it a host is
     /// who it says.
     pub keys: Option<Keys>,
+    /// Whether connections use TLS, with the keys for it in [`keys`](Self::keys).
+    pub tls: TlsPolicy,
     /// I/O queues of one controller.
     pub max_queues: u16,
     /// Entries of a queue.
@@ -128,6 +131,7 @@ impl Default for Config {
             hosts: HostAccess::Any,
             hosts_of: BTreeMap::new(),
             keys: None,
+            tls: TlsPolicy::Off,
             max_queues: MAX_QUEUES,
             max_queue_size: MAX_QUEUE_SIZE,
             max_connections: MAX_CONNECTIONS,
@@ -166,6 +170,14 @@ impl Config {
                 self.memory,
                 Memory::MIN >> 20
             ));
+        }
+        if self.tls != TlsPolicy::Off && !cfg!(feature = "tls") {
+            return Err("TLS: this build has none; that of 'cargo build --release --features tls' has".into());
+        }
+        if self.tls != TlsPolicy::Off && self.keys.is_none() {
+            return Err(
+                "TLS without keys: name the directory of 'longhaul key make --tls' with --keys".into()
+            );
         }
         if self.max_connections < MAX_CONNECTIONS_LEAST {
             return Err(format!("at least {MAX_CONNECTIONS_LEAST} connections are needed"));

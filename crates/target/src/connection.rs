@@ -19,6 +19,7 @@ use crate::patience::Fetches;
 use crate::refusals::Refusals;
 use crate::subsystem::{Message, Presence};
 use crate::target::Shared as Target;
+use crate::tls::{self, Begun, Secured, TlsPolicy};
 use futures_channel::mpsc;
 use futures_util::{FutureExt, StreamExt};
 use longhaul_auth::ControllerOptions;
@@ -107,6 +108,8 @@ pub(crate) struct Connection {
     pub(crate) role: RefCell<Role>,
     /// From Connect on, if hosts have to prove who they are.
     auth: OnceCell<Rc<QueueAuth>>,
+    /// What its key is for, if it uses TLS.
+    secured: Option<Secured>,
     /// Of the target's memory, from Connect on.
     shares: OnceCell<Shares>,
     /// Data that the peer owes.
@@ -141,7 +144,7 @@ pub(crate) async fn serve(
     stream: TcpStream,
     peer: SocketAddr,
     place: ConnectionPlace,
-    (sender, inbox): (mpsc::UnboundedSender<Message>, mpsc::UnboundedReceiver<Message>),
+    (sender, mut inbox): (mpsc::UnboundedSender<Message>, mpsc::UnboundedReceiver<Message>),
 ) {
     let Ok(local) = stream.local_addr() else { return };
     let config = TargetConfig {
@@ -152,12 +155,22 @@ pub(crate) async fn serve(
     if target.is_stopping() {
         return;
     }
+    let begun = match target.config.tls {
+        TlsPolicy::Off => Some(Begun::plain(&target, stream)),
+        _ => tls::begin(&target, stream, (peer, local), &mut inbox).await,
+    };
+    let Some(Begun { channel, first, secured, left }) = begun else { return };
+    let mut queue = TargetQueue::new(config);
+    if !first.is_empty() {
+        queue.handle(&first);
+    }
     let connection = Rc::new(Connection {
-        shared: Shared::new(TargetQueue::new(config), stream),
+        shared: Shared::new(queue, channel),
         target: Arc::clone(&target),
         slots: RefCell::default(),
         role: RefCell::new(Role::New),
         auth: OnceCell::new(),
+        secured,
         shares: OnceCell::new(),
         fetches: Fetches::default(),
         refusals: Refusals::default(),
@@ -174,7 +187,7 @@ pub(crate) async fn serve(
         presence: RefCell::default(),
         ended_one: Notify::new(),
     });
-    let watch = spawn(crate::patience::watch(Rc::clone(&connection)));
+    let watch = spawn(crate::patience::watch(Rc::clone(&connection), left));
     let listen = spawn(listen(Rc::clone(&connection), inbox));
     let served = Served(Rc::clone(&connection));
     let sending = Served(Rc::clone(&connection));
@@ -253,6 +266,11 @@ impl Connection {
         let peer = Peer { origin, hostnqn: request.hostnqn.clone(), hostid: request.hostid };
         self.shares.get_or_init(|| self.target.memory.shares(&peer));
         self.place.claim(&peer)
+    }
+
+    /// What its key is for, if it uses TLS.
+    pub(crate) fn secured(&self) -> Option<&Secured> {
+        self.secured.as_ref()
     }
 
     /// What happens on it is counted for this host from now on.

@@ -36,6 +36,7 @@ mod state;
 mod store;
 mod subsystem;
 mod target;
+mod tls;
 
 pub use audit::{
     Audit, AuditEvent, AuditHost, Recorded, RefusalReason, ReservationAction, SpaceAction, SpaceEvent,
@@ -56,3 +57,4 @@ pub use state::{MediumSpec, ReservationFile, ServedMedium, TargetState, nqn_made
 pub use store::ReservationStore;
 pub use subsystem::{NSID_MAX, Namespace};
 pub use target::{Error, Target, is_loopback};
+pub use tls::TlsPolicy;

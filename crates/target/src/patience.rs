@@ -73,10 +73,10 @@ impl Mark {
     }
 }
 
-/// Disconnects a peer that does not come to the point, or stalls.
-pub(crate) async fn watch(connection: Rc<Connection>) {
+/// Disconnects a peer that does not come to the point, for which it has `left`, or stalls.
+pub(crate) async fn watch(connection: Rc<Connection>, left: Duration) {
     let patience = connection.target.config.patience;
-    sleep(patience.connect).await;
+    sleep(left).await;
     if matches!(*connection.role.borrow(), Role::New) {
         let message =
             format_args!("{}: no Connect within {} s", connection.peer(), patience.connect.as_secs());

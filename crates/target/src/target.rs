@@ -11,6 +11,7 @@ use crate::reserved::Reserved;
 use crate::space::{Managed, ReservationStores, Space};
 use crate::store::{ReservationStore, Writer};
 use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
+use crate::tls::TlsPolicy;
 use longhaul_block::{BlockDevice, TellsLosses};
 use longhaul_engine::net::{FreeListener, TcpListener};
 use longhaul_engine::{Handle, Thread};
@@ -18,6 +19,7 @@ use longhaul_proto::controller::{
     Content, DiscoveryContent, DiscoveryRecord, DiscoveryTarget, SubsystemView, discovery_entry,
 };
 use longhaul_proto::target::ENTRIES_BEFORE_CONNECT;
+use longhaul_wire::log::{DiscoveryEntry, treq, tsas};
 use longhaul_wire::nqn::{DISCOVERY_NQN, Nqn};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -136,7 +138,10 @@ impl Shared {
             let ip = if addr.ip().is_unspecified() { local.ip() } else { addr.ip() };
             let addr = SocketAddr::new(ip, addr.port());
             records.push(DiscoveryRecord {
-                entry: discovery_entry(nqn, target, addr, port_id, ENTRIES_BEFORE_CONNECT),
+                entry: with_security(
+                    discovery_entry(nqn, target, addr, port_id, ENTRIES_BEFORE_CONNECT),
+                    self.tls_at(addr),
+                ),
                 hosts: self.config.hosts_of(nqn).clone(),
             });
         };
@@ -152,6 +157,17 @@ impl Shared {
         let generation = self.generation.load(Ordering::Acquire);
         view.content = Content::Discovery(DiscoveryContent { generation, records });
         Arc::new(view)
+    }
+
+    /// Whether connections to this address of the target use TLS.
+    pub(crate) fn tls_at(&self, local: SocketAddr) -> TlsPolicy {
+        match self.config.tls {
+            // The discovery controller answers without a proof, and tells a host what that needs to know.
+            TlsPolicy::Required if !lock(&self.listening).iter().any(|io| io.port() == local.port()) => {
+                TlsPolicy::Allowed
+            }
+            policy => policy,
+        }
     }
 
     /// Notifies the hosts that asked for it that the discovery log has changed.
@@ -180,6 +196,19 @@ pub struct Target {
     /// Makes reservations durable.
     writer: Writer,
     pub(crate) observer: Observer,
+}
+
+/// The entry of an address with this policy.
+fn with_security(entry: DiscoveryEntry, policy: TlsPolicy) -> DiscoveryEntry {
+    match policy {
+        TlsPolicy::Off => entry,
+        //= NVMe-TCP 1.1, Transport Specific Address Subtype: SECTYPE says which security a port has
+        TlsPolicy::Allowed => DiscoveryEntry { tsas: tsas::TLS_1_3, ..entry },
+        TlsPolicy::Required => {
+            let treq = entry.treq | treq::SECURE_REQUIRED;
+            DiscoveryEntry { tsas: tsas::TLS_1_3, treq, ..entry }
+        }
+    }
 }
 
 fn listen(addr: SocketAddr) -> Result<FreeListener, Error> {

@@ -38,8 +38,8 @@ pub fn discovery_entry(
             DiscoveryTarget::ThisDiscovery => SubsystemType::CurrentDiscovery,
             DiscoveryTarget::Referral => SubsystemType::Referral,
         },
-        // Not "secure channel not required": the target has no TLS, and
-        // hosts take that value for an offer and connect with TLS.
+        // Not "secure channel not required": hosts take that value for an
+        // offer and connect with TLS, whether they have a key or not.
         treq: treq::NO_FLOW_CONTROL,
         portid: port_id,
         cntlid: PORT_CNTLID_DYNAMIC,

@@ -1,0 +1,159 @@
+//! TLS of a connection, before anything of NVMe/TCP.
+//!
+//! Invariants:
+//! - a connection holds its place from the beginning, and gives way as any other that has not come to its Connect;
+//! - the handshake and Connect together have the time that Connect has without TLS;
+//! - what Connect says is what the key in use is for, or it is refused.
+
+use crate::target::Shared as Target;
+use longhaul_conn::Channel;
+use longhaul_engine::net::TcpStream;
+use longhaul_proto::controller::ConnectRequest;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(feature = "tls")]
+use crate::{observer::count, subsystem::Message};
+#[cfg(feature = "tls")]
+use futures_util::future::{Either, select};
+#[cfg(feature = "tls")]
+use longhaul_conn::SecureError;
+
+/// Whether connections use TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsPolicy {
+    /// No connection does.
+    #[default]
+    Off,
+    /// A host may choose.
+    Allowed,
+    /// Connections without are refused. The further address of the discovery controller takes them.
+    Required,
+}
+
+/// What the key of a connection is for.
+#[derive(Clone, Debug)]
+pub(crate) struct Secured {
+    pub(crate) hostnqn: String,
+    pub(crate) subnqn: String,
+}
+
+impl Secured {
+    //= NVMe-TCP 1.1, TLS PSK and PSK Identity Derivation: a PSK is that of a host and a subsystem
+    pub(crate) fn is_for(&self, request: &ConnectRequest) -> bool {
+        self.hostnqn == request.hostnqn && self.subnqn == request.subnqn
+    }
+}
+
+/// A connection on which NVMe/TCP begins.
+pub(crate) struct Begun {
+    pub(crate) channel: Channel,
+    /// The first bytes of NVMe/TCP, if they were received already.
+    pub(crate) first: Vec<u8>,
+    pub(crate) secured: Option<Secured>,
+    /// Time that is left until Connect.
+    pub(crate) left: Duration,
+}
+
+impl Begun {
+    pub(crate) fn plain(target: &Target, stream: TcpStream) -> Begun {
+        let left = target.config.patience.connect;
+        Begun { channel: stream.into(), first: Vec::new(), secured: None, left }
+    }
+}
+
+#[cfg(feature = "tls")]
+type Inbox = futures_channel::mpsc::UnboundedReceiver<Message>;
+#[cfg(not(feature = "tls"))]
+type Inbox = futures_channel::mpsc::UnboundedReceiver<crate::subsystem::Message>;
+
+/// Goes through the handshake, if there is one. None: there is no connection, and the log says why.
+#[cfg(feature = "tls")]
+pub(crate) async fn begin(
+    target: &Arc<Target>,
+    stream: TcpStream,
+    (peer, local): (SocketAddr, SocketAddr),
+    inbox: &mut Inbox,
+) -> Option<Begun> {
+    use futures_util::StreamExt;
+    let policy = target.tls_at(local);
+    let keys = target.config.keys.as_ref().filter(|_| policy != TlsPolicy::Off);
+    let Some(keys) = keys else { return Some(Begun::plain(target, stream)) };
+    let (began, patience) = (longhaul_engine::now(), target.config.patience.connect);
+    let handshake = longhaul_engine::timeout(patience, shake_hands(stream, policy, keys));
+    let done = match select(Box::pin(handshake), inbox.next()).await {
+        Either::Left((done, _)) => done,
+        // It has to give way, or the target stops.
+        Either::Right(_) => return None,
+    };
+    let left = patience.saturating_sub(longhaul_engine::since(began));
+    let refuse = |message: std::fmt::Arguments<'_>| {
+        target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
+    };
+    match done {
+        Ok(Ok((channel, first, secured))) => {
+            if let Some(secured) = &secured {
+                tracing::debug!("{peer}: TLS with the key of {} for {}", secured.hostnqn, secured.subnqn);
+            }
+            Some(Begun { channel, first, secured, left })
+        }
+        Ok(Err(e)) => {
+            match &e {
+                SecureError::Io(_) | SecureError::Eof => {}
+                SecureError::Hello(_) => count(&target.incidents.protocol),
+                SecureError::Refused(_) | SecureError::Tls(_) => count(&target.incidents.authentication),
+            }
+            refuse(format_args!("{peer}: TLS: connection refused: {e}"));
+            None
+        }
+        Err(_) => {
+            count(&target.incidents.late);
+            let message = format_args!("{peer}: no TLS handshake within {} s", patience.as_secs());
+            target.quiet.late.say(message, |line| tracing::info!("{line}"));
+            None
+        }
+    }
+}
+
+#[cfg(feature = "tls")]
+async fn shake_hands(
+    stream: TcpStream,
+    policy: TlsPolicy,
+    keys: &crate::Keys,
+) -> Result<(Channel, Vec<u8>, Option<Secured>), SecureError> {
+    let mut first = Vec::new();
+    if policy == TlsPolicy::Allowed {
+        let channel = Channel::from(stream);
+        first = channel.receive_bytes(1).await?;
+        match first.first() {
+            None => return Err(SecureError::Eof),
+            Some(byte) if !longhaul_conn::is_tls(*byte) => return Ok((channel, first, None)),
+            Some(_) => {}
+        }
+        return secure(channel.into_socket(), first, keys).await;
+    }
+    secure(stream, first, keys).await
+}
+
+#[cfg(feature = "tls")]
+async fn secure(
+    stream: TcpStream,
+    first: Vec<u8>,
+    keys: &crate::Keys,
+) -> Result<(Channel, Vec<u8>, Option<Secured>), SecureError> {
+    let (session, chosen) = longhaul_conn::accept(&stream, first, &keys.hosts).await?;
+    let secured = Secured { hostnqn: chosen.hostnqn, subnqn: chosen.subnqn };
+    Ok((Channel::with_session(stream, session), Vec::new(), Some(secured)))
+}
+
+/// As above: this build has no TLS, and a configuration that wants it is refused.
+#[cfg(not(feature = "tls"))]
+pub(crate) async fn begin(
+    target: &Arc<Target>,
+    stream: TcpStream,
+    _: (SocketAddr, SocketAddr),
+    _: &mut Inbox,
+) -> Option<Begun> {
+    Some(Begun::plain(target, stream))
+}
