@@ -34,9 +34,11 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Round trips that [`open`](Self::open) takes: TCP's own, and ICReq with
-    /// ICResp.
-    pub(crate) const ROUND_TRIPS: u32 = 2;
+    /// Round trips that [`open`](Self::open) takes: TCP's own, ICReq with
+    /// ICResp, and the handshake of TLS.
+    pub(crate) fn round_trips(options: &Options) -> u32 {
+        2 + u32::from(options.tls)
+    }
 
     /// Opens a connection to a subsystem, and agrees on its parameters.
     pub(crate) async fn open(

@@ -283,15 +283,15 @@ impl Admin {
         subnqn: &str,
         signs: &Signs,
     ) -> Result<(Admin, u16)> {
-        const STEPS: u32 = Prepared::ROUND_TRIPS + 1;
-        let (mut in_capsule, mut round_trips) = (IN_CAPSULE_ADMIN, STEPS);
+        let steps = Prepared::round_trips(options) + 1;
+        let (mut in_capsule, mut round_trips) = (IN_CAPSULE_ADMIN, steps);
         let (mut queue, mut cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         // Every controller takes 8 KiB in the capsule of a Fabrics command,
         // but for the Linux target that is set to an inline size of 0: it
         // refuses Connect and loses its place in the stream. It gets its data
         // when it asks.
         if same_code(cqe.status(), Status::SGL_OFFSET) {
-            (in_capsule, round_trips) = (0, round_trips + STEPS + 1);
+            (in_capsule, round_trips) = (0, round_trips + steps + 1);
             (queue, cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         }
         let response = connected(&endpoint, options, subnqn, cqe)?;

@@ -42,10 +42,13 @@ pub(crate) struct InitiatorArgs {
     /// NQN of this host
     #[arg(long, value_name = "NQN")]
     hostnqn: Option<String>,
-    /// Directory with this host's secret, for targets that require
-    /// authentication ('longhaul key make')
+    /// Directory with this host's secret and key for TLS, for targets that
+    /// require authentication ('longhaul key make')
     #[arg(long, value_name = "DIR", value_parser = parse_keys)]
     keys: Option<Keys>,
+    /// Use TLS 1.3, with this host's key in --keys ('longhaul key make --tls')
+    #[arg(long)]
+    tls: bool,
     /// TCP congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
@@ -143,6 +146,7 @@ impl InitiatorArgs {
             io_timeout: self.io_timeout.unwrap_or(defaults.io_timeout),
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
             keys: self.keys.clone().map(|Keys(keys)| keys as _),
+            tls: self.tls,
             congestion: self.congestion.clone(),
             path: self.path(),
             engine: self.engine.config(),

@@ -20,7 +20,7 @@ use longhaul_metrics::{AuditSource, HostSource, Server, TargetSource};
 use longhaul_pool::Volumes;
 use longhaul_target::{
     Config, Error, HostAccess, MediumSpec, ServedMedium, Space, SpaceError, SpaceSpec, Target, TargetState,
-    is_loopback,
+    TlsPolicy, is_loopback,
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -82,6 +82,10 @@ pub(crate) struct TargetArgs {
     /// ('longhaul key make')
     #[arg(long, value_name = "DIR", value_parser = parse_keys)]
     keys: Option<Keys>,
+    /// TLS 1.3 with the hosts' keys in --keys: a host may use it (allowed), or has to (required)
+    /// ('longhaul key make --tls')
+    #[arg(long, value_name = "POLICY", requires = "keys", value_parser = ["allowed", "required"])]
+    tls: Option<String>,
     /// Serve spaces beyond loopback, though hosts are not authenticated
     #[arg(long)]
     insecure: bool,
@@ -176,6 +180,11 @@ impl TargetArgs {
             data_digest: !self.no_data_digest,
             hosts,
             keys: self.keys.clone().map(|Keys(keys)| longhaul_target::Keys::new(keys)),
+            tls: match self.tls.as_deref() {
+                Some("required") => TlsPolicy::Required,
+                Some(_) => TlsPolicy::Allowed,
+                None => TlsPolicy::Off,
+            },
             max_queues: self.max_queues,
             max_queue_size: self.max_queue_size,
             max_connections: self.max_connections as usize,

@@ -1,0 +1,324 @@
+//! Connections with TLS: who gets in, and what the others are told.
+
+mod common;
+
+use common::relay::Relay;
+use common::{NQN, backend, connect, disk, engines, export, pattern, read, target, until};
+use longhaul_auth::{Derivation, Generations, HashFunction, HostKey, IdentityVersion, KeySource, TlsKey};
+use longhaul_conn::Channel;
+use longhaul_engine::net::{SocketOptions, TcpStream};
+use longhaul_engine::{Config as EngineConfig, Engine};
+use longhaul_initiator::{Error, Options, PathOptions, discover};
+use longhaul_target::{Config, IncidentCounts, Keys, Patience, Target, TlsPolicy};
+use longhaul_wire::command::{Sgl, Sqe};
+use longhaul_wire::completion::Status;
+use longhaul_wire::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use longhaul_wire::log::{treq, tsas};
+use longhaul_wire::pdu::IcReq;
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+use zerocopy::IntoBytes;
+
+const HOST: &str = "nqn.2026-11.io.longhaul:test:known";
+const OTHER: &str = "nqn.2026-11.io.longhaul:test:other";
+const DECODE_ERROR: u8 = 50;
+const DECRYPT_ERROR: u8 = 51;
+const PROTOCOL_VERSION: u8 = 70;
+
+#[derive(Debug, Default)]
+struct TlsKeys(BTreeMap<&'static str, Generations<TlsKey>>);
+
+impl KeySource for TlsKeys {
+    fn key_of(&self, _: &str) -> Result<Option<Generations<HostKey>>, String> {
+        Ok(None)
+    }
+
+    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
+        Ok(self.0.get(hostnqn).cloned())
+    }
+}
+
+fn key(seed: u64, hash: HashFunction) -> TlsKey {
+    let mut random = fastrand::Rng::with_seed(seed);
+    TlsKey::generate(hash, &mut |bytes| random.fill(bytes))
+}
+
+fn keys(all: &[(&'static str, u64)]) -> Arc<dyn KeySource> {
+    let hash = |seed| if seed % 2 == 0 { HashFunction::Sha384 } else { HashFunction::Sha256 };
+    let of = |&(host, seed): &(_, u64)| (host, key(seed, hash(seed)).into());
+    Arc::new(TlsKeys(all.iter().map(of).collect()))
+}
+
+fn secured(policy: TlsPolicy, change: impl FnOnce(&mut Config)) -> Target {
+    target(|config| {
+        (config.tls, config.statistics) = (policy, true);
+        config.keys = Some(Keys::new(keys(&[(HOST, 1), (OTHER, 2)])));
+        change(config);
+    })
+}
+
+fn options(seed: u64) -> Options {
+    Options { hostnqn: HOST.into(), keys: Some(keys(&[(HOST, seed)])), tls: true, ..Options::default() }
+}
+
+fn incidents(target: &Target) -> IncidentCounts {
+    target.observer().statistics().expect("a target that runs").incidents
+}
+
+fn failure(uri: &str, options: Options) -> Error {
+    connect(uri, options).err().expect("refused")
+}
+
+#[test]
+fn large_and_small_io_goes_both_ways_and_over_a_connection_that_is_made_again() {
+    for engine in engines() {
+        for (host, seed, digests) in [(HOST, 1, false), (OTHER, 2, true)] {
+            let target = secured(TlsPolicy::Required, |config| config.engine = engine.clone());
+            let relay = Relay::start(target.addresses()[0]);
+            let uri = relay.uri(&export(&target, "mem:64MiB"));
+            let path = PathOptions { connections: Some(3), ..PathOptions::default() };
+            let options = Options {
+                hostnqn: host.into(),
+                keys: Some(keys(&[(host, seed)])),
+                hdr_digest: digests,
+                data_digest: digests,
+                engine: engine.clone(),
+                path,
+                ..options(seed)
+            };
+            let disk = disk(&uri, options);
+            for (n, len) in [(8 << 20) + 4096, 512, 4096, 1 << 20, 65_536].into_iter().enumerate() {
+                let (content, at) = (pattern(len, n as u64), (n as u64) << 23);
+                disk.write_at(&content, at).expect("written");
+                assert!(read(&disk, at, len).expect("read") == content, "{len} bytes");
+                // The second half is on connections that were made again.
+                if n == 2 {
+                    relay.flap();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_host_without_the_right_key_is_told_why_and_not_which() {
+    let target = secured(TlsPolicy::Required, |_| {});
+    let uri = export(&target, "mem:32MiB");
+    let wrong = failure(&uri, options(3)).to_string();
+    assert!(wrong.contains("another key") && wrong.contains(&format!("NVMe1R01 {HOST} {NQN} ")), "{wrong}");
+    let secret = key(3, HashFunction::Sha256).reveal();
+    assert!(!wrong.contains(&secret["NVMeTLSkey-1:01:".len()..][..12]), "{wrong}");
+    let stranger = "nqn.2026-11.io.longhaul:test:x";
+    let unknown = Options { hostnqn: stranger.into(), keys: Some(keys(&[(stranger, 1)])), ..options(1) };
+    let unknown = failure(&uri, unknown).to_string();
+    assert!(unknown.contains("unknown_psk_identity"), "{unknown}");
+    let none = failure(&uri, Options { keys: None, ..options(1) }).to_string();
+    assert!(none.contains("longhaul key make --tls") && none.contains(HOST), "{none}");
+    // Without TLS it is not answered, and gets a hint.
+    let plain = failure(&uri, Options { tls: false, ..options(1) }).to_string();
+    assert!(plain.contains("--tls"), "{plain}");
+    let counts = incidents(&target);
+    assert!(counts.authentication >= 2 && counts.protocol >= 1, "{counts:?}");
+    assert!(connect(&uri, options(1)).is_ok());
+}
+
+#[test]
+fn a_target_without_tls_is_no_target_for_it() {
+    let target = target(|_| {});
+    let uri = export(&target, "mem:32MiB");
+    let refused = failure(&uri, options(1)).to_string();
+    assert!(refused.contains("speaks no TLS"), "{refused}");
+    assert!(connect(&uri, Options::default()).is_ok());
+}
+
+#[test]
+fn where_tls_is_allowed_a_host_without_it_still_has_to_be_known() {
+    let target = secured(TlsPolicy::Allowed, |_| {});
+    let uri = export(&target, "mem:32MiB");
+    assert!(connect(&uri, options(1)).is_ok());
+    let plain = failure(&uri, Options { tls: false, ..options(1) }).to_string();
+    assert!(plain.contains("not allowed"), "it has no secret to prove itself with: {plain}");
+}
+
+#[test]
+fn discovery_says_which_addresses_take_tls_alone() {
+    for (policy, want) in [
+        (TlsPolicy::Required, (treq::SECURE_REQUIRED, tsas::TLS_1_3)),
+        (TlsPolicy::Allowed, (treq::SECURE_UNSPECIFIED, tsas::TLS_1_3)),
+    ] {
+        let discovery = "127.0.0.1:0".parse().expect("an address");
+        let target = secured(policy, |config| {
+            config.listen = vec!["127.0.0.1:0".parse().expect("an address")];
+            config.discovery = Some(discovery);
+        });
+        export(&target, "mem:32MiB");
+        let io = target.addresses()[0];
+        let log = discover("127.0.0.1", io.port(), options(1)).expect("a log");
+        let of = |port: u16| {
+            let record = log.records.iter().find(|r| r.trsvcid == port.to_string()).expect("a record");
+            (record.treq & 0b11, record.sectype)
+        };
+        assert_eq!(of(io.port()), want);
+    }
+}
+
+async fn channel(addr: SocketAddr, subnqn: &str, derivation: Derivation) -> Result<Channel, String> {
+    let socket = TcpStream::connect(addr, &SocketOptions::default()).await.map_err(|e| e.to_string())?;
+    let key = key(1, HashFunction::Sha256);
+    let psk = key.psk(IdentityVersion::V1, key.hash(), HOST, subnqn, derivation).expect("derived");
+    let session = longhaul_conn::connect(&socket, &[psk]).await.map_err(|e| e.to_string())?;
+    Ok(Channel::with_session(socket, session))
+}
+
+async fn receive(channel: &Channel, len: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    while all.len() < len {
+        let some = channel.receive_bytes(len - all.len()).await.expect("received");
+        assert!(!some.is_empty(), "the end after {} of {len} bytes", all.len());
+        all.extend_from_slice(&some);
+    }
+    all
+}
+
+/// The status of a Connect in these names, on a connection by the key of [`HOST`] for `secured`.
+async fn connect_as(addr: SocketAddr, secured: &str, hostnqn: &str, subnqn: &str) -> u16 {
+    const CAPSULE: u8 = 72;
+    let channel = channel(addr, secured, Derivation::Standard).await.expect("a channel");
+    channel.send_bytes(IcReq::new(0, 0, 0).as_bytes().to_vec()).await.expect("sent");
+    receive(&channel, 128).await;
+    let data = ConnectData::new(Uuid::from_u128(7), CNTLID_DYNAMIC, subnqn, hostnqn);
+    let sqe = Sqe::connect(0, 31, 0, 0).with_sgl(Sgl::in_capsule(0, ConnectData::LEN as u32));
+    let mut bytes = vec![4, 0, CAPSULE, CAPSULE];
+    bytes.extend_from_slice(&(u32::from(CAPSULE) + ConnectData::LEN as u32).to_le_bytes());
+    bytes.extend_from_slice(sqe.as_bytes());
+    bytes.extend_from_slice(data.as_bytes());
+    channel.send_bytes(bytes).await.expect("sent");
+    let answer = receive(&channel, 24).await;
+    u16::from_le_bytes([answer[22], answer[23]]) >> 1
+}
+
+#[test]
+fn a_key_is_for_one_host_and_one_subsystem() {
+    const MORE: &str = "nqn.2026-11.io.longhaul:test:more";
+    const CODE: u16 = 0x07FF;
+    let target = secured(TlsPolicy::Required, |_| {});
+    export(&target, "mem:32MiB");
+    target.export(MORE, "more", backend("mem:16MiB"), Uuid::from_u128(9)).expect("exported");
+    let (addr, engine) = (target.addresses()[0], Engine::new(&EngineConfig::default()).expect("an engine"));
+    engine.block_on(async {
+        assert_eq!(connect_as(addr, NQN, HOST, NQN).await, 0);
+        let before = incidents(&target).authentication;
+        let refused = (u16::from(Status::CONNECT_INVALID_HOST.sct()) << 8)
+            | u16::from(Status::CONNECT_INVALID_HOST.sc());
+        // Another known host's name, a subsystem that the key is not for, and both.
+        for (secured, host, subnqn) in [(NQN, OTHER, NQN), (NQN, HOST, MORE), (MORE, OTHER, NQN)] {
+            let status = connect_as(addr, secured, host, subnqn).await;
+            assert_eq!(status & CODE, refused, "{host} {subnqn}");
+        }
+        assert_eq!(incidents(&target).authentication, before + 3);
+        let legacy = channel(addr, NQN, Derivation::Legacy).await.expect_err("refused");
+        assert!(legacy.contains("derives in another way"), "{legacy}");
+    });
+}
+
+/// What a connection gets that begins with these bytes, until the target ends it.
+fn answer_to(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = std::net::TcpStream::connect(addr).expect("connected");
+    stream.set_read_timeout(Some(common::PATIENCE)).expect("a limit");
+    stream.write_all(bytes).expect("sent");
+    let mut answer = Vec::new();
+    // A reset is an end too.
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+/// A ClientHello with these extensions, in a record.
+fn hello(extensions: &[u8]) -> Vec<u8> {
+    let mut body = vec![3, 3];
+    body.extend_from_slice(&[7; 32]);
+    body.extend_from_slice(&[0, 0, 2, 0x13, 0x01, 1, 0]);
+    body.extend_from_slice(&(extensions.len() as u16).to_be_bytes());
+    body.extend_from_slice(extensions);
+    let mut message = vec![1, 0];
+    message.extend_from_slice(&(body.len() as u16).to_be_bytes());
+    message.extend_from_slice(&body);
+    let mut record = vec![22, 3, 1];
+    record.extend_from_slice(&(message.len() as u16).to_be_bytes());
+    record.extend_from_slice(&message);
+    record
+}
+
+#[test]
+fn what_is_no_hello_of_tls_1_3_gets_an_alert_or_the_end() {
+    let target = secured(TlsPolicy::Required, |_| {});
+    let uri = export(&target, "mem:32MiB");
+    let addr = target.addresses()[0];
+    let alert = |number: u8| vec![21, 3, 3, 0, 2, 2, number];
+    // Versions: 1.2 alone, and none.
+    assert_eq!(answer_to(addr, &hello(&[0, 43, 0, 3, 2, 3, 3])), alert(PROTOCOL_VERSION));
+    assert_eq!(answer_to(addr, &hello(&[])), alert(PROTOCOL_VERSION));
+    // An extension that is longer than all of them.
+    assert_eq!(answer_to(addr, &hello(&[0, 43, 255, 255, 2, 3, 4])), alert(DECODE_ERROR));
+    // Neither TLS nor NVMe/TCP, and NVMe/TCP.
+    assert_eq!(answer_to(addr, b"GET / HTTP/1.1\r\n\r\n"), b"");
+    assert_eq!(answer_to(addr, IcReq::new(0, 0, 0).as_bytes()), b"");
+    let mut random = fastrand::Rng::with_seed(5);
+    for _ in 0..64 {
+        let mut garbage = vec![0; random.usize(5..600)];
+        random.fill(&mut garbage);
+        let len = (garbage.len() - 5) as u16;
+        garbage[..5].copy_from_slice(&[22, 3, 1, (len >> 8) as u8, len as u8]);
+        // The target waits for more of a message, if that is what it begins to be: then this end gives up.
+        let mut stream = std::net::TcpStream::connect(addr).expect("connected");
+        let _ = stream.write_all(&garbage);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty() || answer[0] == 21 && answer[6] != DECRYPT_ERROR, "{answer:?}");
+    }
+    assert!(connect(&uri, options(1)).is_ok());
+}
+
+#[test]
+fn handshakes_that_are_not_ended_keep_no_host_out() {
+    const HALF_OPEN: usize = 100;
+    let target = secured(TlsPolicy::Required, |config| {
+        config.max_connections = 64;
+        config.patience = Patience { connect: Duration::from_secs(60), ..Patience::default() };
+    });
+    let uri = export(&target, "mem:32MiB");
+    let disk = disk(&uri, options(1));
+    let content = pattern(1 << 20, 4);
+    let begun: Vec<_> = (0..HALF_OPEN)
+        .map(|n| {
+            let mut stream = std::net::TcpStream::connect(target.addresses()[0]).expect("connected");
+            // Some say nothing, others a part of a ClientHello.
+            let hello = hello(&[0, 43, 0, 3, 2, 3, 4]);
+            let _ = stream.write_all(&hello[..n % 40]);
+            disk.write_at(&content, ((n % 16) as u64) << 20).expect("written");
+            stream
+        })
+        .collect();
+    until("every connection to be accepted", || incidents(&target).accepted >= HALF_OPEN as u64);
+    assert!(target.connections() <= 64);
+    let another =
+        connect(&uri, Options { hostnqn: OTHER.into(), keys: Some(keys(&[(OTHER, 2)])), ..options(2) });
+    another.expect("a place, and a controller");
+    assert!(read(&disk, 0, 1 << 20).expect("read") == content);
+    drop(begun);
+}
+
+#[test]
+fn a_handshake_that_takes_too_long_ends() {
+    let connect = Duration::from_millis(300);
+    let target =
+        secured(TlsPolicy::Required, |config| config.patience = Patience { connect, ..Patience::default() });
+    assert_eq!(answer_to(target.addresses()[0], &hello(&[])[..20]), b"");
+    assert_eq!(answer_to(target.addresses()[0], b""), b"");
+    assert!(incidents(&target).late >= 2);
+    until("the places to be free", || target.connections() == 0);
+}
