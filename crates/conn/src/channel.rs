@@ -11,7 +11,7 @@ use std::io;
 #[cfg(feature = "tls")]
 use crate::secure::{Detached, Secure};
 #[cfg(feature = "tls")]
-use longhaul_tls::Destination;
+use longhaul_tls::{Destination, TlsError};
 #[cfg(feature = "tls")]
 use std::cell::RefCell;
 
@@ -83,7 +83,7 @@ impl Channel {
     /// Receives some bytes, at most `most`; none at the end of what the peer sends.
     ///
     /// # Errors
-    /// The socket fails, or a record was changed.
+    /// The socket fails, a record was changed, or TLS was cut.
     pub async fn receive_bytes(&self, most: usize) -> io::Result<Vec<u8>> {
         let mut incoming = Incoming::new(most, self);
         incoming.set_staging_limit(most);
@@ -235,7 +235,8 @@ impl Incoming {
         self.msg.take_direct()
     }
 
-    /// Receives: how many bytes, and 0 at the end of what the peer sends.
+    /// Receives: how many bytes, and 0 at the end of what the peer sends. With TLS the peer has to say that it is
+    /// the end.
     pub(crate) async fn receive(&mut self, channel: &Channel) -> io::Result<usize> {
         #[cfg(feature = "tls")]
         if let Some(secure) = channel.session() {
@@ -276,10 +277,9 @@ impl Incoming {
             let msg = secure.borrow_mut().begin_receive();
             let (result, msg) = channel.socket.recv(msg).await;
             secure.borrow_mut().end_receive(msg);
-            // Without close_notify: a peer that has died, or an attacker. Either ends the connection, and no
-            // command is taken for done by it.
+            // RFC 8446 §6.1: without close_notify, what was received may not be all that the peer has sent
             if result? == 0 {
-                return Ok(0);
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, TlsError::Cut));
             }
         }
     }

@@ -18,7 +18,7 @@ mod tx;
 
 pub use channel::{Channel, FreeChannel};
 #[cfg(feature = "tls")]
-pub use longhaul_tls::{Chosen, TlsError};
+pub use longhaul_tls::{Chosen, HelloError, Refusal, TlsError};
 pub use rx::{Ended, linger, receive};
 #[cfg(feature = "tls")]
 pub use secure::{Detached, Secure, SecureError, accept, connect, is_tls};

@@ -111,6 +111,10 @@ impl<D: Driver> Receive<'_, D> {
             match received {
                 Ok(0) => return Ended::Eof,
                 Ok(_) => {}
+                // With TLS, what this end has shut down looks as if the peer had cut it.
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof && self.shared.is_ending() => {
+                    return Ended::Local;
+                }
                 Err(e) => return Ended::Io(e),
             }
             if self.shared.progress.get().is_multiple_of(TURN) {

@@ -3,7 +3,8 @@
 //! Invariants:
 //! - before the handshake is done nothing of it reaches the protocol;
 //! - a peer has [`HELLO_MAX`] bytes for its first message, and memory of a record behind it;
-//! - received records are decrypted in order, before more is received.
+//! - received records are decrypted in order, before more is received;
+//! - records are sent in the order in which they were encrypted, those of the library's own answers too.
 
 use crate::channel::Channel;
 use longhaul_auth::{KeySource, TlsPsk};
@@ -17,8 +18,10 @@ use std::sync::Arc;
 
 /// Received at once before more was ever there: a few commands fit.
 const RECORDS_FIRST: usize = 4 << 10;
-/// Received at once at most: sixteen records, for one system call.
-const RECORDS_MOST: usize = 256 << 10;
+/// Received at once at most: four records, for one system call.
+const RECORDS_MOST: usize = 64 << 10;
+/// Memory for records that a connection keeps while it sends nothing.
+const SEALED_KEPT: usize = 4 << 10;
 
 /// Why there is no connection with TLS.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +49,6 @@ pub struct Detached {
     session: Session,
     /// Received, and not decrypted yet.
     left: Vec<u8>,
-    reply: Vec<u8>,
 }
 
 /// A session on a socket.
@@ -58,22 +60,14 @@ pub struct Secure {
     left_at: usize,
     records: RecvMsg,
     at: usize,
-    /// What is to be sent besides data: answers of the library.
-    reply: Vec<u8>,
+    /// Encrypted, and not taken to be sent yet: data, and answers of the library.
     sealed: Vec<u8>,
 }
 
 impl From<Detached> for Secure {
-    fn from(Detached { session, left, reply }: Detached) -> Secure {
-        Secure {
-            session,
-            left,
-            left_at: 0,
-            records: RecvMsg::new(RECORDS_FIRST),
-            at: 0,
-            reply,
-            sealed: Vec::new(),
-        }
+    fn from(Detached { session, left }: Detached) -> Secure {
+        let records = RecvMsg::new(RECORDS_FIRST);
+        Secure { session, left, left_at: 0, records, at: 0, sealed: Vec::new() }
     }
 }
 
@@ -82,7 +76,7 @@ impl From<Secure> for Detached {
         let mut left = secure.left;
         left.drain(..secure.left_at);
         left.extend_from_slice(&secure.records.staged()[secure.at..]);
-        Detached { session: secure.session, left, reply: secure.reply }
+        Detached { session: secure.session, left }
     }
 }
 
@@ -96,7 +90,7 @@ impl Secure {
         if self.left_at < self.left.len() {
             let mut input = &self.left[self.left_at..];
             let before = input.len();
-            let opened = self.session.open(&mut input, &mut self.reply, to).map_err(failed)?;
+            let opened = self.session.open(&mut input, &mut self.sealed, to).map_err(failed)?;
             self.left_at += before - input.len();
             if self.left_at == self.left.len() {
                 (self.left, self.left_at) = (Vec::new(), 0);
@@ -105,7 +99,7 @@ impl Secure {
         }
         let mut input = &self.records.staged()[self.at..];
         let before = input.len();
-        let opened = self.session.open(&mut input, &mut self.reply, to).map_err(failed)?;
+        let opened = self.session.open(&mut input, &mut self.sealed, to).map_err(failed)?;
         self.at += before - input.len();
         Ok(opened)
     }
@@ -125,35 +119,53 @@ impl Secure {
 
     /// Encrypts bytes behind what is already encrypted.
     pub(crate) fn seal(&mut self, plain: &[u8]) -> io::Result<()> {
+        self.make_room(plain.len());
         self.session.seal(plain, &mut self.sealed).map_err(failed)
     }
 
     /// The same with the memory of a payload.
     pub(crate) fn seal_segment(&mut self, plain: &Segment) -> io::Result<()> {
+        self.make_room(plain.len());
         self.session.seal_segment(plain, &mut self.sealed).map_err(failed)
+    }
+
+    /// At once, and not in steps that copy what is there.
+    fn make_room(&mut self, len: usize) {
+        const RECORD: usize = 16 << 10;
+        const OVERHEAD: usize = 5 + 1 + 16;
+        if len > 0 {
+            self.sealed.reserve(len + (len.div_ceil(RECORD) + 1) * OVERHEAD);
+        }
+    }
+
+    /// Bytes that are encrypted and not taken.
+    pub(crate) fn sealed_len(&self) -> usize {
+        self.sealed.len()
+    }
+
+    /// Nothing more is sent for the time being.
+    pub(crate) fn rest(&mut self) {
+        if self.sealed.is_empty() && self.sealed.capacity() > SEALED_KEPT {
+            self.sealed = Vec::new();
+        }
     }
 
     /// What is encrypted, to be sent. [`give_back`](Self::give_back) it.
     pub(crate) fn take_sealed(&mut self) -> Vec<u8> {
-        let mut sealed = std::mem::take(&mut self.sealed);
-        sealed.append(&mut self.reply);
-        sealed
+        std::mem::take(&mut self.sealed)
     }
 
+    /// Its memory is used again, unless more was encrypted while it was sent.
     pub(crate) fn give_back(&mut self, mut sealed: Vec<u8>) {
-        sealed.clear();
-        self.sealed = sealed;
+        if self.sealed.is_empty() {
+            sealed.clear();
+            self.sealed = sealed;
+        }
     }
 
     /// Says that nothing more is sent.
     pub(crate) fn end(&mut self) {
         self.session.end(&mut self.sealed);
-    }
-
-    /// The identity of the key and the cipher suite in use.
-    pub fn describe(&mut self) -> (String, &'static str) {
-        let identity = String::from_utf8_lossy(self.session.identity().unwrap_or_default()).into_owned();
-        (identity, self.session.suite())
     }
 }
 
@@ -173,7 +185,8 @@ pub fn is_tls(first: u8) -> bool {
     first == HANDSHAKE
 }
 
-/// The target's side: finds the key of the host that its first message names. `first` was received already.
+/// The target's side: finds the key of the host that its first message names, after its turn. `first` was
+/// received already.
 ///
 /// # Errors
 /// The host has no right key, or speaks no TLS. It is told so.
@@ -181,6 +194,7 @@ pub async fn accept(
     socket: &TcpStream,
     first: Vec<u8>,
     keys: &Arc<dyn KeySource>,
+    turn: impl Future<Output = ()>,
 ) -> Result<(Detached, Chosen), SecureError> {
     let (mut input, mut msg) = (first, RecvMsg::new(RECORDS_FIRST));
     let hello = loop {
@@ -195,6 +209,7 @@ pub async fn accept(
             Err(e) => return Err(refuse(socket, e.alert(), e).await),
         }
     };
+    turn.await;
     // Keys are in files, and several are tried: other connections of the thread go on.
     let keys = Arc::clone(keys);
     let chosen = longhaul_engine::blocking(move || choose(&hello, &*keys)).await;
@@ -224,7 +239,7 @@ async fn finish(socket: &TcpStream, mut session: Session, first: Vec<u8>) -> Res
         }
         if result? {
             let left = rest.to_vec();
-            return Ok(Detached { session, left, reply: Vec::new() });
+            return Ok(Detached { session, left });
         }
         msg = receive(socket, msg).await?;
         input = msg.staged().to_vec();

@@ -49,7 +49,7 @@ async fn both(
     let (host, target) = sockets().await;
     let keys: Arc<dyn KeySource> = Arc::new(Keys(at_target));
     let accepting = spawn(async move {
-        let (session, chosen) = accept(&target, Vec::new(), &keys).await?;
+        let (session, chosen) = accept(&target, Vec::new(), &keys, async {}).await?;
         Ok((Channel::with_session(target, session), chosen))
     });
     let session = connect(&host, &psks(&at_host, name)).await;
@@ -122,12 +122,97 @@ fn each_end_says_why_there_is_no_connection() {
         let (host, target) = sockets().await;
         send(&host, vec![0, 0, 128, 0, 128, 0, 0, 0]).await.expect("sent");
         let keys: Arc<dyn KeySource> = Arc::new(Keys(key(1)));
-        let refused = accept(&target, Vec::new(), &keys).await;
+        let refused = accept(&target, Vec::new(), &keys, async {}).await;
         assert!(matches!(refused, Err(SecureError::Hello(HelloError::PlainNvme))), "{refused:?}");
         // A target without TLS, which takes the first message for a malformed PDU.
         let (host, target) = sockets().await;
         send(&target, vec![3, 0, 24, 0, 24, 0, 0, 0]).await.expect("sent");
         let refused = connect(&host, &psks(&key(1), HOST)).await;
         assert!(matches!(refused, Err(SecureError::Tls(TlsError::NotTls))), "{refused:?}");
+    });
+}
+
+/// The peer of an established channel that sends these bytes behind its handshake, and closes the socket.
+async fn after_the_end(last: impl FnOnce(&mut Secure) -> Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
+    let (host, target) = both(key(1), key(1), HOST).await;
+    let (host, (target, _)) = (host.expect("connected"), target.expect("accepted"));
+    let bytes = last(&mut host.session().expect("a session").borrow_mut());
+    send(host.socket(), bytes).await.expect("sent");
+    host.socket().shutdown(std::net::Shutdown::Write).expect("shut down");
+    let (mut incoming, mut all) = (Incoming::new(4096, &target), Vec::new());
+    loop {
+        match incoming.receive(&target).await {
+            Ok(1..) => all.extend_from_slice(incoming.staged()),
+            end => return (end, all),
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_is_cut_is_an_error_and_one_that_is_ended_is_not() {
+    let engine = Engine::new(&Config::default()).expect("an engine");
+    engine.block_on(async {
+        let sealed = |secure: &mut Secure| {
+            secure.seal(&[7; 100]).expect("sealed");
+            secure.take_sealed()
+        };
+        let (end, data) = after_the_end(|secure| {
+            secure.seal(&[7; 100]).expect("sealed");
+            secure.end();
+            secure.take_sealed()
+        })
+        .await;
+        assert!(matches!(end, Ok(0)) && data == [7; 100], "{end:?}");
+        // Between two records, within one, and before all of them.
+        for len in [usize::MAX, 60, 0] {
+            let (end, data) = after_the_end(|secure| {
+                let mut bytes = sealed(secure);
+                bytes.truncate(len);
+                bytes
+            })
+            .await;
+            let e = end.expect_err("cut");
+            assert!(
+                e.kind() == io::ErrorKind::UnexpectedEof && e.to_string().contains("close_notify"),
+                "{e}"
+            );
+            assert_eq!(data.len(), if len == usize::MAX { 100 } else { 0 });
+        }
+    });
+}
+
+#[test]
+fn a_changed_record_is_an_error_and_brings_nothing() {
+    let engine = Engine::new(&Config::default()).expect("an engine");
+    engine.block_on(async {
+        let (end, data) = after_the_end(|secure| {
+            secure.seal(&[7; 100]).expect("sealed");
+            let mut bytes = secure.take_sealed();
+            bytes[50] ^= 1;
+            secure.end();
+            bytes.extend(secure.take_sealed());
+            bytes
+        })
+        .await;
+        assert!(end.is_err_and(|e| e.kind() == io::ErrorKind::InvalidData) && data.is_empty());
+    });
+}
+
+/// Answers of the library are records of the same sequence as data.
+#[test]
+fn what_is_sealed_while_other_records_are_sent_is_not_lost() {
+    let engine = Engine::new(&Config::default()).expect("an engine");
+    engine.block_on(async {
+        let (end, data) = after_the_end(|secure| {
+            secure.seal(b"first").expect("sealed");
+            let mut bytes = secure.take_sealed();
+            secure.seal(b"second").expect("sealed");
+            secure.give_back(bytes.clone());
+            secure.end();
+            bytes.extend(secure.take_sealed());
+            bytes
+        })
+        .await;
+        assert!(matches!(end, Ok(0)) && data == b"firstsecond", "{end:?}");
     });
 }

@@ -6,11 +6,20 @@ use longhaul_proto::transport::{Batch, Endpoint, Piece};
 use std::io;
 use std::net::Shutdown;
 
+#[cfg(feature = "tls")]
+use crate::secure::Secure;
+#[cfg(feature = "tls")]
+use std::cell::RefCell;
+
 /// Bytes given to one send: enough to fill a socket buffer, little enough
 /// that the memory of sent commands is free for others soon.
 const SEND_MAX: usize = 1 << 20;
 /// Pieces given to one send (`UIO_MAXIOV`).
 const PIECES_MAX: usize = 1024;
+/// Encrypted bytes given to one send: four records. So the peer decrypts while this end encrypts, and a peer that
+/// does not receive occupies little memory.
+#[cfg(feature = "tls")]
+const SEALED_MAX: usize = 64 << 10;
 
 /// Sends what the queue has until the connection ends, then closes the
 /// sending side.
@@ -106,64 +115,77 @@ async fn send_batch<D: Driver>(
 }
 
 /// As [`send_batch`], encrypted: small pieces that follow each other share records, and payload is encrypted from
-/// its own memory.
+/// its own memory, some records at a time.
 #[cfg(feature = "tls")]
 async fn send_batch_sealed<D: Driver>(
     shared: &Shared<D::Queue>,
-    secure: &std::cell::RefCell<crate::secure::Secure>,
+    secure: &RefCell<Secure>,
     driver: &D,
     batch: &mut Batch,
 ) -> io::Result<()> {
     batch.fill_digests(|slot, offset, len| driver.digest(slot, offset as usize, len as usize));
-    let mut pieces = batch.pieces.as_slice();
-    let mut small = Vec::new();
-    while !pieces.is_empty() {
-        let (mut len, mut n) = (0, 0);
-        for piece in pieces {
-            match *piece {
-                Piece::Bytes { start, len: l } => {
-                    small.extend_from_slice(&batch.bytes[start as usize..(start + l) as usize]);
-                    len += l as usize;
-                }
-                Piece::Payload { slot, offset, len: l, .. } if l > 0 => {
-                    let mut secure = secure.borrow_mut();
-                    secure.seal(&small)?;
+    let (mut small, mut ended) = (Vec::new(), Vec::new());
+    for piece in &batch.pieces {
+        match *piece {
+            Piece::Bytes { start, len } => {
+                small.extend_from_slice(&batch.bytes[start as usize..(start + len) as usize]);
+            }
+            Piece::Payload { slot, offset, len, last } => {
+                let (mut at, end) = (offset as usize, (offset + len) as usize);
+                while at < end {
+                    let n = (end - at).min(SEALED_MAX);
+                    {
+                        let mut secure = secure.borrow_mut();
+                        secure.seal(&small)?;
+                        secure.seal_segment(&driver.source(slot, at, n))?;
+                    }
                     small.clear();
-                    secure.seal_segment(&driver.source(slot, offset as usize, l as usize))?;
-                    len += l as usize;
+                    at += n;
+                    if at < end && secure.borrow().sealed_len() >= SEALED_MAX {
+                        send_sealed(shared, secure).await?;
+                    }
                 }
-                Piece::Payload { .. } => {}
-            }
-            n += 1;
-            if len >= SEND_MAX {
-                break;
+                ended.extend(last.then_some(slot));
             }
         }
-        secure.borrow_mut().seal(&small)?;
-        small.clear();
-        let result = send_sealed(shared, secure).await;
-        let (sent, rest) = pieces.split_at(n);
-        pieces = rest;
-        for piece in sent {
-            if let Piece::Payload { slot, last: true, .. } = *piece {
-                driver.release(slot);
-                shared.queue.borrow_mut().payload_sent(slot);
-            }
+        if small.len() + secure.borrow().sealed_len() >= SEALED_MAX {
+            secure.borrow_mut().seal(&small)?;
+            small.clear();
+            send_and_release(shared, secure, driver, &mut ended).await?;
         }
-        result?;
-        driver.events();
-        shared.resume.notify();
     }
+    secure.borrow_mut().seal(&small)?;
+    send_and_release(shared, secure, driver, &mut ended).await?;
+    secure.borrow_mut().rest();
     batch.bytes.clear();
     Ok(())
 }
 
+/// Sends what is encrypted. The payload of these slots is on its way then.
 #[cfg(feature = "tls")]
-async fn send_sealed<Q>(
-    shared: &Shared<Q>,
-    secure: &std::cell::RefCell<crate::secure::Secure>,
+async fn send_and_release<D: Driver>(
+    shared: &Shared<D::Queue>,
+    secure: &RefCell<Secure>,
+    driver: &D,
+    ended: &mut Vec<u16>,
 ) -> io::Result<()> {
+    let result = send_sealed(shared, secure).await;
+    for slot in ended.drain(..) {
+        driver.release(slot);
+        shared.queue.borrow_mut().payload_sent(slot);
+    }
+    result?;
+    driver.events();
+    shared.resume.notify();
+    Ok(())
+}
+
+#[cfg(feature = "tls")]
+async fn send_sealed<Q>(shared: &Shared<Q>, secure: &RefCell<Secure>) -> io::Result<()> {
     let sealed = secure.borrow_mut().take_sealed();
+    if sealed.is_empty() {
+        return Ok(());
+    }
     let (mut msg, len) = (SendMsg::new(), sealed.len());
     msg.begin(sealed);
     msg.push_bytes(0, len);

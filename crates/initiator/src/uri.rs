@@ -178,7 +178,13 @@ impl Uri {
             }
             "hdr_digest" => options.hdr_digest = Some(boolean(key, value)?),
             "data_digest" => options.data_digest = Some(boolean(key, value)?),
-            "tls" => options.tls = Some(boolean(key, value)?),
+            "tls" => {
+                let tls = boolean(key, value)?;
+                if tls && !cfg!(feature = "tls") {
+                    return Err(format!("option '{key}': {}", crate::tls::MISSING));
+                }
+                options.tls = Some(tls);
+            }
             "queue_size" => options.queue_size = Some(number(key, value)?),
             "kato" => options.kato_ms = Some(number(key, value)?),
             "ctrl-loss-tmo" => options.ctrl_loss = Some(ctrl_loss(key, value)?),

@@ -2,9 +2,11 @@
 
 mod common;
 
-use common::relay::Relay;
+use common::relay::{Relay, Way};
 use common::{NQN, backend, connect, disk, engines, export, pattern, read, target, until};
-use longhaul_auth::{Derivation, Generations, HashFunction, HostKey, IdentityVersion, KeySource, TlsKey};
+use longhaul_auth::{
+    Derivation, Generations, HashFunction, HostKey, IdentityVersion, KeySource, Secret, TlsKey,
+};
 use longhaul_conn::Channel;
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{Config as EngineConfig, Engine};
@@ -70,7 +72,7 @@ fn incidents(target: &Target) -> IncidentCounts {
 }
 
 fn failure(uri: &str, options: Options) -> Error {
-    connect(uri, options).err().expect("refused")
+    connect(uri, options).expect_err("refused")
 }
 
 #[test]
@@ -91,7 +93,7 @@ fn large_and_small_io_goes_both_ways_and_over_a_connection_that_is_made_again() 
                 ..options(seed)
             };
             let disk = disk(&uri, options);
-            for (n, len) in [(8 << 20) + 4096, 512, 4096, 1 << 20, 65_536].into_iter().enumerate() {
+            for (n, len) in [(8 << 20) - 4096, 4096, 8192, 1 << 20, 65_536].into_iter().enumerate() {
                 let (content, at) = (pattern(len, n as u64), (n as u64) << 23);
                 disk.write_at(&content, at).expect("written");
                 assert!(read(&disk, at, len).expect("read") == content, "{len} bytes");
@@ -150,19 +152,22 @@ fn discovery_says_which_addresses_take_tls_alone() {
         (TlsPolicy::Required, (treq::SECURE_REQUIRED, tsas::TLS_1_3)),
         (TlsPolicy::Allowed, (treq::SECURE_UNSPECIFIED, tsas::TLS_1_3)),
     ] {
-        let discovery = "127.0.0.1:0".parse().expect("an address");
         let target = secured(policy, |config| {
-            config.listen = vec!["127.0.0.1:0".parse().expect("an address")];
-            config.discovery = Some(discovery);
+            config.discovery = Some("127.0.0.2:0".parse().expect("an address"));
         });
         export(&target, "mem:32MiB");
-        let io = target.addresses()[0];
-        let log = discover("127.0.0.1", io.port(), options(1)).expect("a log");
-        let of = |port: u16| {
-            let record = log.records.iter().find(|r| r.trsvcid == port.to_string()).expect("a record");
-            (record.treq & 0b11, record.sectype)
-        };
-        assert_eq!(of(io.port()), want);
+        let (io, discovery) = (target.addresses()[0], target.discovery_address().expect("an address"));
+        for (at, tls) in [(io, true), (discovery, true), (discovery, false)] {
+            let log =
+                discover(&at.ip().to_string(), at.port(), Options { tls, ..options(1) }).expect("a log");
+            let of = |port: u16| {
+                let record = log.records.iter().find(|r| r.trsvcid == port.to_string()).expect("a record");
+                (record.treq & 0b11, record.sectype)
+            };
+            assert_eq!(of(io.port()), want, "at {at}, TLS: {tls}");
+        }
+        let without = discover(&io.ip().to_string(), io.port(), Options { tls: false, ..options(1) });
+        assert_eq!(without.is_err(), policy == TlsPolicy::Required);
     }
 }
 
@@ -186,18 +191,23 @@ async fn receive(channel: &Channel, len: usize) -> Vec<u8> {
 
 /// The status of a Connect in these names, on a connection by the key of [`HOST`] for `secured`.
 async fn connect_as(addr: SocketAddr, secured: &str, hostnqn: &str, subnqn: &str) -> u16 {
-    const CAPSULE: u8 = 72;
     let channel = channel(addr, secured, Derivation::Standard).await.expect("a channel");
+    connect_on(&channel, 0, CNTLID_DYNAMIC, hostnqn, subnqn).await
+}
+
+/// The same of a queue of a controller, on a channel.
+async fn connect_on(channel: &Channel, qid: u16, cntlid: u16, hostnqn: &str, subnqn: &str) -> u16 {
+    const CAPSULE: u8 = 72;
     channel.send_bytes(IcReq::new(0, 0, 0).as_bytes().to_vec()).await.expect("sent");
-    receive(&channel, 128).await;
-    let data = ConnectData::new(Uuid::from_u128(7), CNTLID_DYNAMIC, subnqn, hostnqn);
-    let sqe = Sqe::connect(0, 31, 0, 0).with_sgl(Sgl::in_capsule(0, ConnectData::LEN as u32));
+    receive(channel, 128).await;
+    let data = ConnectData::new(Uuid::from_u128(7), cntlid, subnqn, hostnqn);
+    let sqe = Sqe::connect(qid, 31, 0, 0).with_sgl(Sgl::in_capsule(0, ConnectData::LEN as u32));
     let mut bytes = vec![4, 0, CAPSULE, CAPSULE];
     bytes.extend_from_slice(&(u32::from(CAPSULE) + ConnectData::LEN as u32).to_le_bytes());
     bytes.extend_from_slice(sqe.as_bytes());
     bytes.extend_from_slice(data.as_bytes());
     channel.send_bytes(bytes).await.expect("sent");
-    let answer = receive(&channel, 24).await;
+    let answer = receive(channel, 24).await;
     u16::from_le_bytes([answer[22], answer[23]]) >> 1
 }
 
@@ -206,7 +216,7 @@ fn a_key_is_for_one_host_and_one_subsystem() {
     const MORE: &str = "nqn.2026-11.io.longhaul:test:more";
     const CODE: u16 = 0x07FF;
     let target = secured(TlsPolicy::Required, |_| {});
-    export(&target, "mem:32MiB");
+    let uri = export(&target, "mem:32MiB");
     target.export(MORE, "more", backend("mem:16MiB"), Uuid::from_u128(9)).expect("exported");
     let (addr, engine) = (target.addresses()[0], Engine::new(&EngineConfig::default()).expect("an engine"));
     engine.block_on(async {
@@ -220,6 +230,18 @@ fn a_key_is_for_one_host_and_one_subsystem() {
             assert_eq!(status & CODE, refused, "{host} {subnqn}");
         }
         assert_eq!(incidents(&target).authentication, before + 3);
+        // Nor an I/O queue of a controller of the other host.
+        let device =
+            connect(&uri, Options { hostnqn: OTHER.into(), keys: Some(keys(&[(OTHER, 2)])), ..options(2) });
+        let device = device.expect("connected");
+        let cntlid = device.controller().cntlid;
+        let parameters = (u16::from(Status::CONNECT_INVALID_PARAMETERS.sct()) << 8)
+            | u16::from(Status::CONNECT_INVALID_PARAMETERS.sc());
+        for (host, why) in [(OTHER, refused), (HOST, parameters)] {
+            let channel = channel(addr, NQN, Derivation::Standard).await.expect("a channel");
+            assert_eq!(connect_on(&channel, 9, cntlid, host, NQN).await & CODE, why, "{host}");
+        }
+        assert_eq!(incidents(&target).authentication, before + 4);
         let legacy = channel(addr, NQN, Derivation::Legacy).await.expect_err("refused");
         assert!(legacy.contains("derives in another way"), "{legacy}");
     });
@@ -321,4 +343,119 @@ fn a_handshake_that_takes_too_long_ends() {
     assert_eq!(answer_to(target.addresses()[0], b""), b"");
     assert!(incidents(&target).late >= 2);
     until("the places to be free", || target.connections() == 0);
+}
+
+/// A bit that changes on the way ends the connection, and no byte of it reaches a block or a caller.
+#[test]
+fn changed_records_end_the_connection_and_change_no_data() {
+    let target = secured(TlsPolicy::Required, |_| {});
+    let relay = Relay::start(target.addresses()[0]);
+    let disk = disk(&relay.uri(&export(&target, "mem:32MiB")), options(1));
+    let mut random = fastrand::Rng::with_seed(9);
+    for round in 0..6 {
+        let way = if round % 2 == 0 { Way::Forward } else { Way::Back };
+        let (content, at) = (pattern(1 << 20, round), round << 20);
+        if way == Way::Back {
+            disk.write_at(&content, at).expect("written");
+        }
+        let before = relay.accepted();
+        let (mut left, from) = (1, random.usize(..4096));
+        relay.tamper(Some(Box::new(move |_, on, bytes| {
+            // A large piece: data, and not the beginning of a handshake.
+            if on == way && left > 0 && bytes.len() > 4096 {
+                bytes[from] ^= 0x10;
+                left -= 1;
+            }
+        })));
+        if way == Way::Forward {
+            disk.write_at(&content, at).expect("written");
+        }
+        assert!(read(&disk, at, content.len()).expect("read") == content, "round {round}");
+        assert!(relay.accepted() > before, "round {round}: a connection was made again");
+        relay.tamper(None);
+        assert!(read(&disk, at, content.len()).expect("read") == content, "round {round}");
+    }
+}
+
+/// A host that goes away in the middle of its handshake, also once the target has answered, leaves nothing behind.
+#[test]
+fn a_handshake_that_is_cut_costs_nothing_lasting() {
+    let target = secured(TlsPolicy::Required, |_| {});
+    let uri = export(&target, "mem:32MiB");
+    let hello = recorded_hello(&target);
+    for cut in [1, 5, 60, hello.len() - 1, hello.len()] {
+        for _ in 0..20 {
+            let mut stream = std::net::TcpStream::connect(target.addresses()[0]).expect("connected");
+            stream.set_read_timeout(Some(common::PATIENCE)).expect("a limit");
+            stream.write_all(&hello[..cut]).expect("sent");
+            if cut == hello.len() {
+                let mut answer = [0; 5];
+                stream.read_exact(&mut answer).expect("an answer");
+                assert_eq!(answer[0], 22, "the target goes on with a hello that is right, also again");
+            }
+        }
+    }
+    until("the places to be free", || target.connections() == 0);
+    let counts = incidents(&target);
+    assert_eq!((counts.authentication, counts.protocol, counts.late), (0, 0, 0), "{counts:?}");
+    assert!(connect(&uri, options(1)).is_ok());
+}
+
+/// The first message of a host with the right key.
+fn recorded_hello(target: &Target) -> Vec<u8> {
+    let relay = Relay::start(target.addresses()[0]);
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let to = Arc::clone(&seen);
+    relay.tamper(Some(Box::new(move |_, way, bytes| {
+        let mut seen = to.lock().expect("no panic");
+        if way == Way::Forward && seen.is_empty() {
+            seen.extend_from_slice(bytes);
+        }
+    })));
+    drop(
+        connect(&relay.uri(&format!("nvme+tcp://{}/{NQN}", target.addresses()[0])), options(1))
+            .expect("connected"),
+    );
+    until("the connections to end", || target.connections() == 0);
+    let hello = seen.lock().expect("no panic").clone();
+    assert_eq!(hello[0], 22);
+    hello
+}
+
+/// The address of discovery takes connections without TLS, and is no way around it.
+#[test]
+fn where_tls_is_required_no_address_takes_a_connect_without_it() {
+    let target = secured(TlsPolicy::Required, |config| {
+        config.discovery = Some("127.0.0.2:0".parse().expect("an address"));
+        // A host that could prove itself without TLS.
+        config.keys = Some(Keys::new(Arc::new(BothKeys)));
+    });
+    export(&target, "mem:32MiB");
+    let addr = target.discovery_address().expect("an address");
+    let plain = Options { tls: false, keys: Some(Arc::new(BothKeys)), ..options(1) };
+    assert!(discover("127.0.0.2", addr.port(), plain.clone()).is_ok(), "what there is may be asked");
+    let before = incidents(&target).authentication;
+    let refused = failure(&format!("nvme+tcp://{addr}/{NQN}"), plain.clone()).to_string();
+    assert!(refused.contains("not allowed"), "{refused}");
+    assert_eq!(incidents(&target).authentication, before + 1);
+    let tls = Options { tls: true, ..plain };
+    assert!(
+        connect(&format!("nvme+tcp://{addr}/{NQN}"), tls).is_ok(),
+        "and the proof of the secret within TLS"
+    );
+}
+
+/// A host with a secret and a key for TLS.
+#[derive(Debug)]
+struct BothKeys;
+
+impl KeySource for BothKeys {
+    fn key_of(&self, _: &str) -> Result<Option<Generations<HostKey>>, String> {
+        let secret = Secret::generate(HashFunction::Sha256, &mut |bytes| bytes.fill(3));
+        Ok(Some(HostKey { secret, controller: None }.into()))
+    }
+
+    fn tls_key_of(&self, _: &str) -> Result<Option<Generations<TlsKey>>, String> {
+        Ok(Some(key(1, HashFunction::Sha256).into()))
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::exit::Failure;
 use crate::words::engines;
+use clap::builder::{BoolValueParser, TypedValueParser};
 use longhaul_block::units::parse_duration;
 use longhaul_device::keys::KeyDirectory;
 use longhaul_device::{Device, Opener};
@@ -47,7 +48,7 @@ pub(crate) struct InitiatorArgs {
     #[arg(long, value_name = "DIR", value_parser = parse_keys)]
     keys: Option<Keys>,
     /// Use TLS 1.3, with this host's key in --keys ('longhaul key make --tls')
-    #[arg(long)]
+    #[arg(long, value_parser = tls())]
     tls: bool,
     /// TCP congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
@@ -78,6 +79,20 @@ pub(crate) struct Keys(pub(crate) Arc<KeyDirectory>);
 /// Opens a directory of keys.
 pub(crate) fn parse_keys(dir: &str) -> Result<Keys, String> {
     KeyDirectory::open(Path::new(dir)).map(|keys| Keys(Arc::new(keys))).map_err(|e| e.to_string())
+}
+
+/// Whether this program has TLS.
+pub(crate) fn check_tls() -> Result<(), &'static str> {
+    match cfg!(feature = "tls") {
+        true => Ok(()),
+        false => Err(
+            "this program was built without TLS: 'cargo build --release --features tls' makes one with it",
+        ),
+    }
+}
+
+fn tls() -> impl TypedValueParser<Value = bool> {
+    BoolValueParser::new().try_map(|tls| if tls { check_tls().map(|()| tls) } else { Ok(tls) })
 }
 
 /// Options of the engine.

@@ -16,7 +16,6 @@ use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{Handle, now, sleep, yield_now};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -54,10 +53,10 @@ fn reserve() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// Tells of a connection that is refused before anything was received on it.
-fn tell_refused(shared: &Shared, peer: SocketAddr, why: RefusalReason) {
+/// Tells of a connection that is refused before Connect.
+pub(crate) fn tell_refused(shared: &Shared, host: AuditHost, why: RefusalReason) {
     if let Some(audit) = &shared.config.audit {
-        audit.tell(AuditEvent::Refused { host: AuditHost::unknown(peer), why }, None);
+        audit.tell(AuditEvent::Refused { host, why }, None);
     }
 }
 
@@ -99,7 +98,7 @@ pub(crate) async fn accept(
         let origin = Origin::of(peer.ip());
         let Some(wait) = shared.arrivals.of(origin, now()).take(now(), LINE) else {
             count(&shared.incidents.too_often);
-            tell_refused(&shared, peer, RefusalReason::Rate);
+            tell_refused(&shared, AuditHost::unknown(peer), RefusalReason::Rate);
             shared
                 .quiet
                 .accept
@@ -111,7 +110,7 @@ pub(crate) async fn accept(
         let (sender, mut inbox) = mpsc::unbounded();
         let Some(place) = shared.connections.enter(origin, sender.clone()) else {
             count(&shared.incidents.too_many);
-            tell_refused(&shared, peer, RefusalReason::Connections);
+            tell_refused(&shared, AuditHost::unknown(peer), RefusalReason::Connections);
             shared.quiet.accept.say(
                 format_args!("{peer}: refused: there are too many connections (--max-connections)"),
                 |line| tracing::warn!("{line}"),

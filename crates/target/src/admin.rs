@@ -10,6 +10,7 @@ use crate::observer::count;
 use crate::pace::Pace;
 use crate::space::SpaceChange;
 use crate::subsystem::{Link, Message, Namespace, Subsystem, lock};
+use crate::tls::TlsPolicy;
 use futures_channel::oneshot;
 use longhaul_auth::ControllerOptions;
 use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep, sleep_until, spawn};
@@ -45,18 +46,34 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     };
     connection.identify(&request);
     let target = &connection.target;
-    if let Some(secured) = connection.secured().filter(|secured| !secured.is_for(&request)) {
-        count(&target.incidents.authentication);
-        let message = format_args!(
-            "{}: host {} connects to {} with TLS by the key of host {} for {}",
-            connection.peer(),
-            request.hostnqn,
-            request.subnqn,
-            secured.hostnqn,
-            secured.subnqn
-        );
-        target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
-        return connection.refuse(slot, request.refused_host());
+    let discovery = request.subnqn == DISCOVERY_NQN;
+    match connection.secured() {
+        Some(secured) if !secured.is_for(&request) => {
+            count(&target.incidents.authentication);
+            let message = format_args!(
+                "{}: host {} connects to {} with TLS by the key of host {} for {}",
+                connection.peer(),
+                request.hostnqn,
+                request.subnqn,
+                secured.hostnqn,
+                secured.subnqn
+            );
+            target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
+            return connection.refuse(slot, request.refused_host(), RefusalReason::OtherKey);
+        }
+        // By the address that takes connections without TLS, for discovery.
+        None if target.config.tls == TlsPolicy::Required && !discovery => {
+            count(&target.incidents.authentication);
+            let message = format_args!(
+                "{}: host {} connects to {} without TLS, at the address for discovery",
+                connection.peer(),
+                request.hostnqn,
+                request.subnqn
+            );
+            target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
+            return connection.refuse(slot, request.refused_host(), RefusalReason::NoTls);
+        }
+        secured => connection.is_proved.set(secured.is_some()),
     }
     let Some(subsystem) = target.subsystem(&request.subnqn) else {
         return connection.refuse(slot, request.unknown_subsystem(), RefusalReason::UnknownSubsystem);
@@ -64,7 +81,6 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     if !connection.belongs_to(&request) {
         return connection.refuse(slot, request.busy(), RefusalReason::Connections);
     }
-    let discovery = request.subnqn == DISCOVERY_NQN;
     // What there is for a host may be asked without a proof.
     let auth = match &target.config.keys {
         Some(keys) if !discovery => match keys.of(&request.hostnqn, &request.subnqn) {
@@ -162,7 +178,7 @@ fn connect_admin(
     let pace = target.admin.of(connection.origin(), now());
     let (held, waiting) = (RefCell::default(), RefCell::default());
     if auth.is_none() {
-        connection.tell_connected(cntlid, None);
+        connection.tell_connected(cntlid, connection.secured().map(|secured| secured.generation));
     }
     let admin = AdminQueue { link, subsystem, held, pace, waiting, _timer: timer };
     let reply = connection.become_authenticated(auth, params.reply());

@@ -57,7 +57,11 @@ pub struct AuditHost {
 impl AuditHost {
     /// A host that has said nothing.
     pub(crate) fn unknown(address: SocketAddr) -> AuditHost {
-        let (hostnqn, subsystem) = Default::default();
+        AuditHost::named(address, Default::default())
+    }
+
+    /// A host that has said its NQN and that of the subsystem that it wants.
+    pub(crate) fn named(address: SocketAddr, (hostnqn, subsystem): (String, String)) -> AuditHost {
         AuditHost { address, hostnqn, hostid: None, subsystem, is_authenticated: false }
     }
 }
@@ -77,9 +81,9 @@ pub enum RefusalReason {
     NoKey,
     /// Its key cannot be read.
     KeyUnreadable,
-    /// It does not know its secret.
+    /// It does not know its secret, or its key for TLS.
     WrongSecret,
-    /// It used the secret of this generation, which was retired.
+    /// It used the secret, or key for TLS, of this generation, which was retired.
     RetiredSecret(u32),
     /// The host did not authenticate in time.
     NotProvedInTime,
@@ -89,6 +93,12 @@ pub enum RefusalReason {
     TargetNotBelieved,
     /// It asks for a queue of a controller of another host.
     OtherHost,
+    /// Its Connect names another host or subsystem than its key for TLS.
+    OtherKey,
+    /// It uses no TLS, which it has to.
+    NoTls,
+    /// Its side of the TLS handshake was not as it has to be.
+    Tls,
     /// Its Connect was malformed, or asked for what there is not.
     Connect,
     /// It may not manage namespaces.
@@ -198,8 +208,10 @@ pub enum AuditEvent {
         host: AuditHost,
         /// Its controller.
         controller: u16,
-        /// The generation of its secret; none if it proved nothing.
+        /// The generation of its secret, or of its key for TLS without one; none if it proved nothing.
         generation: Option<u32>,
+        /// Its connection uses TLS.
+        tls: bool,
     },
     /// A host was refused.
     Refused {
@@ -437,11 +449,12 @@ impl Connection {
         });
     }
 
-    /// The host has the controller, with this generation of its secret.
+    /// The host has the controller, with this generation of its secret or key.
     pub(crate) fn tell_connected(&self, controller: u16, generation: Option<u32>) {
         if let Some(audit) = &self.target.config.audit {
             self.connected.set(Some(now()));
-            audit.tell(AuditEvent::Connected { host: self.audit_host(), controller, generation }, None);
+            let (host, tls) = (self.audit_host(), self.secured().is_some());
+            audit.tell(AuditEvent::Connected { host, controller, generation, tls }, None);
         }
     }
 

@@ -172,7 +172,8 @@ impl Config {
             ));
         }
         if self.tls != TlsPolicy::Off && !cfg!(feature = "tls") {
-            return Err("TLS: this build has none; that of 'cargo build --release --features tls' has".into());
+            let why = "this program was built without TLS: 'cargo build --release --features tls' makes one with it";
+            return Err(why.into());
         }
         if self.tls != TlsPolicy::Off && self.keys.is_none() {
             return Err(

@@ -3,8 +3,10 @@
 //! Invariants:
 //! - a connection holds its place from the beginning, and gives way as any other that has not come to its Connect;
 //! - the handshake and Connect together have the time that Connect has without TLS;
+//! - the keys of a host are tried after the turn of its address, as messages of an authentication are;
 //! - what Connect says is what the key in use is for, or it is refused.
 
+use crate::subsystem::Message;
 use crate::target::Shared as Target;
 use longhaul_conn::Channel;
 use longhaul_engine::net::TcpStream;
@@ -14,11 +16,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "tls")]
-use crate::{observer::count, subsystem::Message};
+use crate::accept::tell_refused;
+#[cfg(feature = "tls")]
+use crate::audit::{AuditHost, RefusalReason};
+#[cfg(feature = "tls")]
+use crate::{ledger::Origin, observer::count};
 #[cfg(feature = "tls")]
 use futures_util::future::{Either, select};
 #[cfg(feature = "tls")]
-use longhaul_conn::SecureError;
+use longhaul_conn::{Chosen, HelloError, Refusal, SecureError};
+#[cfg(feature = "tls")]
+use longhaul_engine::{now, sleep};
 
 /// Whether connections use TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +45,8 @@ pub enum TlsPolicy {
 pub(crate) struct Secured {
     pub(crate) hostnqn: String,
     pub(crate) subnqn: String,
+    /// The generation of the key.
+    pub(crate) generation: u32,
 }
 
 impl Secured {
@@ -63,10 +73,7 @@ impl Begun {
     }
 }
 
-#[cfg(feature = "tls")]
 type Inbox = futures_channel::mpsc::UnboundedReceiver<Message>;
-#[cfg(not(feature = "tls"))]
-type Inbox = futures_channel::mpsc::UnboundedReceiver<crate::subsystem::Message>;
 
 /// Goes through the handshake, if there is one. None: there is no connection, and the log says why.
 #[cfg(feature = "tls")]
@@ -80,17 +87,18 @@ pub(crate) async fn begin(
     let policy = target.tls_at(local);
     let keys = target.config.keys.as_ref().filter(|_| policy != TlsPolicy::Off);
     let Some(keys) = keys else { return Some(Begun::plain(target, stream)) };
-    let (began, patience) = (longhaul_engine::now(), target.config.patience.connect);
-    let handshake = longhaul_engine::timeout(patience, shake_hands(stream, policy, keys));
+    let (began, patience) = (now(), target.config.patience.connect);
+    let turn = async {
+        let pace = target.authentications.of(Origin::of(peer.ip()), now());
+        sleep(pace.take(now(), Duration::MAX).unwrap_or_default()).await;
+    };
+    let handshake = longhaul_engine::timeout(patience, shake_hands(stream, policy, keys, turn));
     let done = match select(Box::pin(handshake), inbox.next()).await {
         Either::Left((done, _)) => done,
         // It has to give way, or the target stops.
         Either::Right(_) => return None,
     };
     let left = patience.saturating_sub(longhaul_engine::since(began));
-    let refuse = |message: std::fmt::Arguments<'_>| {
-        target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
-    };
     match done {
         Ok(Ok((channel, first, secured))) => {
             if let Some(secured) = &secured {
@@ -104,16 +112,49 @@ pub(crate) async fn begin(
                 SecureError::Hello(_) => count(&target.incidents.protocol),
                 SecureError::Refused(_) | SecureError::Tls(_) => count(&target.incidents.authentication),
             }
-            refuse(format_args!("{peer}: TLS: connection refused: {e}"));
+            let message = format_args!("{peer}: TLS: connection refused: {e}");
+            target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
+            if let Some(why) = reason(&e) {
+                tell_refused(target, host(peer, &e), why);
+            }
             None
         }
         Err(_) => {
             count(&target.incidents.late);
             let message = format_args!("{peer}: no TLS handshake within {} s", patience.as_secs());
             target.quiet.late.say(message, |line| tracing::info!("{line}"));
+            tell_refused(target, AuditHost::unknown(peer), RefusalReason::NotProvedInTime);
             None
         }
     }
+}
+
+/// What the record says of it; none of a peer that went away, which was not refused.
+#[cfg(feature = "tls")]
+fn reason(why: &SecureError) -> Option<RefusalReason> {
+    Some(match why {
+        SecureError::Io(_) | SecureError::Eof => return None,
+        SecureError::Hello(HelloError::PlainNvme) => RefusalReason::NoTls,
+        SecureError::Refused(Refusal::NotNvme(_) | Refusal::UnknownHost { .. }) => RefusalReason::NoKey,
+        SecureError::Refused(Refusal::WrongKey { .. }) => RefusalReason::WrongSecret,
+        SecureError::Refused(Refusal::Retired { generation, .. }) => {
+            RefusalReason::RetiredSecret(*generation)
+        }
+        SecureError::Refused(Refusal::Unreadable { .. }) => RefusalReason::KeyUnreadable,
+        SecureError::Refused(Refusal::OtherDerivation { .. }) => RefusalReason::Tls,
+        SecureError::Hello(_) | SecureError::Tls(_) => RefusalReason::Tls,
+    })
+}
+
+/// The host as far as it has said who it is.
+#[cfg(feature = "tls")]
+fn host(peer: SocketAddr, why: &SecureError) -> AuditHost {
+    let names = match why {
+        SecureError::Refused(refusal) => refusal.names(),
+        _ => None,
+    };
+    let names = names.map(|(hostnqn, subnqn)| (hostnqn.to_owned(), subnqn.to_owned()));
+    AuditHost::named(peer, names.unwrap_or_default())
 }
 
 #[cfg(feature = "tls")]
@@ -121,6 +162,7 @@ async fn shake_hands(
     stream: TcpStream,
     policy: TlsPolicy,
     keys: &crate::Keys,
+    turn: impl Future<Output = ()>,
 ) -> Result<(Channel, Vec<u8>, Option<Secured>), SecureError> {
     let mut first = Vec::new();
     if policy == TlsPolicy::Allowed {
@@ -131,9 +173,9 @@ async fn shake_hands(
             Some(byte) if !longhaul_conn::is_tls(*byte) => return Ok((channel, first, None)),
             Some(_) => {}
         }
-        return secure(channel.into_socket(), first, keys).await;
+        return secure(channel.into_socket(), first, keys, turn).await;
     }
-    secure(stream, first, keys).await
+    secure(stream, first, keys, turn).await
 }
 
 #[cfg(feature = "tls")]
@@ -141,9 +183,11 @@ async fn secure(
     stream: TcpStream,
     first: Vec<u8>,
     keys: &crate::Keys,
+    turn: impl Future<Output = ()>,
 ) -> Result<(Channel, Vec<u8>, Option<Secured>), SecureError> {
-    let (session, chosen) = longhaul_conn::accept(&stream, first, &keys.hosts).await?;
-    let secured = Secured { hostnqn: chosen.hostnqn, subnqn: chosen.subnqn };
+    let (session, chosen) = longhaul_conn::accept(&stream, first, &keys.hosts, turn).await?;
+    let Chosen { hostnqn, subnqn, generation, .. } = chosen;
+    let secured = Secured { hostnqn, subnqn, generation };
     Ok((Channel::with_session(stream, session), Vec::new(), Some(secured)))
 }
 

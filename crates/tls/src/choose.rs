@@ -28,6 +28,8 @@ pub enum Refusal {
     UnknownHost {
         /// The host.
         hostnqn: String,
+        /// The subsystem that it wants.
+        subnqn: String,
         /// What it offered.
         identity: String,
     },
@@ -36,6 +38,8 @@ pub enum Refusal {
     WrongKey {
         /// The host.
         hostnqn: String,
+        /// The subsystem that it wants.
+        subnqn: String,
         /// What it offered.
         identity: String,
     },
@@ -47,6 +51,8 @@ pub enum Refusal {
     OtherDerivation {
         /// The host.
         hostnqn: String,
+        /// The subsystem that it wants.
+        subnqn: String,
         /// Its derivation.
         derivation: Derivation,
         /// What it offered.
@@ -57,12 +63,21 @@ pub enum Refusal {
     Retired {
         /// The host.
         hostnqn: String,
+        /// The subsystem that it wants.
+        subnqn: String,
         /// The generation.
         generation: u32,
     },
-    /// The key of the host cannot be read, in words.
-    #[error("{0}")]
-    Unreadable(String),
+    /// The key of the host cannot be read.
+    #[error("{why}")]
+    Unreadable {
+        /// The host.
+        hostnqn: String,
+        /// The subsystem that it wants.
+        subnqn: String,
+        /// Why, in words.
+        why: String,
+    },
 }
 
 impl Refusal {
@@ -73,7 +88,19 @@ impl Refusal {
             Refusal::WrongKey { .. } | Refusal::OtherDerivation { .. } | Refusal::Retired { .. } => {
                 alert::DECRYPT_ERROR
             }
-            Refusal::Unreadable(_) => alert::HANDSHAKE_FAILURE,
+            Refusal::Unreadable { .. } => alert::HANDSHAKE_FAILURE,
+        }
+    }
+
+    /// The names that the host gave: its NQN, and that of the subsystem that it wants. Nothing has proved them.
+    pub fn names(&self) -> Option<(&str, &str)> {
+        match self {
+            Refusal::NotNvme(_) => None,
+            Refusal::UnknownHost { hostnqn, subnqn, .. }
+            | Refusal::WrongKey { hostnqn, subnqn, .. }
+            | Refusal::OtherDerivation { hostnqn, subnqn, .. }
+            | Refusal::Retired { hostnqn, subnqn, .. }
+            | Refusal::Unreadable { hostnqn, subnqn, .. } => Some((hostnqn, subnqn)),
         }
     }
 
@@ -83,7 +110,7 @@ impl Refusal {
             Refusal::NotNvme(_) => 0,
             Refusal::UnknownHost { .. } => 1,
             Refusal::WrongKey { .. } => 2,
-            Refusal::Unreadable(_) => 3,
+            Refusal::Unreadable { .. } => 3,
             Refusal::Retired { .. } => 4,
             Refusal::OtherDerivation { .. } => 5,
         }
@@ -111,9 +138,11 @@ fn try_offer(offer: Offer<'_>, keys: &dyn KeySource) -> Result<Chosen, Refusal> 
     let shown = || String::from_utf8_lossy(offer.identity).escape_debug().to_string();
     let identity = Identity::parse(offer.identity).ok_or_else(|| Refusal::NotNvme(shown()))?;
     let Identity { version, hash, hostnqn, subnqn } = identity;
-    let named = hostnqn.to_owned();
-    let Some(keys) = keys.tls_key_of(hostnqn).map_err(Refusal::Unreadable)? else {
-        return Err(Refusal::UnknownHost { hostnqn: named, identity: shown() });
+    let (named, wanted) = (hostnqn.to_owned(), subnqn.to_owned());
+    let keys = match keys.tls_key_of(hostnqn) {
+        Ok(Some(keys)) => keys,
+        Ok(None) => return Err(Refusal::UnknownHost { hostnqn: named, subnqn: wanted, identity: shown() }),
+        Err(why) => return Err(Refusal::Unreadable { hostnqn: named, subnqn: wanted, why }),
     };
     // A right key has the identity, which has a digest of it in version 1, and the binder.
     let matching = |key: &TlsKey, derivation| {
@@ -122,17 +151,18 @@ fn try_offer(offer: Offer<'_>, keys: &dyn KeySource) -> Result<Chosen, Refusal> 
     };
     for (generation, key) in keys.accepted() {
         if let Some(psk) = matching(key, Derivation::Standard) {
-            return Ok(Chosen { psk, hostnqn: named, subnqn: subnqn.to_owned(), generation });
+            return Ok(Chosen { psk, hostnqn: named, subnqn: wanted, generation });
         }
     }
     if keys.accepted().any(|(_, key)| matching(key, Derivation::Legacy).is_some()) {
         let derivation = Derivation::Legacy;
-        return Err(Refusal::OtherDerivation { hostnqn: named, derivation, identity: shown() });
+        let identity = shown();
+        return Err(Refusal::OtherDerivation { hostnqn: named, subnqn: wanted, derivation, identity });
     }
     match keys.retired() {
         Some((generation, key)) if matching(key, Derivation::Standard).is_some() => {
-            Err(Refusal::Retired { hostnqn: named, generation })
+            Err(Refusal::Retired { hostnqn: named, subnqn: wanted, generation })
         }
-        _ => Err(Refusal::WrongKey { hostnqn: named, identity: shown() }),
+        _ => Err(Refusal::WrongKey { hostnqn: named, subnqn: wanted, identity: shown() }),
     }
 }

@@ -137,7 +137,7 @@ impl Hello {
                             found.push((identity.at..identity.end, binder.at..binder.end));
                         }
                     }
-                    //= RFC 8446 §4.2.11: pre_shared_key is the last extension, and has a binder for each identity
+                    // RFC 8446 §4.2.11: pre_shared_key is the last extension, and has a binder for each identity
                     if !binders.is_empty() || !extension.is_empty() || !extensions.is_empty() {
                         return Err(HelloError::Malformed);
                     }

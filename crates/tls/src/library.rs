@@ -195,8 +195,17 @@ impl Connection {
         }
     }
 
-    /// Adds a key that may be used.
+    /// Adds a key that may be used. It is of no use for early data: a peer could send that again.
     pub(crate) fn add(&mut self, psk: &TlsPsk) -> Result<(), Failed> {
+        self.add_changed(psk, |_| Ok(()))
+    }
+
+    /// The same, after `change`.
+    fn add_changed(
+        &mut self,
+        psk: &TlsPsk,
+        change: impl FnOnce(*mut s2n_psk) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
         let hash = match psk.hash {
             HashFunction::Sha256 => s2n_psk_hmac::SHA256,
             _ => s2n_psk_hmac::SHA384,
@@ -213,6 +222,7 @@ impl Connection {
             let result = check(s2n_psk_set_identity(made, identity.as_ptr(), identity_len))
                 .and_then(|()| check(s2n_psk_set_secret(made, secret.as_ptr(), secret_len)))
                 .and_then(|()| check(s2n_psk_set_hmac(made, hash)))
+                .and_then(|()| change(made))
                 .and_then(|()| check(s2n_connection_append_psk(self.raw.as_ptr(), made)));
             s2n_psk_free(&raw mut made);
             result
@@ -248,6 +258,12 @@ impl Connection {
         let mut blocked = 0;
         // SAFETY: a valid connection.
         self.with(input, output, |raw| check(unsafe { s2n_negotiate(raw, &raw mut blocked) }))
+    }
+
+    /// Gives the memory of the handshake back once it is done.
+    pub(crate) fn end_handshake(&mut self) -> Result<(), Failed> {
+        // SAFETY: a valid connection.
+        check(unsafe { s2n_connection_free_handshake(self.raw.as_ptr()) })
     }
 
     /// Encrypts bytes.
@@ -354,3 +370,7 @@ impl Connection {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "library_tests.rs"]
+mod tests;

@@ -37,6 +37,9 @@ pub enum TlsError {
     /// A record was changed on its way.
     #[error("a record was changed on its way, or encrypted with another key")]
     Record,
+    /// The end of the connection, not of what the peer sends: a peer that has died, or an attacker.
+    #[error("the connection was cut: it ended without the close_notify of TLS")]
+    Cut,
     /// The peer did something else that the protocol forbids, by the name that s2n-tls has for it.
     #[error("the peer broke the protocol of TLS ({0})")]
     Protocol(&'static str),
@@ -118,6 +121,7 @@ impl Session {
             if !matches!(session.connection.suite(), Some(AES_128_GCM_SHA256 | AES_256_GCM_SHA384)) {
                 return Err(TlsError::Suite);
             }
+            session.connection.end_handshake()?;
             session.identity = Some(identity);
             Ok(true)
         })

@@ -98,10 +98,10 @@ impl Frame<'_> {
 
     fn event(&self, event: &AuditEvent) -> String {
         match event {
-            AuditEvent::Connected { host, controller, generation } => {
+            AuditEvent::Connected { host, controller, generation, tls } => {
                 let Host { host, hostid, address, subsystem } = Host::of(host);
-                let (controller, generation) = (*controller, *generation);
-                self.line(HostConnected { host, hostid, address, subsystem, controller, generation })
+                let (controller, generation, tls) = (*controller, *generation, *tls);
+                self.line(HostConnected { host, hostid, address, subsystem, controller, generation, tls })
             }
             AuditEvent::Refused { host, why } => {
                 let Host { host, hostid, address, subsystem } = Host::of(host);
@@ -198,6 +198,9 @@ fn reason(why: RefusalReason) -> (&'static str, Option<u32>) {
         RefusalReason::Authentication => "authentication",
         RefusalReason::TargetNotBelieved => "target_not_believed",
         RefusalReason::OtherHost => "other_host",
+        RefusalReason::OtherKey => "other_key",
+        RefusalReason::NoTls => "no_tls",
+        RefusalReason::Tls => "tls",
         RefusalReason::Connect => "connect",
         RefusalReason::NotAdministrator => "not_administrator",
     };
@@ -356,11 +359,13 @@ mod tests {
                 pid: 4711,
                 listen: vec!["10.0.0.5:4420".to_owned()],
                 keys: true,
+                tls: "allowed",
             }),
             AuditRecord::Event(AuditEvent::Connected {
                 host: host(user),
                 controller: 17,
                 generation: Some(2),
+                tls: true,
             }),
             AuditRecord::Event(AuditEvent::Refused {
                 host: host(user),

@@ -17,6 +17,8 @@ pub(crate) struct AuditStarted {
     pub(crate) listen: Vec<String>,
     /// Hosts have to authenticate.
     pub(crate) keys: bool,
+    /// `off`; `allowed`, hosts may use TLS; or `required`, they have to.
+    pub(crate) tls: &'static str,
 }
 
 /// The target has stopped: nothing happens after it.
@@ -46,8 +48,11 @@ pub(crate) struct HostConnected {
     pub(crate) subsystem: String,
     /// Its controller.
     pub(crate) controller: u16,
-    /// Generation of the secret with which the host has authenticated; null if it has not.
+    /// Generation of the secret, or of the key for TLS without one, with which the host has authenticated; null if
+    /// it has not.
     pub(crate) generation: Option<u32>,
+    /// Its connection is encrypted with TLS.
+    pub(crate) tls: bool,
 }
 
 /// A host was refused.
@@ -64,7 +69,7 @@ pub(crate) struct HostRefused {
     pub(crate) subsystem: String,
     /// Why: one of the [reasons](../audit.md#why-a-host-is-refused).
     pub(crate) why: &'static str,
-    /// Generation of the retired secret that it used; null for other reasons.
+    /// Generation of the retired secret or key for TLS that it used; null for other reasons.
     pub(crate) generation: Option<u32>,
 }
 

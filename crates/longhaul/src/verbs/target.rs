@@ -2,7 +2,7 @@
 
 mod standby;
 
-use crate::arguments::{EngineArgs, Keys, check_congestion, parse_bytes, parse_keys, resolve};
+use crate::arguments::{EngineArgs, Keys, check_congestion, check_tls, parse_bytes, parse_keys, resolve};
 use crate::audit::{AuditArgs, AuditRecord};
 use crate::events::{
     AuditStarted, AuditStopped, ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping,
@@ -12,6 +12,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
 use crate::metrics::MetricsArgs;
 use crate::output::Output;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use longhaul_block::DeviceInfo;
 use longhaul_device::{Device, Opener, state};
 use longhaul_engine::address::{self, ListenAddress, reachable};
@@ -84,8 +85,8 @@ pub(crate) struct TargetArgs {
     keys: Option<Keys>,
     /// TLS 1.3 with the hosts' keys in --keys: a host may use it (allowed), or has to (required)
     /// ('longhaul key make --tls')
-    #[arg(long, value_name = "POLICY", requires = "keys", value_parser = ["allowed", "required"])]
-    tls: Option<String>,
+    #[arg(long, value_name = "POLICY", requires = "keys", value_parser = policies())]
+    tls: Option<TlsPolicy>,
     /// Serve spaces beyond loopback, though hosts are not authenticated
     #[arg(long)]
     insecure: bool,
@@ -180,11 +181,7 @@ impl TargetArgs {
             data_digest: !self.no_data_digest,
             hosts,
             keys: self.keys.clone().map(|Keys(keys)| longhaul_target::Keys::new(keys)),
-            tls: match self.tls.as_deref() {
-                Some("required") => TlsPolicy::Required,
-                Some(_) => TlsPolicy::Allowed,
-                None => TlsPolicy::Off,
-            },
+            tls: self.tls.unwrap_or_default(),
             max_queues: self.max_queues,
             max_queue_size: self.max_queue_size,
             max_connections: self.max_connections as usize,
@@ -192,6 +189,17 @@ impl TargetArgs {
             ..defaults
         })
     }
+}
+
+/// The policies of `--tls`.
+fn policies() -> impl TypedValueParser<Value = TlsPolicy> {
+    PossibleValuesParser::new(["allowed", "required"]).try_map(|policy| {
+        match (check_tls(), policy.as_str()) {
+            (Err(why), _) => Err(why),
+            (_, "required") => Ok(TlsPolicy::Required),
+            _ => Ok(TlsPolicy::Allowed),
+        }
+    })
 }
 
 /// Adds hosts to the allow-list of the subsystem `nqn`.
@@ -249,7 +257,7 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
         config.audit = audit.clone().map(|audit| Arc::new(audit) as _);
         let target = Target::start(config)?;
         if let Some(audit) = &audit {
-            audit.record(started(&target, args.keys.is_some()));
+            audit.record(started(&target, &args));
         }
         let mut shown = Vec::new();
         for OpenExport { name, nqn, uuid, source, persistent, .. } in &exports {
@@ -375,12 +383,17 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
 }
 
 /// What the audit log says of the start.
-fn started(target: &Target, keys: bool) -> AuditRecord {
+fn started(target: &Target, args: &TargetArgs) -> AuditRecord {
     AuditRecord::Started(AuditStarted {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         listen: target.addresses().iter().map(ToString::to_string).collect(),
-        keys,
+        keys: args.keys.is_some(),
+        tls: match args.tls.unwrap_or_default() {
+            TlsPolicy::Off => "off",
+            TlsPolicy::Allowed => "allowed",
+            TlsPolicy::Required => "required",
+        },
     })
 }
 
