@@ -49,6 +49,8 @@ pub struct ControllerInfo {
     pub hdr_digest: bool,
     /// Data digests in use.
     pub data_digest: bool,
+    /// Its connections are encrypted with TLS.
+    pub tls: bool,
     /// It has a volatile write cache.
     pub write_cache: bool,
     /// Supported optional NVM commands ([`longhaul_wire::identify::oncs`] bits).
@@ -209,6 +211,7 @@ pub(crate) fn describe(
         resets_others: id.ccrl != 0 && id.ciu != 0,
         hdr_digest,
         data_digest,
+        tls: admin.queue.is_secure(),
         write_cache: id.vwc & 1 != 0,
         oncs: id.oncs,
         max_zeroes: nvm.and_then(|nvm| size_limit(nvm.wzsl, cap)),

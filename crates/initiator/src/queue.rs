@@ -246,6 +246,11 @@ impl Queue {
         (params.header_digest, params.data_digest)
     }
 
+    /// Whether the connection is encrypted.
+    pub(crate) fn is_secure(&self) -> bool {
+        self.inner.shared.stream.is_secure()
+    }
+
     /// Ends the connection after queued PDUs; commands under way fail.
     pub(crate) fn close(&self) {
         self.inner.end(IoError::Unreachable("the queue was closed".into()), false);

@@ -75,6 +75,8 @@ pub(crate) struct ControllerFields {
     pub(crate) hdr_digest: bool,
     /// Data digests are in use.
     pub(crate) data_digest: bool,
+    /// Its connections are encrypted with TLS.
+    pub(crate) tls: bool,
     /// It has a volatile write cache.
     pub(crate) write_cache: bool,
     /// It supports Cross-Controller Reset.

@@ -110,6 +110,7 @@ pub(crate) fn run(args: &InfoArgs, output: Output) -> Outcome {
         ("queues", format!("{} of {} entries", controller.queues, controller.queue_entries)),
         ("write cache", optional(controller.write_cache, "volatile write cache")),
         ("digests", digests.to_owned()),
+        ("encryption", if controller.tls { "TLS 1.3" } else { "none" }.to_owned()),
         (
             "path",
             format!(
@@ -196,6 +197,7 @@ fn controller_fields(controller: &ControllerInfo) -> ControllerFields {
         traffic_keep_alive: controller.traffic_keep_alive,
         hdr_digest: controller.hdr_digest,
         data_digest: controller.data_digest,
+        tls: controller.tls,
         write_cache: controller.write_cache,
         resets_others: controller.resets_others,
     }
