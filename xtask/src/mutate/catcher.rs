@@ -9,7 +9,7 @@ use std::process::Output;
 const TIMED_OUT: [i32; 2] = [124, 137];
 
 pub(crate) enum Catcher {
-    /// A test of a package, by the binary that it is in.
+    /// A test of a package, by the binary that it is in; behind a plus sign, features that the package is built with.
     Test { package: String, binary: String, name: String },
     /// Arguments of the simulator.
     Seeds(String),
@@ -33,7 +33,7 @@ impl Outcome {
 }
 
 impl Catcher {
-    /// `PACKAGE BINARY NAME` of a list.
+    /// `PACKAGE[+FEATURES] BINARY NAME` of a list.
     pub(crate) fn test(text: &str) -> Result<Catcher> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let [package, binary, name] = words[..] else { bail!("a test is `PACKAGE BINARY NAME`: {text:?}") };
@@ -53,7 +53,11 @@ impl Catcher {
     fn arguments(&self) -> Vec<String> {
         match self {
             Catcher::Test { package, binary, .. } => {
+                let (package, features) = package.split_once('+').unwrap_or((package, ""));
                 let mut arguments = vec!["--locked".to_owned(), format!("--package={package}")];
+                if !features.is_empty() {
+                    arguments.push(format!("--features={features}"));
+                }
                 match (binary.as_str(), binary.strip_prefix("bin:")) {
                     ("lib", _) => arguments.push("--lib".to_owned()),
                     (_, Some(name)) => arguments.push(format!("--bin={name}")),
@@ -165,6 +169,8 @@ mod tests {
         assert_eq!(catcher.to_string(), "longhaul-array crash a::b");
         assert_eq!(catcher.arguments(), ["--locked", "--package=longhaul-array", "--test=crash"]);
         assert_eq!(Catcher::test("p bin:x t").unwrap().arguments()[2], "--bin=x");
+        let catcher = Catcher::test("p+f,q/f x t").unwrap();
+        assert_eq!(catcher.arguments(), ["--locked", "--package=p", "--features=f,q/f", "--test=x"]);
         assert!(Catcher::test("longhaul-array crash").is_err());
     }
 }

@@ -7,7 +7,7 @@
 //! old = '''a text that stands in the file exactly once'''
 //! new = '''what replaces it'''
 //! breaks = "what is wrong then"
-//! test = "PACKAGE lib|bin:NAME|TEST-FILE NAME-OF-THE-TEST"   # or: seeds = "ARGUMENTS of longhaul-sim"
+//! test = "PACKAGE[+FEATURES] lib|bin:NAME|TEST-FILE NAME-OF-THE-TEST"   # or: seeds = "ARGUMENTS of longhaul-sim"
 //! ```
 
 use super::catcher::Catcher;
