@@ -29,7 +29,9 @@ usage: cargo xtask test [--package NAME...] [--except PACKAGE/PROGRAM...] [--job
   --package NAME...            the programs of these packages alone, without doc tests
   --except PACKAGE/PROGRAM...  without these programs, such as longhaul-array/crash
   --jobs N                     programs at a time, instead of as many as keep
-                               the processors busy";
+                               the processors busy
+
+LONGHAUL_FEATURES=longhaul/tls in the environment builds them with TLS, as CI does";
 
 /// How many programs run at a time.
 ///

@@ -16,6 +16,9 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Interval at which a running program is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Names the features that tests are built with, as cargo's `--features` has them.
+const FEATURES: &str = "LONGHAUL_FEATURES";
+
 /// The name of the doc tests, which are built and run by cargo.
 const DOC_TESTS: &str = "doc-tests";
 
@@ -45,8 +48,10 @@ pub(crate) struct Ran {
 /// Builds all tests of the workspace; `found` gets each program as soon as it is built, and the doc tests
 /// at the end.
 pub(crate) fn build(repo: &Repo, mut found: impl FnMut(Program)) -> Result<()> {
+    let tests: Vec<String> =
+        ["test", "--workspace"].map(str::to_owned).into_iter().chain(features()).collect();
     let mut command = behind(env!("CARGO"));
-    command.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    command.args(&tests).args(["--no-run", "--message-format=json-render-diagnostics"]);
     let mut cargo =
         command.current_dir(&repo.root).stdout(Stdio::piped()).spawn().context("cannot run cargo")?;
     let messages = BufReader::new(cargo.stdout.take().context("cargo has no output")?);
@@ -74,16 +79,25 @@ pub(crate) fn build(repo: &Repo, mut found: impl FnMut(Program)) -> Result<()> {
     ensure!(ended.success(), "building the tests: cargo ended with {ended}");
     // Those of packages whose binaries no test needs are not built.
     binaries.held.into_iter().for_each(&mut found);
+    let doc_tests = [&tests[..], &["--doc".to_owned()]].concat();
     found(Program {
         name: DOC_TESTS.to_owned(),
         package: String::new(),
         heading: None,
-        repeat: "cargo test --workspace --doc".to_owned(),
-        command: [env!("CARGO"), "test", "--workspace", "--doc", "--no-fail-fast"].map(str::to_owned).into(),
+        repeat: format!("cargo {}", doc_tests.join(" ")),
+        command: [&[env!("CARGO").to_owned()], &doc_tests[..], &["--no-fail-fast".to_owned()]].concat(),
         dir: repo.root.clone(),
         output: dir.context("the workspace has no test program")?.join(DOC_TESTS),
     });
     Ok(())
+}
+
+/// Arguments of cargo for the features that the environment asks for.
+fn features() -> Option<String> {
+    std::env::var(FEATURES)
+        .ok()
+        .filter(|features| !features.is_empty())
+        .map(|features| format!("--features={features}"))
 }
 
 /// The binaries that are not built yet. Tests run those of their package, and cargo may build the tests
@@ -180,9 +194,12 @@ fn of_message(message: &Value, root: &Path) -> Result<Option<Program>> {
     let relative = |path: &Path, to: &Path| path.strip_prefix(to).unwrap_or(path).display().to_string();
     let (source, shown) = (relative(source.as_ref(), dir), relative(executable.as_ref(), root));
     let built = Path::new(executable).parent().and_then(Path::parent).context("a program has a directory")?;
+    // A feature of one package is not known to another one: only the workspace has all.
+    let packages = features().filter(|_| kind == "test").map(|features| format!("--workspace {features}"));
+    let packages = packages.unwrap_or_else(|| format!("-p {package}"));
     Ok(Some(Program {
         heading: Some(format!("     Running {unit}{source} ({shown})")),
-        repeat: format!("cargo test -p {package} {choice}"),
+        repeat: format!("cargo test {packages} {choice}"),
         output: built.join("test-output").join(format!("{package}.{place}")),
         name: format!("{package}/{place}"),
         package,
