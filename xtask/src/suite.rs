@@ -24,12 +24,15 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(crate) const USAGE: &str = "\
-usage: cargo xtask test [--package NAME...] [--except PACKAGE/PROGRAM...] [--jobs N]
+usage: cargo xtask test [--package NAME...] [--except PACKAGE/PROGRAM...] [--jobs N] [--record]
 
   --package NAME...            the programs of these packages alone, without doc tests
   --except PACKAGE/PROGRAM...  without these programs, such as longhaul-array/crash
   --jobs N                     programs at a time, instead of as many as keep
                                the processors busy
+                               the processors busy
+  --record                     write into xtask/tests.toml how long each took: for
+                               a quiet machine with two processors
 
 LONGHAUL_FEATURES=longhaul/tls in the environment builds them with TLS, as CI does";
 
@@ -67,6 +70,7 @@ struct Options<'a> {
     packages: Vec<&'a str>,
     except: Vec<&'a str>,
     jobs: Option<usize>,
+    record: bool,
 }
 
 fn options<'a>(args: &[&'a str]) -> Result<Options<'a>> {
@@ -85,6 +89,7 @@ fn options<'a>(args: &[&'a str]) -> Result<Options<'a>> {
                 let jobs = args.next().and_then(|jobs| jobs.parse().ok()).filter(|&jobs| jobs > 0);
                 options.jobs = Some(jobs.with_context(|| format!("--jobs takes a number from 1\n{USAGE}"))?);
             }
+            "--record" => options.record = true,
             _ => bail!("'{arg}' is no option of test\n{USAGE}"),
         }
     }
@@ -106,7 +111,7 @@ pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
     let jobs = options.jobs.map_or_else(|| Jobs::on(processors), Jobs::exactly);
     let began = Instant::now();
     let (mut built, mut chosen, mut alone) = (Vec::new(), 0, Vec::new());
-    let mut failed = side_by_side(&known, jobs, |queue| {
+    let mut ends = side_by_side(&known, jobs, |queue| {
         program::build(repo, |program| {
             built.push((program.package.clone(), program.name.clone()));
             if !options.choose(&program) {
@@ -119,10 +124,16 @@ pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
             }
         })
     })?;
-    failed.extend(side_by_side(&known, Jobs::exactly(1), |queue| {
+    ends.extend(side_by_side(&known, Jobs::exactly(1), |queue| {
         alone.into_iter().for_each(|program| queue.add(program));
         Ok(())
     })?);
+    slowest(&mut ends);
+    let failed: Vec<&str> = ends.iter().filter_map(|end| end.failure.as_deref()).collect();
+    if options.record {
+        ensure!(failed.is_empty(), "programs that fail are not recorded: {}", failed.join(", "));
+        known.record(repo, &ends)?;
+    }
     for name in options.except.iter().copied().chain(known.names()) {
         ensure!(built.iter().any(|(_, program)| program == name), "there is no test program {name}");
     }
@@ -135,8 +146,29 @@ pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
         failed.len(),
         failed.join("\n    ")
     );
-    println!("\nall of {chosen} test programs passed, in {:.0} s", began.elapsed().as_secs_f64());
+    let seconds = began.elapsed().as_secs_f64();
+    let spent = processors::spent().map(|time| format!(" ({:.0} s of the processors)", time.as_secs_f64()));
+    println!("\nall of {chosen} test programs passed, in {seconds:.0} s{}", spent.unwrap_or_default());
     Ok(())
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub(crate) struct End {
+    /// [`Program::name`].
+    pub(crate) name: String,
+    pub(crate) took: Duration,
+    /// The command that repeats it, and how it ended, unless it passed.
+    failure: Option<String>,
+}
+
+/// Sorts by time, and prints those that took longest.
+fn slowest(ends: &mut [End]) {
+    ends.sort_by_key(|end| Reverse(end.took));
+    println!("\nslowest:");
+    for end in ends.iter().take(10) {
+        println!("{:>6.1} s  {}", end.took.as_secs_f64(), end.name);
+    }
 }
 
 /// Programs that wait for their turn.
@@ -205,15 +237,11 @@ impl Waiting {
     }
 }
 
-/// Runs the programs that `find` adds to a queue, `jobs` at a time, while it still adds; returns those that
-/// failed, each as the command that repeats it and its exit status.
-fn side_by_side(
-    known: &Known,
-    jobs: Jobs,
-    find: impl FnOnce(&Queue<'_>) -> Result<()>,
-) -> Result<Vec<String>> {
+/// Runs the programs that `find` adds to a queue, `jobs` at a time, while it still adds; returns how they
+/// ended.
+fn side_by_side(known: &Known, jobs: Jobs, find: impl FnOnce(&Queue<'_>) -> Result<()>) -> Result<Vec<End>> {
     let queue = Queue::new(known, jobs);
-    let failed = Mutex::new(Vec::new());
+    let ends = Mutex::new(Vec::new());
     let work = || -> Result<()> {
         while let Some(program) = queue.next() {
             let ran = program.run();
@@ -227,10 +255,11 @@ fn side_by_side(
                 .unwrap_or_default();
             text.extend(ran.output);
             std::io::stdout().lock().write_all(&text).context("cannot write to standard output")?;
-            if !ran.status.is_some_and(|status| status.success()) {
+            let failure = (!ran.status.is_some_and(|status| status.success())).then(|| {
                 let end = ran.status.map_or("ended after its time limit".to_owned(), |end| end.to_string());
-                lock(&failed).push(format!("`{}`: {end}", program.repeat));
-            }
+                format!("`{}`: {end}", program.repeat)
+            });
+            lock(&ends).push(End { name: program.name, took: ran.took, failure });
         }
         Ok(())
     };
@@ -248,7 +277,7 @@ fn side_by_side(
         });
         found.and(ran)
     })?;
-    Ok(failed.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(ends.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -260,10 +289,16 @@ mod tests {
     use super::*;
     use std::path::Path;
 
+    fn failures(ends: &[End]) -> Vec<&str> {
+        ends.iter().filter_map(|end| end.failure.as_deref()).collect()
+    }
+
     #[test]
     fn options_are_read() {
         let read = options(&["--package", "a", "b", "--jobs", "3", "--except", "a/x"]).unwrap();
-        assert_eq!(read, Options { packages: vec!["a", "b"], except: vec!["a/x"], jobs: Some(3) });
+        let packages = vec!["a", "b"];
+        assert_eq!(read, Options { packages, except: vec!["a/x"], jobs: Some(3), record: false });
+        assert!(options(&["--record"]).unwrap().record);
         assert_eq!(options(&[]).unwrap(), Options::default());
         for wrong in
             [&["--jobs", "0"][..], &["--jobs"], &["--package"], &["--package", "--jobs", "2"], &["a"]]
@@ -280,14 +315,16 @@ mod tests {
         let made =
             std::process::Command::new("mkfifo").arg(dir.path().join("fifo")).status().expect("mkfifo");
         assert!(made.success());
-        let mut failed = side_by_side(&Known::default(), Jobs::exactly(2), |queue| {
+        let ran = side_by_side(&Known::default(), Jobs::exactly(2), |queue| {
             for (n, end) in ends.iter().enumerate() {
                 queue.add(Program::shell(dir.path(), &format!("p{n}"), end));
             }
             Ok(())
         })
         .unwrap();
-        failed.sort();
+        assert_eq!(ran.len(), ends.len());
+        let mut failed = failures(&ran);
+        failed.sort_unstable();
         assert_eq!(failed, ["`repeat p1`: exit status: 3", "`repeat p2`: exit status: 7"]);
         let output =
             Program::shell(dir.path(), "both", "echo one; echo two >&2; echo three").run().unwrap().output;
@@ -300,14 +337,14 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let made = std::process::Command::new("mkfifo").arg(dir.path().join("fifo")).status();
         assert!(made.expect("mkfifo").success());
-        let failed = side_by_side(&Known::default(), Jobs::exactly(1), |queue| {
+        let ran = side_by_side(&Known::default(), Jobs::exactly(1), |queue| {
             queue.add(Program::shell(dir.path(), "first", "exec 3< fifo"));
             // Blocks until the first one runs.
             std::fs::File::options().write(true).open(dir.path().join("fifo"))?;
             queue.add(Program::shell(dir.path(), "second", "exit 1"));
             Ok(())
         });
-        assert_eq!(failed.unwrap(), ["`repeat second`: exit status: 1"]);
+        assert_eq!(failures(&ran.unwrap()), ["`repeat second`: exit status: 1"]);
     }
 
     #[test]

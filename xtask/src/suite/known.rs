@@ -4,29 +4,40 @@
 //! ```toml
 //! [[program]]
 //! name = "PACKAGE/lib|bin:NAME|TEST-FILE"
-//! seconds = 40                            # with nothing beside it, on two processors
+//! seconds = 40                            # beside the others, on two processors
 //! alone = "why it must run alone"         # only where it must
 //! ```
 
+use super::End;
 use crate::repo::Repo;
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::time::Duration;
 
 const LIST: &str = "xtask/tests.toml";
 /// What a program takes that is not listed.
 const OTHERS: u32 = 1;
+/// Programs that take less are not listed.
+const LISTED: Duration = Duration::from_secs(5);
+const HEAD: &str = "\
+# What `cargo xtask test` knows of test programs; xtask/src/suite/known.rs says what the fields are.
+# Written by `cargo xtask test --record`, but for `alone`.
 
-#[derive(Default, Deserialize)]
+";
+
+#[derive(Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Known {
     program: Vec<Entry>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
     seconds: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
     alone: Option<String>,
 }
 
@@ -62,6 +73,40 @@ impl Known {
         self.entry(program).map_or(OTHERS, |entry| entry.seconds)
     }
 
+    /// Writes the list anew with the times of a run, which may be one of some programs alone.
+    ///
+    /// # Errors
+    ///
+    /// If the list cannot be written.
+    pub(crate) fn record(&self, repo: &Repo, ends: &[End]) -> Result<()> {
+        let text = toml::to_string(&self.with(ends)).context("the list cannot be put into words")?;
+        let path = repo.root.join(LIST);
+        std::fs::write(&path, HEAD.to_owned() + &text)
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// This list with the times of programs that ran, those that take longest first.
+    fn with(&self, ends: &[End]) -> Known {
+        let ran = |name: &str| ends.iter().any(|end| end.name == name);
+        let mut program: Vec<Entry> = Vec::new();
+        for entry in self.program.iter().filter(|entry| !ran(&entry.name)) {
+            program.push(Entry {
+                name: entry.name.clone(),
+                seconds: entry.seconds,
+                alone: entry.alone.clone(),
+            });
+        }
+        for end in ends {
+            let alone = self.entry(&end.name).and_then(|entry| entry.alone.clone());
+            if end.took >= LISTED || alone.is_some() {
+                let seconds = end.took.as_secs_f64().round().max(1.0) as u32;
+                program.push(Entry { name: end.name.clone(), seconds, alone });
+            }
+        }
+        program.sort_by(|a, b| (Reverse(a.seconds), &a.name).cmp(&(Reverse(b.seconds), &b.name)));
+        Known { program }
+    }
+
     #[cfg(test)]
     pub(crate) fn of(seconds: &[(&str, u32)]) -> Known {
         let entry = |&(name, seconds): &(&str, u32)| Entry { name: name.to_owned(), seconds, alone: None };
@@ -92,6 +137,29 @@ mod tests {
         assert!(Known::parse(&one.repeat(2)).is_err(), "twice");
         assert!(Known::parse(&format!("{one}alone = \"\"\n")).is_err(), "no reason");
         assert!(Known::parse(&format!("{one}slow = true\n")).is_err(), "unknown field");
+    }
+
+    #[test]
+    fn times_of_a_run_replace_those_of_the_list() {
+        let mut known = Known::of(&[("a/long", 9), ("a/fast", 8), ("b/other", 30), ("b/alone", 7)]);
+        known.program[3].alone = Some("it compares rates".to_owned());
+        let end = |name: &str, millis| End {
+            name: name.to_owned(),
+            took: Duration::from_millis(millis),
+            failure: None,
+        };
+        let ends = [
+            end("a/long", 40_400),
+            end("a/fast", 800),
+            end("a/new", 5_600),
+            end("a/x", 4_900),
+            end("b/alone", 10),
+        ];
+        let new = known.with(&ends);
+        let list: Vec<_> = new.program.iter().map(|entry| (entry.name.as_str(), entry.seconds)).collect();
+        assert_eq!(list, [("a/long", 40), ("b/other", 30), ("a/new", 6), ("b/alone", 1)]);
+        assert!(new.is_alone("b/alone"));
+        assert_eq!(Known::parse(&toml::to_string(&new).unwrap()).unwrap(), new, "what is written is read");
     }
 
     #[test]

@@ -42,6 +42,7 @@ pub(crate) struct Program {
 pub(crate) struct Ran {
     /// None if the program was ended because of its time limit.
     pub(crate) status: Option<ExitStatus>,
+    pub(crate) took: Duration,
     pub(crate) output: Vec<u8>,
 }
 
@@ -234,11 +235,13 @@ impl Program {
         command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         // As cargo sets them, which has set those of this program.
         command.env("CARGO_MANIFEST_DIR", &self.dir).env("CARGO_PKG_NAME", &self.package);
+        let began = Instant::now();
         let mut child = command.spawn().with_context(|| format!("cannot run {}", self.command[0]))?;
         let status = wait(&mut child, limit).with_context(|| format!("waiting for {}", self.command[0]))?;
+        let took = began.elapsed();
         let output =
             fs::read(&self.output).with_context(|| format!("cannot read {}", self.output.display()))?;
-        Ok(Ran { status, output })
+        Ok(Ran { status, took, output })
     }
 
     /// A script of the shell in place of a program.
