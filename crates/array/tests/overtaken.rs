@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{disks, options, simulate, start, uuid};
+use common::{disks, options, seen_by, shared, simulate, start, uuid};
 use fastrand::Rng;
 use futures_util::future::join_all;
 use longhaul_array::{
@@ -34,20 +34,10 @@ const CLOSED: Duration = Duration::from_secs(20);
 /// How long a read may wait.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// Disks that hosts share.
-fn shared() -> Vec<FaultDisk> {
-    (0..3).map(|n| FaultDisk::with(SIZE, |info| info.name = format!("disk{n}"))).collect()
-}
-
-/// The disks as a host sees them, with reservations or without.
-fn seen_by(disks: &[FaultDisk], host: u64, reserved: bool) -> Vec<Arc<dyn BlockDevice>> {
-    let device = |disk: &FaultDisk| if reserved { disk.for_host(host) } else { disk.clone() };
-    disks.iter().map(|disk| Arc::new(device(disk)) as Arc<dyn BlockDevice>).collect()
-}
-
 async fn run(disks: &[FaultDisk], host: u64, reserved: bool) -> (Arc<ArrayDevice>, Rc<dyn BlockIo>) {
     let session = Uuid::from_u64_pair(7, host);
-    let array: Result<_, ArrayError> = assemble_as(&seen_by(disks, host, reserved), options(), session).await;
+    let array: Result<_, ArrayError> =
+        assemble_as(&seen_by(disks, reserved.then_some(host)), options(), session).await;
     let array = array.expect("assembled");
     let io = array.open().await.expect("opened");
     (array, io)
@@ -56,7 +46,7 @@ async fn run(disks: &[FaultDisk], host: u64, reserved: bool) -> (Arc<ArrayDevice
 async fn make(disks: &[FaultDisk], layout: Layout) {
     let shape = Shape { name: "test".into(), layout, unit: UNIT, force: false };
     let mut random = Rng::with_seed(99);
-    create_as(&seen_by(disks, 1000, false), &[], &shape, || uuid(&mut random)).await.expect("made");
+    create_as(&seen_by(disks, None), &[], &shape, || uuid(&mut random)).await.expect("made");
 }
 
 async fn fill(io: &dyn BlockIo, byte: u8) {
@@ -112,7 +102,7 @@ fn cases() -> impl Iterator<Item = (bool, bool, bool)> {
 #[test]
 fn stripes_that_were_read_ahead_are_not_read_on_a_host_that_was_overtaken() {
     for (suspended, reserved, stops) in cases() {
-        let disks = shared();
+        let disks = shared(3, SIZE);
         let first = Engine::simulated(2).expect("engine");
         let (array, io) = first.block_on(async {
             make(&disks, Layout::Parity).await;
@@ -148,7 +138,7 @@ fn stripes_that_were_read_ahead_are_not_read_on_a_host_that_was_overtaken() {
 #[test]
 fn a_write_that_is_in_the_journal_only_is_not_read_on_a_host_that_was_overtaken() {
     for (suspended, reserved, stops) in cases() {
-        let disks = shared();
+        let disks = shared(3, SIZE);
         let first = Engine::simulated(4).expect("engine");
         let (array, io) = first.block_on(async {
             make(&disks, Layout::Parity).await;
@@ -241,11 +231,11 @@ impl Around for Gate {
 #[test]
 fn a_member_that_returns_does_not_allow_reads_of_a_host_that_was_overtaken() {
     for (suspended, reserved, stops) in cases() {
-        let disks = shared();
+        let disks = shared(3, SIZE);
         let first = Engine::simulated(8).expect("engine");
         let (array, io, gate) = first.block_on(async {
             make(&disks[..2], Layout::Mirror).await;
-            let mut devices = seen_by(&disks[..2], 1, reserved);
+            let mut devices = seen_by(&disks[..2], reserved.then_some(1));
             let half = Arc::new(Filtered::new(devices.remove(1), Gate::default()));
             let gate = Arc::clone(half.filter());
             devices.push(half);
@@ -278,7 +268,7 @@ fn a_member_that_returns_does_not_allow_reads_of_a_host_that_was_overtaken() {
 fn a_host_whose_members_do_not_answer_for_a_while_answers_reads_again() {
     for reserved in [false, true] {
         simulate(7, async {
-            let disks = shared();
+            let disks = shared(3, SIZE);
             make(&disks, Layout::Parity).await;
             let (_array, io) = run(&disks[..2], 1, reserved).await;
             fill(&*io, 1).await;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Model, options, simulate, uuid};
+use common::{Model, options, seen_by, shared, simulate, uuid};
 use fastrand::Rng;
 use futures_util::future::{Either, join_all, select};
 use longhaul_array::{
@@ -26,24 +26,14 @@ const SIZE: u64 = 4 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 const LAYOUTS: [Layout; 3] = [Layout::Mirror, Layout::Parity, Layout::Stripe];
 
-/// Disks that hosts share.
-fn shared(count: usize) -> Vec<FaultDisk> {
-    let disk = |n| FaultDisk::with(SIZE, |info| info.name = format!("disk{n}"));
-    (0..count).map(disk).collect()
-}
-
-fn seen_by(disks: &[FaultDisk], host: u64) -> Vec<Arc<dyn BlockDevice>> {
-    disks.iter().map(|disk| Arc::new(disk.for_host(host)) as Arc<dyn BlockDevice>).collect()
-}
-
 async fn make(disks: &[FaultDisk], layout: Layout) {
     let shape = Shape { name: "test".into(), layout, unit: 16 << 10, force: false };
     let mut random = Rng::with_seed(99);
-    create_as(&seen_by(disks, 1000), &[], &shape, || uuid(&mut random)).await.expect("made");
+    create_as(&seen_by(disks, Some(1000)), &[], &shape, || uuid(&mut random)).await.expect("made");
 }
 
 async fn start(disks: &[FaultDisk], host: u64, options: Options) -> Result<Arc<ArrayDevice>, ArrayError> {
-    assemble_as(&seen_by(disks, host), options, Uuid::from_u64_pair(7, host)).await
+    assemble_as(&seen_by(disks, Some(host)), options, Uuid::from_u64_pair(7, host)).await
 }
 
 async fn opened(array: &ArrayDevice) -> (Rc<dyn BlockIo>, Model) {
@@ -68,7 +58,7 @@ async fn raw_write(disk: &FaultDisk, host: u64) -> Result<(), IoError> {
 fn members_are_reserved_while_the_array_runs() {
     for layout in LAYOUTS {
         simulate(1, async {
-            let disks = shared(3);
+            let disks = shared(3, SIZE);
             make(&disks, layout).await;
             assert_eq!(holders(&disks), [None; 3], "{layout}: after it was created");
             let array = start(&disks, 1, options()).await.expect("assembled");
@@ -95,7 +85,7 @@ fn members_are_reserved_while_the_array_runs() {
 /// A process that is stopped (SIGSTOP) with writes under way, overtaken, and continued. The next
 /// host may have ended by then.
 fn overtaken(layout: Layout, ends: bool) {
-    let disks = shared(3);
+    let disks = shared(3, SIZE);
     let first = Engine::simulated(2).expect("engine");
     let (array, io, late) = first.block_on(async {
         make(&disks, layout).await;
@@ -151,7 +141,7 @@ fn a_host_that_is_overtaken_writes_nothing_that_it_had_under_way() {
 #[test]
 fn a_host_that_runs_the_array_keeps_it() {
     simulate(4, async {
-        let disks = shared(3);
+        let disks = shared(3, SIZE);
         make(&disks, Layout::Parity).await;
         let array = start(&disks, 1, options()).await.expect("assembled");
         let refused = start(&disks, 2, options()).await.expect_err("in use");
@@ -168,7 +158,7 @@ fn a_host_that_runs_the_array_keeps_it() {
 fn a_host_that_lives_is_preempted_on_command() {
     for layout in LAYOUTS {
         simulate(7, async {
-            let disks = shared(3);
+            let disks = shared(3, SIZE);
             make(&disks, layout).await;
             let array = start(&disks, 1, options()).await.expect("assembled");
             let (io, model) = opened(&array).await;
@@ -188,7 +178,7 @@ fn a_host_that_lives_is_preempted_on_command() {
             // Members that do not refuse the writes of another host are not taken from it.
             again.stop().await.expect("stopped");
             let mixed = async |host: u64, options: Options| {
-                let mut devices = seen_by(&disks, host);
+                let mut devices = seen_by(&disks, Some(host));
                 devices[1] = Arc::new(disks[1].clone());
                 assemble_as(&devices, options, Uuid::from_u64_pair(7, host)).await
             };
@@ -205,7 +195,7 @@ fn a_host_that_lives_is_preempted_on_command() {
 #[test]
 fn one_of_several_hosts_takes_over() {
     for seed in 0..20 {
-        let disks = shared(3);
+        let disks = shared(3, SIZE);
         Engine::simulated(seed).expect("engine").block_on(async {
             make(&disks, Layout::Mirror).await;
             drop(start(&disks, 1, options()).await.expect("assembled"));
@@ -234,9 +224,9 @@ fn one_of_several_hosts_takes_over() {
 #[test]
 fn a_mixed_array_says_which_members_have_no_reservation() {
     simulate(5, async {
-        let disks = shared(3);
+        let disks = shared(3, SIZE);
         make(&disks, Layout::Parity).await;
-        let mut devices = seen_by(&disks, 1);
+        let mut devices = seen_by(&disks, Some(1));
         devices[1] = Arc::new(disks[1].clone());
         let array = assemble_as(&devices, options(), Uuid::from_u64_pair(7, 1)).await.expect("assembled");
         let guards: Vec<_> =
@@ -251,7 +241,7 @@ fn a_mixed_array_says_which_members_have_no_reservation() {
 #[test]
 fn a_new_member_is_reserved_before_it_is_written() {
     simulate(6, async {
-        let disks = shared(6);
+        let disks = shared(6, SIZE);
         make(&disks[..3], Layout::Parity).await;
         let array = start(&disks[..3], 1, options()).await.expect("assembled");
         let (io, model) = opened(&array).await;
@@ -293,7 +283,7 @@ fn a_new_member_is_reserved_before_it_is_written() {
 /// next one must not use what it had read before.
 #[test]
 fn what_the_last_host_recorded_during_the_takeover_counts() {
-    let disks = shared(4);
+    let disks = shared(4, SIZE);
     let first = Engine::simulated(7).expect("engine");
     let slow = Options { heartbeat: Duration::from_secs(3600), ..options() };
     let (array, io, model) = first.block_on(async {
@@ -339,7 +329,7 @@ fn what_the_last_host_recorded_during_the_takeover_counts() {
 /// A device that a crashed host has reserved for its array can be used for another one.
 #[test]
 fn a_device_of_a_crashed_array_is_reserved_again_with_force() {
-    let disks = shared(2);
+    let disks = shared(2, SIZE);
     Engine::simulated(9).expect("engine").block_on(async {
         make(&disks, Layout::Mirror).await;
         drop(start(&disks, 1, options()).await.expect("assembled"));
@@ -347,7 +337,7 @@ fn a_device_of_a_crashed_array_is_reserved_again_with_force() {
     simulate(10, async {
         let shape = Shape { name: "new".into(), layout: Layout::Mirror, unit: 16 << 10, force: true };
         let mut random = Rng::with_seed(3);
-        let devices = seen_by(&disks, 2);
+        let devices = seen_by(&disks, Some(2));
         create_as(&devices, &[], &shape, || uuid(&mut random)).await.expect("made");
         assert_eq!(holders(&disks), [None; 2]);
         let array = start(&disks, 3, options()).await.expect("assembled");

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{options, simulate, uuid};
+use common::{options, seen_by, shared, simulate, uuid};
 use fastrand::Rng;
 use futures_util::future::{join, join_all};
 use longhaul_array::{
@@ -24,10 +24,9 @@ const HALF: Duration = Duration::from_millis(7);
 /// Stripes that are being written when the host is lost.
 const STRIPES: u64 = 96;
 
-fn shared() -> (Vec<FaultDisk>, Vec<Arc<dyn BlockDevice>>) {
-    let disks: Vec<FaultDisk> =
-        (0..4).map(|n| FaultDisk::with(SIZE, |info| info.name = format!("disk{n}"))).collect();
-    let devices = disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn BlockDevice>).collect();
+fn disks() -> (Vec<FaultDisk>, Vec<Arc<dyn BlockDevice>>) {
+    let disks = shared(4, SIZE);
+    let devices = seen_by(&disks, None);
     (disks, devices)
 }
 
@@ -54,7 +53,7 @@ async fn assemble(
 
 #[test]
 fn the_journal_of_many_stripes_is_replayed_in_some_round_trips() {
-    let (disks, devices) = shared();
+    let (disks, devices) = disks();
     let stripe = 3 * UNIT;
     let array = simulate(1, async {
         let array = make(&devices).await;
@@ -93,14 +92,10 @@ fn a_host_that_was_slower_watches_again_at_once() {
     let cases = [0, 20, 40, 100, 1000].map(|delay| (true, delay)).into_iter().chain([(false, 1000)]);
     for (reserved, delay) in cases {
         simulate(4 + delay, async {
-            let (disks, devices) = shared();
+            let (disks, devices) = disks();
             let array = make(&devices).await;
             disks.iter().for_each(|disk| disk.delay(|| HALF));
-            let seen_by = |host| -> Vec<Arc<dyn BlockDevice>> {
-                let seen = |disk: &FaultDisk| if reserved { disk.for_host(host) } else { disk.clone() };
-                disks.iter().map(|disk| Arc::new(seen(disk)) as Arc<dyn BlockDevice>).collect()
-            };
-            let (one, two) = (seen_by(1), seen_by(2));
+            let [one, two] = [1, 2].map(|host| seen_by(&disks, reserved.then_some(host)));
             let (first, second) = join(watched(&one, array), watched(&two, array)).await;
             let slower = async {
                 sleep(Duration::from_millis(delay)).await;
@@ -124,21 +119,18 @@ fn a_host_that_was_slower_watches_again_at_once() {
 /// and takes the reservations over.
 #[test]
 fn reservations_without_a_heartbeat_do_not_keep_others_out() {
-    let (disks, devices) = shared();
+    let (disks, devices) = disks();
     let array = simulate(5, make(&devices));
-    let seen_by = |host| -> Vec<Arc<dyn BlockDevice>> {
-        disks.iter().map(|disk| Arc::new(disk.for_host(host)) as Arc<dyn BlockDevice>).collect()
-    };
     simulate(6, async {
         disks.iter().for_each(|disk| disk.hold(OpKind::Write, 1));
-        let one = seen_by(1);
+        let one = seen_by(&disks, Some(1));
         let lost = timeout(Duration::from_secs(60), assemble(&one, options(), 1)).await;
         assert!(lost.is_err(), "it has begun, without its heartbeat");
         assert!(disks.iter().all(|disk| disk.reservation().holder.is_some()), "it has no reservations");
         disks.iter().for_each(|disk| disk.hold(OpKind::Write, 0));
     });
     simulate(7, async {
-        let two = seen_by(2);
+        let two = seen_by(&disks, Some(2));
         let watched = watched(&two, array).await;
         assemble(&two, watched, 2).await.expect("taken over");
     });

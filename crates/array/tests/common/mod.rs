@@ -13,6 +13,7 @@ pub use model::Model;
 use fastrand::Rng;
 use longhaul_array::{ArrayDevice, ArrayError, Layout, Options, Shape, assemble_as, create_as};
 use longhaul_block::BlockDevice;
+use longhaul_block::testing::FaultDisk;
 use longhaul_engine::Engine;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +52,17 @@ pub fn disks(count: usize, size: u64) -> (Vec<Arc<Disk>>, Arc<Power>) {
 pub fn cached(count: usize) -> Vec<Arc<Disk>> {
     let disk = |n: usize| Disk::with_cache(&format!("disk{n}"), 3 << 20, &Arc::default(), true);
     (0..count).map(|n| Arc::new(disk(n))).collect()
+}
+
+/// Disks that hosts share.
+pub fn shared(count: usize, size: u64) -> Vec<FaultDisk> {
+    (0..count).map(|n| FaultDisk::with(size, |info| info.name = format!("disk{n}"))).collect()
+}
+
+/// Shared disks as this host sees them, with reservations; `None`: without.
+pub fn seen_by(disks: &[FaultDisk], host: Option<u64>) -> Vec<Arc<dyn BlockDevice>> {
+    let device = |disk: &FaultDisk| host.map_or_else(|| disk.clone(), |host| disk.for_host(host));
+    disks.iter().map(|disk| Arc::new(device(disk)) as Arc<dyn BlockDevice>).collect()
 }
 
 pub async fn make(disks: &[Arc<Disk>], layout: Layout, unit: u64) -> Uuid {
