@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{Ran, Target, finish, has_ended, kill_and_wait, mounts_below, signal, text, until};
+use common::{
+    LEAVE_MOUNTS, Ran, Target, finish, has_ended, kill_and_wait, mounts_below, signal, text, until,
+};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -428,8 +430,9 @@ fn an_unprivileged_user_attaches_through_the_helper() {
     // In this mount namespace every user may use FUSE.
     let everybody = "mknod -m 666 \"$3\" c 10 229 && mount --bind \"$3\" /dev/fuse && chown 65534 \"$2\" && \
         exec setpriv --reuid=65534 --regid=65534 --clear-groups sh -ec \"$0\" sh \"$1\" \"$2\"";
+    let everybody = format!("{LEAVE_MOUNTS}\n{everybody}");
     let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", everybody, UNPRIVILEGED]);
+    command.args(["--mount", "sh", "-c", &everybody, UNPRIVILEGED]);
     command.args([Path::new(env!("CARGO_BIN_EXE_longhaul")), dir.path(), &device]);
     command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", dir.path());
     let ran = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("unshare"));
@@ -635,7 +638,8 @@ fn with_devices(home: &Home, devices: &[(&str, &str)], args: &[&str]) -> Result<
         }
     }
     let mut command = Command::new("unshare");
-    command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /dev && exec \"$@\""]).arg(dev.path());
+    let script = format!("{LEAVE_MOUNTS}\nmount --bind \"$0\" /dev && exec \"$@\"");
+    command.args(["--mount", "sh", "-c", &script]).arg(dev.path());
     command.arg(env!("CARGO_BIN_EXE_longhaul")).args(args).stdin(Stdio::null());
     command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_RUNTIME_DIR", home.0.path());
     let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();

@@ -91,8 +91,11 @@ fn an_attached_file_has_the_size_of_its_volume() {
         file.read_exact_at(&mut read, 79 * MIB).expect("read");
         assert_eq!(read, [7; 4096]);
         drop(file);
-        let listed = good(&site, &["attach", "--list", "--json"]).events();
-        assert!(listed[0]["size"].as_u64().is_some_and(|size| size >= 80 * MIB), "{listed:?}");
+        // The record is written after the file has grown.
+        until("the list to have the new size", || {
+            let listed = good(&site, &["attach", "--list", "--json"]).events();
+            listed[0]["size"].as_u64().is_some_and(|size| size >= 80 * MIB)
+        });
         detach(&site, "detach", &at);
     }
 }

@@ -4,7 +4,8 @@
 mod common;
 
 use common::{
-    PATIENCE, PROGRAM, Ran, Running, Target, command, emulated, finish, follow, signal, text, until, within,
+    LEAVE_MOUNTS, PATIENCE, PROGRAM, Ran, Running, Target, command, emulated, finish, follow, signal, text,
+    until, within,
 };
 use longhaul_engine::procfs::Process;
 use longhaul_wan::{Change, Conditions, Namespace, Wan, WanPlan};
@@ -130,9 +131,9 @@ fn a_target_that_is_stopped_is_waited_for_at_no_cost() {
 fn with_hosts(namespace: &Namespace, hosts: &Path, args: &[&str]) -> Command {
     let plain = within(namespace, PROGRAM, args);
     let mut command = namespace.command("unshare");
-    let script = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    let script = format!("{LEAVE_MOUNTS}\nmount --bind \"$0\" /etc/hosts && exec \"$@\"");
     command
-        .args(["--mount", "sh", "-c", script, text(hosts)])
+        .args(["--mount", "sh", "-c", &script, text(hosts)])
         .arg(plain.get_program())
         .args(plain.get_args());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Ran, finish};
+use common::{LEAVE_MOUNTS, Ran, finish};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -42,7 +42,7 @@ fn run(script: &str) -> Option<Ran> {
         "--mount-proc",
         "sh",
         "-c",
-        &format!("ip link set lo up\n{PEOPLE}{script}"),
+        &format!("{LEAVE_MOUNTS}\nip link set lo up\n{PEOPLE}{script}"),
         "sh",
     ]);
     command.args([Path::new(env!("CARGO_BIN_EXE_longhaul")), home.path()]);

@@ -268,6 +268,11 @@ pub fn has_ended(pid: &str) -> bool {
     !Path::new("/proc").join(pid).join("exe").exists()
 }
 
+/// For a shell in a new mount namespace: unmounts there what other tests have mounted. The copy of
+/// such a mount would keep its device in use after they unmount it.
+pub const LEAVE_MOUNTS: &str = "awk '$5 ~ \"/[.]tmp\" { print $5 }' /proc/self/mountinfo | sort -r | \
+    xargs -r umount -l -- 2> /dev/null || true";
+
 /// Where something is mounted at or below `dir`.
 pub fn mounts_below(dir: &Path) -> Vec<String> {
     let at = mounts().into_iter().map(|mount| mount.at).filter(|at| at.starts_with(dir));
