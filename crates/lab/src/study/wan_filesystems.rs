@@ -30,7 +30,7 @@ const ENDS: [&str; 2] = ["A", "D"];
 /// I/O size with a thousand files and `--quick`: all I/Os in flight take a drive one second.
 const BS_MANY_QUICK: u64 = 16 << 10;
 /// Bytes of all files of a workload with `--quick`, and of a device.
-const BYTES_QUICK: u64 = 64 << 20;
+const BYTES_QUICK: u64 = 48 << 20;
 const SIZE: &str = "2GiB";
 const SIZE_QUICK: &str = "512MiB";
 /// Published sizes of in-capsule data; Longhaul's default is larger.
