@@ -93,8 +93,13 @@ fn a_lost_write_fails_the_next_flush_of_each_handle_once() {
     let flush = |handle: &Arc<_>| served.wait(Request::Flush(Arc::clone(handle))).map(drop);
     assert!(matches!(flush(&one), Err(IoError::Medium(_))));
     assert_eq!(flush(&one), Ok(()));
-    assert!(matches!(served.wait(Request::Drain(Arc::clone(&two))), Err(IoError::Medium(_))));
+    // A drain is a close, which may be that of a copied descriptor.
+    for _ in 0..2 {
+        assert!(matches!(served.wait(Request::Drain(Arc::clone(&two))), Err(IoError::Medium(_))));
+    }
+    assert!(matches!(flush(&two), Err(IoError::Medium(_))));
     assert_eq!(flush(&two), Ok(()));
+    assert_eq!(served.wait(Request::Drain(Arc::clone(&two))).map(drop), Ok(()));
     assert_eq!(flush(&served.handle()), Ok(()));
     let data = Buf::copy_of(&[1; 4096]);
     let durable = served.wait(Request::Write { offset: 0, data, fua: true });

@@ -190,17 +190,18 @@ impl Cache {
     /// Waits until all that was acknowledged before is with the device.
     ///
     /// # Errors
-    /// Writes are lost, and the handle has not had the error yet.
+    /// Writes are lost, and the handle has not had the error from [`flush`](Self::flush) yet, which still
+    /// fails with it.
     pub async fn drain(&self, cursor: &ErrorCursor) -> IoResult<()> {
         self.behind.drained().await;
-        self.parts.losses.new_loss(cursor)
+        self.parts.losses.unseen_loss(cursor)
     }
 
     /// Waits until all writes acknowledged before are durable.
     ///
     /// # Errors
-    /// Those of [`drain`](Self::drain), or the flush failed: the next one resends the writes that
-    /// it left in doubt.
+    /// Writes are lost, and the handle has not had the error yet; or the flush failed: the next one resends
+    /// the writes that it left in doubt.
     pub async fn flush(&self, cursor: &ErrorCursor) -> IoResult<()> {
         self.behind.drained().await;
         let owes = self.info().volatile_cache || self.behind.kept.borrow().bytes() > 0;

@@ -37,12 +37,24 @@ impl LossLog {
         *self.last.borrow_mut() = Some(error);
     }
 
-    /// The error of the losses that this handle has not seen yet.
+    /// The error of the losses that this handle has not got yet, which it still gets by [`new_loss`](Self::new_loss).
+    pub(crate) fn unseen_loss(&self, cursor: &ErrorCursor) -> IoResult<()> {
+        if cursor.0.load(Relaxed) == self.losses.0.load(Relaxed) {
+            return Ok(());
+        }
+        Err(self.error())
+    }
+
+    /// The error of the losses that this handle has not got yet.
     pub(crate) fn new_loss(&self, cursor: &ErrorCursor) -> IoResult<()> {
         let lost = self.losses.0.load(Relaxed);
         if cursor.0.swap(lost, Relaxed) == lost {
             return Ok(());
         }
-        Err(self.last.borrow().clone().unwrap_or(IoError::Aborted))
+        Err(self.error())
+    }
+
+    fn error(&self) -> IoError {
+        self.last.borrow().clone().unwrap_or(IoError::Aborted)
     }
 }

@@ -3,8 +3,9 @@
 //! - A file that is read in sequence is read ahead in cells of 1 MiB. The window grows each time that
 //!   a reader has to wait, so it grows to what the path needs, and ends at the memory that is allowed.
 //! - A write is acknowledged when it is in memory. Small writes that follow each other are sent as one.
-//!   [`Call::Flush`] (close) and [`Call::Sync`] wait for all of them, and report the first error to
-//!   each handle once.
+//!   [`Call::Flush`] (close) and [`Call::Sync`] wait for all of them, and report the first error.
+//!   Each handle has it until a [`Call::Sync`] or a write has reported it: a close does not count,
+//!   since it may be that of a copied descriptor, also of those that a child has between fork and exec.
 //! - Directories that a walk through a tree will list next are listed ahead.
 //!
 //! Invariants:
@@ -148,7 +149,7 @@ impl Shared {
         match call {
             Call::Read { handle, offset, len } => self.read(state, (handle, offset, len), done, steps),
             Call::Write { handle, offset, data } => self.write(state, handle, offset, data, done, steps),
-            Call::Flush { handle } => match state.open.get_mut(&handle).and_then(|open| open.error.take()) {
+            Call::Flush { handle } => match state.open.get(&handle).and_then(|open| open.error) {
                 Some(error) => steps.push(CacheStep::Finish(done, Err(error))),
                 None if self.options.flushes => steps.push(CacheStep::Start(call, done)),
                 None => steps.push(CacheStep::Finish(done, Ok(Reply::Done))),

@@ -110,7 +110,7 @@ impl FsSession {
                     true => Ok(()),
                     false => self.commit(&node),
                 });
-                self.report(handle.0, flushed).map(|()| Reply::Done)
+                self.report_at_close(handle.0, flushed).map(|()| Reply::Done)
             }
             Call::Sync { handle, .. } => {
                 let (node, _) = self.handle(handle)?;
@@ -199,7 +199,10 @@ impl FsSession {
             Call::Flush { handle } => {
                 let (node, _) = self.handle(*handle)?;
                 match self.close_leased(&node, now)? {
-                    true => Some(self.report(handle.0, Ok(Reply::Done))?),
+                    true => {
+                        self.report_at_close(handle.0, Ok(()))?;
+                        Some(Reply::Done)
+                    }
                     false => None,
                 }
             }

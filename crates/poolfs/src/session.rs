@@ -302,7 +302,8 @@ impl FsSession {
         (handle, node)
     }
 
-    /// All descriptors of a file hear of an error once; the one that had it hears of it now.
+    /// Returns the error of this handle, which then has none: that of `result`, which all other handles of
+    /// the file get as well, or one that another handle had.
     pub(crate) fn report<T>(
         &self,
         handle: u64,
@@ -320,6 +321,20 @@ impl FsSession {
             return Err(e);
         }
         result
+    }
+
+    /// Returns the error of a handle at a close, and leaves it to the next sync as well: the close may be
+    /// that of a copied descriptor.
+    pub(crate) fn report_at_close(
+        &self,
+        handle: u64,
+        result: std::result::Result<(), Errno>,
+    ) -> std::result::Result<(), Errno> {
+        let reported = self.report(handle, result);
+        if let (Err(e), Some(open)) = (reported, lock(&self.handles).get_mut(&handle)) {
+            open.error = Some(e);
+        }
+        reported
     }
 
     /// Keeps the lease until the sender is dropped.

@@ -303,6 +303,7 @@ fn content_that_cannot_be_written_is_reported_once_to_each() {
     assert_eq!(sync(&mounted, top), Ok(()));
     for handle in [first, second] {
         assert_eq!(mounted.flush(handle), Err(Errno::IO));
+        assert_eq!(mounted.wait(Call::Sync { handle, data_only: false }).map(drop), Err(Errno::IO));
         assert_eq!(mounted.flush(handle), Ok(()));
     }
     for disk in &fs.disks {

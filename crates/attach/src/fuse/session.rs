@@ -220,8 +220,9 @@ impl Filesystem for File {
         self.requests.start(Request::Write { offset, data, fua }, Box::new(done));
     }
 
-    /// Called at each `close`: a program that does not call `fsync` gets the error
-    /// of a lost write here, as on NFS.
+    /// Called at each `close`: a program that does not call `fsync` gets the error of a lost write
+    /// here, as on NFS. Its next `fsync` fails all the same: the `close` may have been that of a
+    /// copied descriptor, also of the copies that a child has between fork and exec.
     fn flush(&self, _: &fuser::Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         self.start(Request::Drain(self.handle(fh)), reply);
     }

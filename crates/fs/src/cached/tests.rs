@@ -170,15 +170,19 @@ fn a_file_system_that_keeps_writes_hears_of_a_flush_behind_them() {
 }
 
 #[test]
-fn each_handle_hears_of_a_lost_write_once() {
+fn each_handle_gets_the_error_of_a_lost_write_until_a_sync_has_reported_it() {
     let (held, cached) = cached(CachedOptions::default());
     *lock(&held.error) = Some(Errno::NOSPC);
     assert!(start(&cached, write(0, b"lost")).try_recv().is_ok());
     held.answer_all();
     let flush = || start(&cached, Call::Flush { handle: FILE }).try_recv().expect("at once");
+    let sync = || start(&cached, Call::Sync { handle: FILE, data_only: false });
+    // Of two copies of the descriptor.
     assert_eq!(flush().expect_err("lost"), Errno::NOSPC);
-    assert!(flush().is_ok(), "the error was told twice");
-    let sync = start(&cached, Call::Sync { handle: FILE, data_only: false });
+    assert_eq!(flush().expect_err("lost"), Errno::NOSPC);
+    assert_eq!(sync().try_recv().expect("at once").expect_err("lost"), Errno::NOSPC);
+    assert!(flush().is_ok(), "it was reported");
+    let sync = sync();
     held.answer_all();
     assert!(matches!(sync.try_recv(), Ok(Ok(Reply::Done))));
 }

@@ -100,6 +100,10 @@ pub trait Calls: FileSystem {
         self.wait(Call::Flush { handle }).map(drop)
     }
 
+    fn sync(&self, handle: Handle) -> Result<()> {
+        self.wait(Call::Sync { handle, data_only: false }).map(drop)
+    }
+
     fn close(&self, handle: Handle) -> Result<()> {
         let flushed = self.flush(handle);
         self.wait(Call::Close { handle }).map(drop)?;
