@@ -20,7 +20,7 @@ use std::cell::RefCell;
 pub struct Channel {
     socket: TcpStream,
     #[cfg(feature = "tls")]
-    secure: Option<RefCell<Secure>>,
+    secure: Option<Box<RefCell<Secure>>>,
 }
 
 impl From<TcpStream> for Channel {
@@ -37,7 +37,7 @@ impl Channel {
     /// With a session whose handshake is done.
     #[cfg(feature = "tls")]
     pub fn secure(socket: TcpStream, secure: Secure) -> Channel {
-        Channel { socket, secure: Some(RefCell::new(secure)) }
+        Channel { socket, secure: Some(Box::new(RefCell::new(secure))) }
     }
 
     /// The socket, for what is not about its bytes.
@@ -131,7 +131,7 @@ impl Channel {
     /// The session, if there is one.
     #[cfg(feature = "tls")]
     pub(crate) fn session(&self) -> Option<&RefCell<Secure>> {
-        self.secure.as_ref()
+        self.secure.as_deref()
     }
 
     /// Receives and forgets what comes; 0 at the end of what the peer sends.
@@ -240,7 +240,8 @@ impl Incoming {
     pub(crate) async fn receive(&mut self, channel: &Channel) -> io::Result<usize> {
         #[cfg(feature = "tls")]
         if let Some(secure) = channel.session() {
-            return self.receive_secure(channel, secure).await;
+            // In memory of its own: each plain connection would keep room for it.
+            return Box::pin(self.receive_secure(channel, secure)).await;
         }
         let msg = std::mem::replace(&mut self.msg, RecvMsg::new(0));
         let (result, msg) = channel.socket.recv(msg).await;

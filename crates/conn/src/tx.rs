@@ -50,7 +50,7 @@ pub async fn transmit<D: Driver>(shared: &Shared<D::Queue>, driver: &D) -> io::R
     {
         secure.borrow_mut().end();
         // The end of the connection says the same to a peer that does not get it.
-        let _ = send_sealed(shared, secure).await;
+        let _ = Box::pin(send_sealed(shared, secure)).await;
     }
     let _ = shared.stream.socket().shutdown(if result.is_ok() { Shutdown::Write } else { Shutdown::Both });
     result
@@ -64,7 +64,8 @@ async fn send_batch<D: Driver>(
 ) -> io::Result<SendMsg> {
     #[cfg(feature = "tls")]
     if let Some(secure) = shared.stream.session() {
-        send_batch_sealed(shared, secure, driver, batch).await?;
+        // In memory of its own: each plain connection would keep room for it.
+        Box::pin(send_batch_sealed(shared, secure, driver, batch)).await?;
         return Ok(msg);
     }
     batch.fill_digests(|slot, offset, len| driver.digest(slot, offset as usize, len as usize));
