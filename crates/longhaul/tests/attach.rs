@@ -238,8 +238,8 @@ fn a_write_that_is_to_be_durable_tells_of_its_own_loss() {
     home.attach("mem:16MiB,error=1:ops=write", &at, &[]);
     let file = writer(&at);
     file.write_all_at(&[1; 4096], 0).expect("taken");
-    // A close tells of the loss, and may be that of a copy which nobody asks: a child has one between fork
-    // and exec.
+    // A close reports the loss, and may be that of a copy: a child has one between fork and exec, and does
+    // not look at the result.
     drop(file.try_clone().expect("copied"));
     file.sync_all().expect_err("lost");
     file.sync_all().expect("reported once");
