@@ -49,8 +49,9 @@ pub(crate) struct Ran {
 /// Builds all tests of the workspace; `found` gets each program as soon as it is built, and the doc tests
 /// at the end.
 pub(crate) fn build(repo: &Repo, mut found: impl FnMut(Program)) -> Result<()> {
+    let features = features();
     let tests: Vec<String> =
-        ["test", "--workspace"].map(str::to_owned).into_iter().chain(features()).collect();
+        ["test", "--workspace"].map(str::to_owned).into_iter().chain(features.clone()).collect();
     let mut command = behind(env!("CARGO"));
     command.args(&tests).args(["--no-run", "--message-format=json-render-diagnostics"]);
     let mut cargo =
@@ -61,7 +62,7 @@ pub(crate) fn build(repo: &Repo, mut found: impl FnMut(Program)) -> Result<()> {
     let read: Result<()> = messages.lines().try_for_each(|line| {
         let message: Value = serde_json::from_str(&line?).context("cargo's message is not JSON")?;
         binaries.built(&message).into_iter().for_each(&mut found);
-        if let Some(program) = of_message(&message, &repo.root)? {
+        if let Some(program) = of_message(&message, &repo.root, features.as_deref())? {
             let to = program.output.parent().context("the output has no directory")?;
             if dir.is_none() {
                 fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
@@ -174,7 +175,7 @@ fn behind(program: &str) -> Command {
 }
 
 /// The program that a message of cargo tells of, if it is a test program.
-fn of_message(message: &Value, root: &Path) -> Result<Option<Program>> {
+fn of_message(message: &Value, root: &Path, features: Option<&str>) -> Result<Option<Program>> {
     let (Some(executable), Some(true)) =
         (message["executable"].as_str(), message["profile"]["test"].as_bool())
     else {
@@ -196,7 +197,7 @@ fn of_message(message: &Value, root: &Path) -> Result<Option<Program>> {
     let (source, shown) = (relative(source.as_ref(), dir), relative(executable.as_ref(), root));
     let built = Path::new(executable).parent().and_then(Path::parent).context("a program has a directory")?;
     // A feature of one package is not known to another one: only the workspace has all.
-    let packages = features().filter(|_| kind == "test").map(|features| format!("--workspace {features}"));
+    let packages = features.filter(|_| kind == "test").map(|features| format!("--workspace {features}"));
     let packages = packages.unwrap_or_else(|| format!("-p {package}"));
     Ok(Some(Program {
         heading: Some(format!("     Running {unit}{source} ({shown})")),
@@ -303,12 +304,21 @@ mod tests {
                 "executable": "/w/target/debug/deps/x-0f",
             })
         };
-        let found = |message: &Value| of_message(message, Path::new("/w")).unwrap();
+        let found = |message: &Value| of_message(message, Path::new("/w"), None).unwrap();
         let crash = found(&message("test", "crash", "tests/crash.rs", true)).expect("a program");
         assert_eq!(crash.name, "longhaul-array/crash");
         assert_eq!(crash.heading.as_deref(), Some("     Running tests/crash.rs (target/debug/deps/x-0f)"));
         assert_eq!(crash.repeat, "cargo test -p longhaul-array --test crash");
         assert_eq!(crash.dir, Path::new("/w/crates/array"));
+        let with = of_message(
+            &message("test", "crash", "tests/crash.rs", true),
+            Path::new("/w"),
+            Some("--features=f"),
+        );
+        assert_eq!(
+            with.unwrap().expect("a program").repeat,
+            "cargo test --workspace --features=f --test crash"
+        );
         let unit = found(&message("lib", "longhaul_array", "src/lib.rs", true)).expect("a program");
         assert_eq!(
             (unit.name.as_str(), unit.repeat.as_str()),
