@@ -30,7 +30,6 @@ usage: cargo xtask test [--package NAME...] [--except PACKAGE/PROGRAM...] [--job
   --except PACKAGE/PROGRAM...  without these programs, such as longhaul-array/crash
   --jobs N                     programs at a time, instead of as many as keep
                                the processors busy
-                               the processors busy
   --record                     write into xtask/tests.toml how long each took: for
                                a quiet machine with two processors
 

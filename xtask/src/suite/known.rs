@@ -32,7 +32,7 @@ pub(crate) struct Known {
     program: Vec<Entry>,
 }
 
-#[derive(Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     name: String,
@@ -88,14 +88,7 @@ impl Known {
     /// This list with the times of programs that ran, those that take longest first.
     fn with(&self, ends: &[End]) -> Known {
         let ran = |name: &str| ends.iter().any(|end| end.name == name);
-        let mut program: Vec<Entry> = Vec::new();
-        for entry in self.program.iter().filter(|entry| !ran(&entry.name)) {
-            program.push(Entry {
-                name: entry.name.clone(),
-                seconds: entry.seconds,
-                alone: entry.alone.clone(),
-            });
-        }
+        let mut program: Vec<_> = self.program.iter().filter(|entry| !ran(&entry.name)).cloned().collect();
         for end in ends {
             let alone = self.entry(&end.name).and_then(|entry| entry.alone.clone());
             if end.took >= LISTED || alone.is_some() {
