@@ -88,7 +88,7 @@ fn without_etcd_what_is_leased_is_read_and_what_waits_fails_in_time() {
     assert!(mounted.content(top, b"kept").expect("leased") == pattern(5000, 1));
     let (_, handle) = mounted.create(top, b"lost", WRITE).expect("in memory");
     mounted.write(handle, 0, b"lost").expect("in memory");
-    assert_eq!(mounted.wait(Call::Sync { handle, data_only: false }).map(drop), Err(Errno::IO));
+    assert_eq!(mounted.sync(handle), Err(Errno::IO));
     // It is unmounted all the same.
     drop(mounted);
 }

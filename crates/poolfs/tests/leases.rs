@@ -278,7 +278,7 @@ fn a_session_that_has_run_out_says_so() {
     let (_, handle) = mounted.create(top, b"file", WRITE).expect("made");
     mounted.write(handle, 0, b"content").expect("in memory");
     fs.catalog.revoke(mounted.lease()).expect("ended");
-    assert_eq!(mounted.wait(Call::Sync { handle, data_only: false }).map(drop), Err(Errno::IO));
+    assert_eq!(mounted.sync(handle), Err(Errno::IO));
     assert_eq!(mounted.create(top, b"late", WRITE).map(drop), Err(Errno::IO));
     assert_eq!(sync(&mounted, top), Err(Errno::IO));
     drop(mounted);
@@ -303,7 +303,7 @@ fn content_that_cannot_be_written_is_reported_once_to_each() {
     assert_eq!(sync(&mounted, top), Ok(()));
     for handle in [first, second] {
         assert_eq!(mounted.flush(handle), Err(Errno::IO));
-        assert_eq!(mounted.wait(Call::Sync { handle, data_only: false }).map(drop), Err(Errno::IO));
+        assert_eq!(mounted.sync(handle), Err(Errno::IO));
         assert_eq!(mounted.flush(handle), Ok(()));
     }
     for disk in &fs.disks {
@@ -311,7 +311,7 @@ fn content_that_cannot_be_written_is_reported_once_to_each() {
     }
     mounted.find_members();
     mounted.write(second, 0, &pattern(2000, 2)).expect("in memory");
-    mounted.wait(Call::Sync { handle: second, data_only: false }).expect("synced");
+    mounted.sync(second).expect("synced");
     mounted.close(first).expect("closed");
     mounted.close(second).expect("closed");
     drop(mounted);
@@ -430,9 +430,9 @@ fn a_catalog_that_is_away_for_a_while_loses_nothing() {
     assert_eq!(mounted.content(top, b"before"), Ok(b"before".to_vec()));
     let (_, handle) = mounted.create(top, b"during", WRITE).expect("made");
     mounted.write(handle, 0, b"during").expect("in memory");
-    assert_eq!(mounted.wait(Call::Sync { handle, data_only: false }).map(drop), Err(Errno::IO));
+    assert_eq!(mounted.sync(handle), Err(Errno::IO));
     away.set_away(false);
-    mounted.wait(Call::Sync { handle, data_only: false }).expect("synced");
+    mounted.sync(handle).expect("synced");
     mounted.close(handle).expect("closed");
     drop(mounted);
     let mounted = fs.open().expect("mounted");

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{APPEND, Calls, EXCLUSIVE, ROOT, WRITE, assert_right, mount, parity, pattern};
-use longhaul_fs::{Call, Errno, FileSystem, Node};
+use longhaul_fs::{Errno, Node};
 use longhaul_poolfs::PoolFs;
 
 both! {
@@ -97,7 +97,7 @@ fn what_two_hosts_append_is_all_there(leases: bool) {
                 for line in 0..60 {
                     let text = format!("host {index} line {line:03}\n");
                     host.write(handle, 0, text.as_bytes()).expect("written");
-                    host.wait(Call::Sync { handle, data_only: false }).expect("synced");
+                    host.sync(handle).expect("synced");
                 }
                 host.close(handle).expect("closed");
             });
