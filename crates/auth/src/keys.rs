@@ -71,3 +71,14 @@ impl KeySource for BTreeMap<String, HostKey> {
         Ok(self.get(hostnqn).cloned().map(Generations::from))
     }
 }
+
+/// Hosts that have keys for TLS alone.
+impl KeySource for BTreeMap<String, Generations<TlsKey>> {
+    fn key_of(&self, _: &str) -> Result<Option<Generations>, String> {
+        Ok(None)
+    }
+
+    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
+        Ok(self.get(hostnqn).cloned())
+    }
+}

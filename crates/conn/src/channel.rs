@@ -15,6 +15,10 @@ use longhaul_tls::{Destination, TlsError};
 #[cfg(feature = "tls")]
 use std::cell::RefCell;
 
+/// Why a build without the feature `tls` refuses what asks for TLS.
+pub const TLS_MISSING: &str =
+    "this program was built without TLS: 'cargo build --release --features tls' makes one with it";
+
 /// A socket, plain or with TLS.
 #[derive(Debug)]
 pub struct Channel {
@@ -34,10 +38,10 @@ impl From<TcpStream> for Channel {
 }
 
 impl Channel {
-    /// With a session whose handshake is done.
+    /// With a session whose handshake is done, on this or another thread.
     #[cfg(feature = "tls")]
-    pub fn secure(socket: TcpStream, secure: Secure) -> Channel {
-        Channel { socket, secure: Some(Box::new(RefCell::new(secure))) }
+    pub fn with_session(socket: TcpStream, session: Detached) -> Channel {
+        Channel { socket, secure: Some(Box::new(RefCell::new(session.into()))) }
     }
 
     /// The socket, for what is not about its bytes.
@@ -74,10 +78,7 @@ impl Channel {
             }
             None => bytes,
         };
-        let (mut msg, len) = (SendMsg::new(), bytes.len());
-        msg.begin(bytes);
-        msg.push_bytes(0, len);
-        self.send(msg).await.0
+        self.send(message(bytes)).await.0
     }
 
     /// Receives some bytes, at most `most`; none at the end of what the peer sends.
@@ -102,6 +103,14 @@ impl Channel {
             session: self.secure.map(|secure| secure.into_inner().into()),
         })
     }
+}
+
+/// A message of these bytes, ready for the wire.
+pub(crate) fn message(bytes: Vec<u8>) -> SendMsg {
+    let (mut msg, len) = (SendMsg::new(), bytes.len());
+    msg.begin(bytes);
+    msg.push_bytes(0, len);
+    msg
 }
 
 /// A channel on its way between threads.

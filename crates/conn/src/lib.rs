@@ -16,7 +16,7 @@ mod secure;
 mod shared;
 mod tx;
 
-pub use channel::{Channel, FreeChannel};
+pub use channel::{Channel, FreeChannel, TLS_MISSING};
 #[cfg(feature = "tls")]
 pub use longhaul_tls::{Chosen, HelloError, Refusal, TlsError};
 pub use rx::{Ended, linger, receive};

@@ -6,10 +6,10 @@
 //! - received records are decrypted in order, before more is received;
 //! - records are sent in the order in which they were encrypted, those of the library's own answers too.
 
-use crate::channel::Channel;
+use crate::channel::message;
 use longhaul_auth::{KeySource, TlsPsk};
 use longhaul_engine::net::TcpStream;
-use longhaul_engine::{RecvMsg, Segment, SendMsg};
+use longhaul_engine::{RecvMsg, Segment};
 use longhaul_tls::{
     Chosen, Destination, HELLO_MAX, Hello, HelloError, Refusal, Session, TlsError, alert_record, choose,
 };
@@ -87,20 +87,17 @@ fn failed(e: TlsError) -> io::Error {
 impl Secure {
     /// Decrypts what was received. `None`: the peer has ended its side. 0: more has to be received.
     pub(crate) fn open(&mut self, to: Destination<'_>) -> io::Result<Option<usize>> {
-        if self.left_at < self.left.len() {
-            let mut input = &self.left[self.left_at..];
-            let before = input.len();
-            let opened = self.session.open(&mut input, &mut self.sealed, to).map_err(failed)?;
-            self.left_at += before - input.len();
-            if self.left_at == self.left.len() {
-                (self.left, self.left_at) = (Vec::new(), 0);
-            }
-            return Ok(opened);
-        }
-        let mut input = &self.records.staged()[self.at..];
-        let before = input.len();
+        let is_left = self.left_at < self.left.len();
+        let (from, at) = match is_left {
+            true => (&self.left[..], &mut self.left_at),
+            false => (self.records.staged(), &mut self.at),
+        };
+        let mut input = &from[*at..];
         let opened = self.session.open(&mut input, &mut self.sealed, to).map_err(failed)?;
-        self.at += before - input.len();
+        *at = from.len() - input.len();
+        if is_left && self.left_at == self.left.len() {
+            (self.left, self.left_at) = (Vec::new(), 0);
+        }
         Ok(opened)
     }
 
@@ -189,7 +186,7 @@ pub fn is_tls(first: u8) -> bool {
 /// received already.
 ///
 /// # Errors
-/// The host has no right key, or speaks no TLS. It is told so.
+/// The host has no right key, or speaks no TLS: it gets an alert.
 pub async fn accept(
     socket: &TcpStream,
     first: Vec<u8>,
@@ -255,17 +252,7 @@ async fn receive(socket: &TcpStream, msg: RecvMsg) -> Result<RecvMsg, SecureErro
 }
 
 async fn send(socket: &TcpStream, bytes: Vec<u8>) -> io::Result<()> {
-    let (mut msg, len) = (SendMsg::new(), bytes.len());
-    msg.begin(bytes);
-    msg.push_bytes(0, len);
-    socket.send(msg).await.0
-}
-
-impl Channel {
-    /// With a session that was made on this or another thread.
-    pub fn with_session(socket: TcpStream, session: Detached) -> Channel {
-        Channel::secure(socket, session.into())
-    }
+    socket.send(message(bytes)).await.0
 }
 
 #[cfg(test)]

@@ -1,29 +1,22 @@
 //! Channels with TLS, on real sockets.
 
 use super::*;
-use crate::channel::Incoming;
-use longhaul_auth::{Derivation, Generations, HashFunction, HostKey, IdentityVersion, TlsKey};
+use crate::channel::{Channel, Incoming};
+use longhaul_auth::{Derivation, Generations, HashFunction, IdentityVersion, TlsKey};
 use longhaul_engine::net::{SocketOptions, TcpListener};
 use longhaul_engine::{Buf, BufMut, Config, Engine, Memory, spawn};
+use std::collections::BTreeMap;
 
 const HOST: &str = "nqn.2014-08.org.example:host";
 const SUBSYSTEM: &str = "nqn.2014-08.org.example:subsystem";
 
-#[derive(Debug)]
-struct Keys(TlsKey);
-
-impl KeySource for Keys {
-    fn key_of(&self, _: &str) -> Result<Option<Generations<HostKey>>, String> {
-        Ok(None)
-    }
-
-    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
-        Ok((hostnqn == HOST).then(|| self.0.clone().into()))
-    }
-}
-
 fn key(seed: u8) -> TlsKey {
     TlsKey::generate(HashFunction::Sha256, &mut |bytes| bytes.fill(seed))
+}
+
+/// The keys of a target that knows [`HOST`].
+fn known(key: TlsKey) -> Arc<dyn KeySource> {
+    Arc::new(BTreeMap::from([(HOST.to_owned(), Generations::from(key))]))
 }
 
 fn psks(key: &TlsKey, host: &str) -> Vec<TlsPsk> {
@@ -47,7 +40,7 @@ async fn both(
     name: &'static str,
 ) -> (Result<Channel, SecureError>, Result<(Channel, Chosen), SecureError>) {
     let (host, target) = sockets().await;
-    let keys: Arc<dyn KeySource> = Arc::new(Keys(at_target));
+    let keys = known(at_target);
     let accepting = spawn(async move {
         let (session, chosen) = accept(&target, Vec::new(), &keys, async {}).await?;
         Ok((Channel::with_session(target, session), chosen))
@@ -71,12 +64,9 @@ fn payload_is_decrypted_into_its_memory_and_the_rest_is_staged() {
             secure.borrow_mut().seal_segment(&Buf::copy_of(&sent).segment()).expect("sealed");
             secure.borrow_mut().seal(b"next header").expect("sealed");
             secure.borrow_mut().end();
-            let (mut msg, sealed) = (SendMsg::new(), secure.borrow_mut().take_sealed());
-            let len = sealed.len();
+            let sealed = secure.borrow_mut().take_sealed();
             assert!(!sealed.windows(6).any(|window| window == b"header"), "encrypted");
-            msg.begin(sealed);
-            msg.push_bytes(0, len);
-            host.send(msg).await.0.expect("sent");
+            host.send(message(sealed)).await.0.expect("sent");
             host
         });
         let mut incoming = Incoming::new(4096, &target);
@@ -121,7 +111,7 @@ fn each_end_says_why_there_is_no_connection() {
         // A host without TLS.
         let (host, target) = sockets().await;
         send(&host, vec![0, 0, 128, 0, 128, 0, 0, 0]).await.expect("sent");
-        let keys: Arc<dyn KeySource> = Arc::new(Keys(key(1)));
+        let keys = known(key(1));
         let refused = accept(&target, Vec::new(), &keys, async {}).await;
         assert!(matches!(refused, Err(SecureError::Hello(HelloError::PlainNvme))), "{refused:?}");
         // A target without TLS, which takes the first message for a malformed PDU.

@@ -7,7 +7,7 @@ use std::io;
 use std::net::Shutdown;
 
 #[cfg(feature = "tls")]
-use crate::secure::Secure;
+use crate::{channel::message, secure::Secure};
 #[cfg(feature = "tls")]
 use std::cell::RefCell;
 
@@ -187,11 +187,8 @@ async fn send_sealed<Q>(shared: &Shared<Q>, secure: &RefCell<Secure>) -> io::Res
     if sealed.is_empty() {
         return Ok(());
     }
-    let (mut msg, len) = (SendMsg::new(), sealed.len());
-    msg.begin(sealed);
-    msg.push_bytes(0, len);
     shared.sending.set(true);
-    let (result, mut msg) = shared.stream.send(msg).await;
+    let (result, mut msg) = shared.stream.send(message(sealed)).await;
     shared.sending.set(false);
     shared.progress.set(shared.progress.get() + 1);
     secure.borrow_mut().give_back(msg.take_bytes());

@@ -86,6 +86,7 @@ pub use discover::{Discovery, DiscoveryRecord, discover};
 pub use error::{Error, Result};
 pub use info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp};
 pub use io::{Abort, RemoteIo};
+pub use longhaul_conn::TLS_MISSING;
 pub use longhaul_wire::reservation::{PersistChange, Registrant, ReservationReport, ReservationType};
 pub use multipath::{MultipathDevice, MultipathIo, PathState, PathStatus};
 pub use options::Options;

@@ -6,14 +6,10 @@ use crate::setup::Endpoint;
 use longhaul_conn::Channel;
 use longhaul_engine::net::TcpStream;
 
-/// What a build without TLS says.
-pub(crate) const MISSING: &str =
-    "this program was built without TLS: 'cargo build --release --features tls' makes one with it";
-
 /// Without it, a build that cannot keep the promise does not connect.
 #[cfg(not(feature = "tls"))]
 pub(crate) async fn begin(_: &Endpoint, _: &Options, _: &str, _: TcpStream) -> Result<Channel> {
-    Err(crate::error::Error::Local(MISSING.to_owned()))
+    Err(crate::error::Error::Local(longhaul_conn::TLS_MISSING.to_owned()))
 }
 
 #[cfg(feature = "tls")]

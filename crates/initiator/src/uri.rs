@@ -181,7 +181,7 @@ impl Uri {
             "tls" => {
                 let tls = boolean(key, value)?;
                 if tls && !cfg!(feature = "tls") {
-                    return Err(format!("option '{key}': {}", crate::tls::MISSING));
+                    return Err(format!("option '{key}': {}", longhaul_conn::TLS_MISSING));
                 }
                 options.tls = Some(tls);
             }

@@ -85,9 +85,7 @@ pub(crate) fn parse_keys(dir: &str) -> Result<Keys, String> {
 pub(crate) fn check_tls() -> Result<(), &'static str> {
     match cfg!(feature = "tls") {
         true => Ok(()),
-        false => Err(
-            "this program was built without TLS: 'cargo build --release --features tls' makes one with it",
-        ),
+        false => Err(longhaul_initiator::TLS_MISSING),
     }
 }
 

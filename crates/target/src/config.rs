@@ -172,8 +172,7 @@ impl Config {
             ));
         }
         if self.tls != TlsPolicy::Off && !cfg!(feature = "tls") {
-            let why = "this program was built without TLS: 'cargo build --release --features tls' makes one with it";
-            return Err(why.into());
+            return Err(longhaul_conn::TLS_MISSING.into());
         }
         if self.tls != TlsPolicy::Off && self.keys.is_none() {
             return Err(

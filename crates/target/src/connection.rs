@@ -19,7 +19,7 @@ use crate::patience::Fetches;
 use crate::refusals::Refusals;
 use crate::subsystem::{Message, Presence};
 use crate::target::Shared as Target;
-use crate::tls::{self, Begun, Secured, TlsPolicy};
+use crate::tls::{self, Begun, Secured};
 use futures_channel::mpsc;
 use futures_util::{FutureExt, StreamExt};
 use longhaul_auth::ControllerOptions;
@@ -155,10 +155,7 @@ pub(crate) async fn serve(
     if target.is_stopping() {
         return;
     }
-    let begun = match target.config.tls {
-        TlsPolicy::Off => Some(Begun::plain(&target, stream)),
-        _ => tls::begin(&target, stream, (peer, local), &mut inbox).await,
-    };
+    let begun = tls::begin(&target, stream, (peer, local), &mut inbox).await;
     let Some(Begun { channel, first, secured, left }) = begun else { return };
     let mut queue = TargetQueue::new(config);
     if !first.is_empty() {

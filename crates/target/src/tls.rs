@@ -67,7 +67,7 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
-    pub(crate) fn plain(target: &Target, stream: TcpStream) -> Begun {
+    fn plain(target: &Target, stream: TcpStream) -> Begun {
         let left = target.config.patience.connect;
         Begun { channel: stream.into(), first: Vec::new(), secured: None, left }
     }
@@ -146,7 +146,7 @@ fn reason(why: &SecureError) -> Option<RefusalReason> {
     })
 }
 
-/// The host as far as it has said who it is.
+/// The host by the names that it gave, if it gave them.
 #[cfg(feature = "tls")]
 fn host(peer: SocketAddr, why: &SecureError) -> AuditHost {
     let names = match why {
@@ -164,27 +164,16 @@ async fn shake_hands(
     keys: &crate::Keys,
     turn: impl Future<Output = ()>,
 ) -> Result<(Channel, Vec<u8>, Option<Secured>), SecureError> {
-    let mut first = Vec::new();
+    let (mut stream, mut first) = (stream, Vec::new());
     if policy == TlsPolicy::Allowed {
         let channel = Channel::from(stream);
         first = channel.receive_bytes(1).await?;
         match first.first() {
             None => return Err(SecureError::Eof),
             Some(byte) if !longhaul_conn::is_tls(*byte) => return Ok((channel, first, None)),
-            Some(_) => {}
+            Some(_) => stream = channel.into_socket(),
         }
-        return secure(channel.into_socket(), first, keys, turn).await;
     }
-    secure(stream, first, keys, turn).await
-}
-
-#[cfg(feature = "tls")]
-async fn secure(
-    stream: TcpStream,
-    first: Vec<u8>,
-    keys: &crate::Keys,
-    turn: impl Future<Output = ()>,
-) -> Result<(Channel, Vec<u8>, Option<Secured>), SecureError> {
     let (session, chosen) = longhaul_conn::accept(&stream, first, &keys.hosts, turn).await?;
     let Chosen { hostnqn, subnqn, generation, .. } = chosen;
     let secured = Secured { hostnqn, subnqn, generation };

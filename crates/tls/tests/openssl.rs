@@ -2,11 +2,10 @@
 
 #![cfg(feature = "s2n")]
 
-use longhaul_auth::{
-    Derivation, Generations, HashFunction, HostKey, IdentityVersion, KeySource, TlsKey, TlsPsk,
-};
+use longhaul_auth::{Derivation, Generations, HashFunction, IdentityVersion, TlsKey, TlsPsk};
 use longhaul_skip::skip;
 use longhaul_tls::{Destination, Hello, Session, choose};
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -14,19 +13,6 @@ use std::process::{Child, Command, Stdio};
 const HOST: &str = "nqn.2014-08.org.example:host";
 const SUBSYSTEM: &str = "nqn.2014-08.org.example:subsystem";
 const LINE: &[u8] = b"a line that both ends should see\n";
-
-#[derive(Debug)]
-struct Keys(TlsKey);
-
-impl KeySource for Keys {
-    fn key_of(&self, _: &str) -> Result<Option<Generations<HostKey>>, String> {
-        Ok(None)
-    }
-
-    fn tls_key_of(&self, _: &str) -> Result<Option<Generations<TlsKey>>, String> {
-        Ok(Some(self.0.clone().into()))
-    }
-}
 
 fn key() -> TlsKey {
     let mut random = fastrand::Rng::with_seed(21);
@@ -142,7 +128,8 @@ fn a_target_talks_to_openssl() {
             break hello;
         }
     };
-    let chosen = choose(&hello, &Keys(key())).expect("a key");
+    let chosen =
+        choose(&hello, &BTreeMap::from([(HOST.to_owned(), Generations::from(key()))])).expect("a key");
     assert_eq!((chosen.hostnqn.as_str(), chosen.subnqn.as_str()), (HOST, SUBSYSTEM));
     let mut session = Session::target(&chosen.psk).expect("a session");
     talk(&mut session, &mut stream, input, &mut peer.0);

@@ -1,10 +1,8 @@
-//! Both ends against each other, in memory, and against OpenSSL.
+//! Both ends against each other, in memory.
 
 #![cfg(feature = "s2n")]
 
-use longhaul_auth::{
-    Derivation, Generations, HashFunction, HostKey, IdentityVersion, KeySource, TlsKey, TlsPsk,
-};
+use longhaul_auth::{Derivation, Generations, HashFunction, IdentityVersion, TlsKey, TlsPsk};
 use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_tls::{
     Chosen, Destination, Hello, HelloError, Refusal, Session, TlsError, alert_record, choose,
@@ -14,18 +12,7 @@ use std::collections::BTreeMap;
 const HOST: &str = "nqn.2014-08.org.example:host";
 const SUBSYSTEM: &str = "nqn.2014-08.org.example:subsystem";
 
-#[derive(Debug, Default)]
-struct Keys(BTreeMap<String, Generations<TlsKey>>);
-
-impl KeySource for Keys {
-    fn key_of(&self, _: &str) -> Result<Option<Generations<HostKey>>, String> {
-        Ok(None)
-    }
-
-    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
-        Ok(self.0.get(hostnqn).cloned())
-    }
-}
+type Keys = BTreeMap<String, Generations<TlsKey>>;
 
 fn key(seed: u64, hash: HashFunction) -> TlsKey {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -33,7 +20,7 @@ fn key(seed: u64, hash: HashFunction) -> TlsKey {
 }
 
 fn known(key: &TlsKey) -> Keys {
-    Keys([(HOST.to_owned(), key.clone().into())].into())
+    [(HOST.to_owned(), key.clone().into())].into()
 }
 
 fn psk(key: &TlsKey, version: IdentityVersion, derivation: Derivation) -> TlsPsk {
@@ -165,7 +152,7 @@ fn the_other_derivation_is_named() {
 fn a_rotated_key_is_taken_until_it_is_retired() {
     let [first, second, third] = [6, 7, 8].map(|seed| key(seed, HashFunction::Sha256));
     let (previous, retired) = (Some(second.clone()), Some(first.clone()));
-    let keys = Keys([(HOST.to_owned(), Generations { number: 3, current: third, previous, retired })].into());
+    let keys = Keys::from([(HOST.to_owned(), Generations { number: 3, current: third, previous, retired })]);
     let (_, hello) = hello_of(&both(&second));
     assert_eq!(chosen(&hello, &keys).expect("accepted").generation, 2);
     let (_, hello) = hello_of(&both(&first));
