@@ -1,5 +1,5 @@
-//! s2n-tls, through its C interface: the only unsafe code of this crate. Its Rust crate takes buffers that Rust
-//! may look at, and the memory of devices is none.
+//! s2n-tls, through its C interface: the only unsafe code of this crate. Its Rust crate takes slices, and a
+//! device may change its memory while a slice of it exists.
 //!
 //! Invariants:
 //! - a connection is used by one thread at a time (`&mut self`), from any;
@@ -349,7 +349,7 @@ impl Connection {
     /// The identity of the key in use; none if no key is.
     pub(crate) fn identity(&mut self) -> Option<Vec<u8>> {
         let (raw, mut len) = (self.raw.as_ptr(), 0u16);
-        // SAFETY: a valid connection, and as many writable bytes as it is told.
+        // SAFETY: a valid connection; `len` is the number of writable bytes at `identity`.
         unsafe {
             check(s2n_connection_get_negotiated_psk_identity_length(raw, &raw mut len)).ok()?;
             let mut identity = vec![0; usize::from(len)];
