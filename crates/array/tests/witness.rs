@@ -4,9 +4,12 @@ mod common;
 
 use common::{Disk, Model, Power, devices, disks, options, simulate, start, uuid};
 use fastrand::Rng;
-use longhaul_array::{ArrayDevice, Condition, Health, Layout, Shape, WITNESS_SIZE, create_witnessed};
-use longhaul_block::{BlockDevice, BlockIo};
-use longhaul_engine::{sleep, spawn};
+use futures_util::future::join_all;
+use longhaul_array::{
+    ArrayDevice, BLOCK, Condition, Health, Layout, Options, Shape, WITNESS_SIZE, create_witnessed,
+};
+use longhaul_block::{BlockDevice, BlockIo, WriteFlags};
+use longhaul_engine::{Buf, BufMut, sleep, spawn, timeout};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -16,6 +19,8 @@ const UNIT: u64 = 16 << 10;
 const SIZE: u64 = 3 << 20;
 /// Offset of the heartbeat: superblocks are before it.
 const HEARTBEAT: usize = 128 << 10;
+/// Several timeouts of a member, and less than a member that is needed is waited for.
+const SOON: Duration = Duration::from_secs(180);
 /// Layouts of which a half suffices.
 const HALVES: [(Layout, usize); 4] =
     [(Layout::Mirror, 2), (Layout::StripeMirror, 4), (Layout::Parity, 2), (Layout::DoubleParity, 4)];
@@ -144,6 +149,42 @@ fn a_host_that_loses_half_of_the_array_and_the_witness_halts_and_the_other_conti
             let io = all.open().await.expect("opened");
             reach(&rig.half(1), false);
             model.check(&*io).await.expect("read");
+        });
+    }
+}
+
+/// Heartbeats end with the halt, so that all members fall silent, as if the host were the one that is cut
+/// off: no request waits for as long as that would take.
+#[test]
+fn requests_end_soon_after_the_halt_of_a_host_that_gets_no_answers() {
+    for seed in 0..24 {
+        simulate(seed, async {
+            let rig = Rig::new(Layout::DoubleParity, 3).await;
+            let array = start(&rig.all(), Options::default()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            model.write(&*io, 0, 64).await.expect("written");
+            io.flush().await.expect("flushed");
+            let mut random = Rng::with_seed(seed);
+            let silent = [&rig.disks[1..], &[Arc::clone(&rig.witness)]].concat();
+            silent.iter().for_each(|disk| disk.silent.store(true, SeqCst));
+            let requests = (0..32).map(|n| {
+                let (after, at) = (Duration::from_millis(random.u64(0..20_000)), random.u64(0..24) * BLOCK);
+                let io = Rc::clone(&io);
+                async move {
+                    sleep(after).await;
+                    if n % 2 == 0 {
+                        let data = Buf::copy_of(&[7; BLOCK as usize]);
+                        let written = timeout(SOON, io.write(at, data, WriteFlags::default())).await;
+                        written.expect("a write ends").expect_err("the witness has recorded nothing");
+                    } else {
+                        // From the member that answers, or not at all.
+                        let read = timeout(SOON, io.read(at, BufMut::zeroed(BLOCK as usize))).await;
+                        drop(read.expect("a read ends"));
+                    }
+                }
+            });
+            join_all(requests).await;
+            assert_eq!(array.status().await.expect("status").health, Health::Halted);
         });
     }
 }

@@ -7,7 +7,9 @@
 //!   write is handed to the device, from a clock that runs while the machine is suspended;
 //! - a member is given up only if the array can do without all members that are unreachable at that
 //!   moment, or after `needed_timeout`: if all are unreachable, this host is the one cut off, and
-//!   it waits as it would for a single device.
+//!   it waits as it would for a single device. An array that has halted waits no longer than
+//!   `member_timeout`: it loses no member any more, and since its heartbeats have ended all members
+//!   that are not being used count as silent.
 
 use crate::core::{Core, HaltReason};
 use crate::event::Event;
@@ -148,7 +150,7 @@ impl Member {
         Err(failed().unwrap_or_else(|| MemberError { error: self.offline_error(), incarnation }))
     }
 
-    /// Waits for an operation up to the member's timeout, or longer while the array needs the
+    /// Waits for an operation up to the member's timeout, or longer while the array runs and needs the
     /// member. On a timeout returns the time waited.
     pub(crate) async fn with_timeout<F: Future + Unpin>(
         &self,
@@ -167,7 +169,8 @@ impl Member {
             }
             let time = now() - began;
             let spared = self.spared(time);
-            if spared >= most || time >= needed_most {
+            let is_halted = self.reach.core().is_none_or(|core| core.is_halted());
+            if spared >= most || time >= if is_halted { most } else { needed_most } {
                 return Err(time);
             }
             limit = (most - spared).min(AGAIN);
