@@ -84,6 +84,7 @@ struct Heads {
     relays: [Relay; 2],
     devices: [Owned; 2],
     nsid: u32,
+    uuid: Uuid,
 }
 
 impl Heads {
@@ -96,7 +97,7 @@ impl Heads {
         let add = |target: &Target| target.export_standby(NQN, "disk", standby(&*below), uuid);
         let nsids = [0, 1].map(|n: usize| add(&targets[n]).expect("exported"));
         assert_eq!(nsids[0], nsids[1]);
-        Heads { targets, relays, devices, nsid: nsids[0] }
+        Heads { targets, relays, devices, nsid: nsids[0], uuid }
     }
 
     fn uri(&self) -> String {
@@ -111,12 +112,13 @@ impl Heads {
     /// A target takes the device over, which the other one notices later, if ever.
     fn take_over(&self, number: usize) {
         *self.devices[number].owner.lock().expect("no panic") = number;
-        assert!(self.targets[number].serve(NQN, self.nsid, Arc::new(self.devices[number].clone())));
+        let at = (self.nsid, self.uuid);
+        assert!(self.targets[number].serve(NQN, at, Arc::new(self.devices[number].clone())));
     }
 
     fn stand_by(&self, number: usize) {
         let device = standby(&*self.devices[number].below);
-        assert!(self.targets[number].stand_by(NQN, self.nsid, device));
+        assert!(self.targets[number].stand_by(NQN, (self.nsid, self.uuid), device));
     }
 }
 

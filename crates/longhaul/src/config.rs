@@ -33,9 +33,40 @@ const CHECKED_KEY: &str = "key-alone";
 /// Settings of one verb from the files: for each key its arguments, and the file.
 type VerbSettings = BTreeMap<String, (Vec<OsString>, PathBuf)>;
 
+/// The settings of a verb: for each flag its value, in the form of a configuration file.
+pub(crate) type VerbValues = BTreeMap<String, Option<Value>>;
+
+/// What files and command line say together.
+struct Merged<'a> {
+    verb: Vec<(String, &'a Command)>,
+    /// Arguments for the parser: flags of the files, and then those of the command line.
+    all: Vec<OsString>,
+    settings: VerbSettings,
+    /// The files that exist.
+    files: Vec<PathBuf>,
+}
+
+/// Reads the files, and adds what they say to the command line; `None` without a verb.
+fn merge<'a>(command: &'a Command, args: &[OsString]) -> Result<Option<Merged<'a>>, Failure> {
+    let Some((verb, at)) = find_verb(command, args) else { return Ok(None) };
+    let files = files().into_iter().map(|path| read(&path)).collect::<Result<Vec<_>, _>>()?;
+    let mut settings = VerbSettings::new();
+    for (path, table) in files.iter().flatten() {
+        check(path, command, table, &[])?;
+        settings.extend(settings_of(path, table, &verb)?);
+    }
+    let last = verb.last().map(|(_, command)| *command).unwrap_or(command);
+    settings.retain(|key, _| !is_given(last, key, &args[at..]));
+    let mut all = args[..at].to_vec();
+    all.extend(settings.values().flat_map(|(flags, _)| flags.clone()));
+    all.extend_from_slice(&args[at..]);
+    let files = files.into_iter().flatten().map(|(path, _)| path).collect();
+    Ok(Some(Merged { verb, all, settings, files }))
+}
+
 /// Parses the command line together with the configuration files. Exits after help, version or
-/// the configuration were printed, and on arguments that are wrong.
-pub(crate) fn parse() -> Result<Cli, Failure> {
+/// the configuration were printed, and on arguments that are wrong. Returns the settings of the verb, too.
+pub(crate) fn parse() -> Result<(Cli, VerbValues), Failure> {
     let args: Vec<OsString> = std::env::args_os().collect();
     let mut command = Cli::command();
     command.build();
@@ -45,32 +76,54 @@ pub(crate) fn parse() -> Result<Cli, Failure> {
     {
         e.exit();
     }
-    let Some((verb, at)) = find_verb(&command, &args) else {
+    let Some(Merged { verb, all, settings, .. }) = merge(&command, &args)? else {
         // Without a verb, the parser reports the error.
-        return cli(&command.try_get_matches_from(args).unwrap_or_else(|e| end(&e)));
+        let matches = command.try_get_matches_from(args).unwrap_or_else(|e| end(&e));
+        return Ok((cli(&matches).unwrap_or_else(|e| end(&e)), VerbValues::new()));
     };
-    let files = files().into_iter().map(|path| read(&path)).collect::<Result<Vec<_>, _>>()?;
-    let mut settings = VerbSettings::new();
-    for (path, table) in files.iter().flatten() {
-        check(path, &command, table, &[])?;
-        settings.extend(settings_of(path, table, &verb)?);
-    }
     let last = verb.last().map(|(_, command)| *command).unwrap_or(&command);
-    settings.retain(|key, _| !is_given(last, key, &args[at..]));
-    let mut all = args[..at].to_vec();
-    all.extend(settings.values().flat_map(|(flags, _)| flags.clone()));
-    all.extend_from_slice(&args[at..]);
     if is_given(last, "show-config", &args[1..]) {
         return show(&command, &verb, &all, &settings);
     }
-    match command.clone().try_get_matches_from(all) {
-        Ok(matches) => cli(&matches),
-        Err(e) => Err(with_file(e, &settings)),
-    }
+    let matches = match command.clone().try_get_matches_from(all) {
+        Ok(matches) => matches,
+        Err(e) => return Err(with_file(&e, &settings).unwrap_or_else(|| end(&e))),
+    };
+    Ok((cli(&matches).unwrap_or_else(|e| end(&e)), values_of(&verb, &matches)))
 }
 
-fn cli(matches: &ArgMatches) -> Result<Cli, Failure> {
-    Ok(Cli::from_arg_matches(matches).unwrap_or_else(|e| end(&e)))
+/// Reads the configuration files again, together with the command line that this process has.
+///
+/// # Errors
+/// A file cannot be read, or is wrong. The text names the file, and the key where there is one.
+pub(crate) fn read_again() -> Result<(Cli, VerbValues), Failure> {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let mut command = Cli::command();
+    command.build();
+    let Some(Merged { verb, all, settings, files }) = merge(&command, &args)? else {
+        return Err(Failure::usage("the command line has no verb"));
+    };
+    let wrong = |e: &clap::Error| {
+        let files: Vec<_> = files.iter().map(|path| path.display().to_string()).collect();
+        let at = if files.is_empty() { "without a configuration file".to_owned() } else { files.join(", ") };
+        Failure::usage(format_args!("{at}: {}", message_of(e)))
+    };
+    let parsed = command.clone().try_get_matches_from(all);
+    let matches = parsed.map_err(|e| with_file(&e, &settings).unwrap_or_else(|| wrong(&e)))?;
+    Ok((cli(&matches).map_err(|e| wrong(&e))?, values_of(&verb, &matches)))
+}
+
+/// The settings of a verb.
+fn values_of(verb: &[(String, &Command)], matches: &ArgMatches) -> VerbValues {
+    let inner = verb.iter().try_fold(matches, |here, (name, _)| here.subcommand_matches(name));
+    let (Some(matches), Some((_, command))) = (inner, verb.last()) else { return VerbValues::new() };
+    let keys = command.get_arguments().filter_map(|arg| Some((arg, arg.get_long()?)));
+    let keys = keys.filter(|(_, key)| !NEVER.contains(key));
+    keys.map(|(arg, key)| (key.to_owned(), value_of(arg, matches))).collect()
+}
+
+fn cli(matches: &ArgMatches) -> Result<Cli, clap::Error> {
+    Cli::from_arg_matches(matches)
 }
 
 /// Whether `--json` is given; for errors that occur before the arguments are parsed.
@@ -81,14 +134,18 @@ pub(crate) fn wants_json() -> bool {
 /// Exits with the parser's help or error; with `--json` the error is also an event.
 fn end(e: &clap::Error) -> ! {
     if e.use_stderr() {
-        let text = e.to_string();
-        let first_paragraph: Vec<&str> =
-            text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-        let message = first_paragraph.join(" ");
-        let message = message.strip_prefix("error: ").unwrap_or(&message);
+        let message = &message_of(e);
         Output::new(wants_json()).event(&ErrorEvent { exit: Exit::Usage as u8, message });
     }
     e.exit()
+}
+
+/// The first paragraph of the parser's error.
+fn message_of(e: &clap::Error) -> String {
+    let text = e.to_string();
+    let first: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let message = first.join(" ");
+    message.strip_prefix("error: ").unwrap_or(&message).to_owned()
 }
 
 /// Paths of the configuration files; a later one overrides an earlier one.
@@ -270,17 +327,15 @@ fn is_given(command: &Command, key: &str, args: &[OsString]) -> bool {
     })
 }
 
-/// Adds the file to a parser error if the value came from one; exits on all other errors.
-fn with_file(e: clap::Error, settings: &VerbSettings) -> Failure {
+/// Adds the file to a parser error if the value came from one; `None` for all other errors.
+fn with_file(e: &clap::Error, settings: &VerbSettings) -> Option<Failure> {
     let named = match e.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(text)) => text.trim_start_matches('-').split([' ', '=']).next(),
         _ => None,
     };
-    let Some((key, (_, path))) = named.and_then(|key| settings.get_key_value(key)) else { end(&e) };
-    if !matches!(e.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
-        end(&e);
-    }
-    wrong_value(path, key, &e)
+    let (key, (_, path)) = named.and_then(|key| settings.get_key_value(key))?;
+    let is_value = matches!(e.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue);
+    is_value.then(|| wrong_value(path, key, e))
 }
 
 /// Prints the settings that result from files and command line, then exits.
@@ -289,7 +344,7 @@ fn show(
     verb: &[(String, &Command)],
     args: &[OsString],
     settings: &VerbSettings,
-) -> Result<Cli, Failure> {
+) -> Result<(Cli, VerbValues), Failure> {
     // Missing arguments are ignored: the settings are only printed.
     let matches = command.clone().ignore_errors(true).try_get_matches_from(args);
     let matches = matches.unwrap_or_else(|e| end(&e));
@@ -312,13 +367,7 @@ fn show(
             (None, Some(ValueSource::CommandLine)) => "command line".into(),
             (None, _) => "default".into(),
         };
-        let values: Vec<_> = here
-            .get_raw(arg.get_id().as_str())
-            .into_iter()
-            .flatten()
-            .map(|v| v.to_string_lossy().into_owned())
-            .collect();
-        let value = toml_value(arg, here, &values);
+        let value = value_of(arg, here);
         match &value {
             Some(value) => text += &format!("\n{key} = {value}  # {source}"),
             None => text += &format!("\n# {key} is not set"),
@@ -333,13 +382,15 @@ fn show(
 }
 
 /// The value of a flag in the form of a configuration file; `None` if it is not set.
-fn toml_value(arg: &Arg, matches: &ArgMatches, values: &[String]) -> Option<Value> {
+fn value_of(arg: &Arg, matches: &ArgMatches) -> Option<Value> {
     let id = arg.get_id().as_str();
+    let values = matches.get_raw(id).into_iter().flatten();
+    let values: Vec<String> = values.map(|value| value.to_string_lossy().into_owned()).collect();
     match arg.get_action() {
         ArgAction::SetTrue => Some(matches.get_flag(id).into()),
         ArgAction::Count => Some(i64::from(matches.get_count(id)).into()),
         _ if values.is_empty() => None,
-        ArgAction::Append => Some(values.to_vec().into()),
+        ArgAction::Append => Some(values.into()),
         _ => values.first().cloned().map(Value::String),
     }
 }

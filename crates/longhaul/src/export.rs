@@ -1,7 +1,7 @@
 //! Exports, as given on the command line.
 
 use crate::exit::Failure;
-use longhaul_block::BackendSpec;
+use longhaul_block::{Backend, BackendSpec, BlockDevice, FilterSpec};
 use longhaul_device::arrays::{ArrayRecord, ArrayWatch};
 use longhaul_device::{Device, Opener, arrays};
 use longhaul_initiator::SCHEME;
@@ -9,10 +9,11 @@ use longhaul_pool::Volumes;
 use longhaul_target::{TargetState, check_name, nqn_made_of};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// The device of an export.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Source {
     /// A local back end: a file, a block device, memory.
     Backend(BackendSpec),
@@ -93,16 +94,81 @@ impl FromStr for Export {
 }
 
 impl Export {
-    /// Opens the device of the export.
-    pub(crate) fn open(&self, opener: &Opener) -> Result<Device, Failure> {
+    /// Opens the device of the export: it, and the back end without its filters.
+    pub(crate) fn open(&self, opener: &Opener) -> Result<(Device, Option<Arc<dyn BlockDevice>>), Failure> {
         let named = |e: &dyn std::fmt::Display| format!("{}: {e}", self.name);
         match &self.source {
-            Source::Backend(spec) => spec.open().map(Device::Local).map_err(|e| Failure::failed(named(&e))),
-            Source::Named(device) => opener.open_blocking(device).map_err(|e| {
+            Source::Backend(spec) => {
+                let bare = BackendSpec { filters: Vec::new(), ..spec.clone() }.open();
+                let bare = bare.map_err(|e| Failure::failed(named(&e)))?;
+                Ok((Device::Local(self.filtered(Arc::clone(&bare))), Some(bare)))
+            }
+            Source::Named(device) => opener.open_blocking(device).map(|device| (device, None)).map_err(|e| {
                 let message = named(&e);
                 Failure { message, ..e.into() }
             }),
         }
+    }
+
+    /// A back end with the filters of the export around it.
+    pub(crate) fn filtered(&self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        self.filters().iter().fold(device, |device, filter| filter.wrap(device))
+    }
+
+    /// From the inside out.
+    pub(crate) fn filters(&self) -> &[FilterSpec] {
+        match &self.source {
+            Source::Backend(spec) => &spec.filters,
+            Source::Named(_) => &[],
+        }
+    }
+
+    /// The size in bytes that a file is made or grown to.
+    pub(crate) fn file_size(&self) -> Option<u64> {
+        match &self.source {
+            Source::Backend(BackendSpec { backend: Backend::File { size, .. }, .. }) => *size,
+            _ => None,
+        }
+    }
+
+    /// Whether `after` is this export, which is served with this UUID, with other options at most that can
+    /// be changed while it is served.
+    pub(crate) fn is_still(&self, uuid: Uuid, after: &Export) -> bool {
+        let fixed = |source: &Source| match source {
+            Source::Named(_) => source.clone(),
+            Source::Backend(spec) => {
+                let mut spec = BackendSpec { filters: Vec::new(), ..spec.clone() };
+                if let Backend::File { size, .. } = &mut spec.backend {
+                    *size = None;
+                }
+                Source::Backend(spec)
+            }
+        };
+        // `create`, and the UUID of a medium that has it, are given for one start.
+        self.name == after.name
+            && self.nqn == after.nqn
+            && self.standby == after.standby
+            && after.uuid.is_none_or(|after| after == uuid)
+            && fixed(&self.source) == fixed(&after.source)
+    }
+
+    /// Whether both have one medium, which cannot be opened twice.
+    pub(crate) fn has_medium_of(&self, other: &Export) -> bool {
+        let absolute = |export: &Export| std::path::absolute(export.path()?).ok();
+        match (&self.source, &other.source) {
+            (Source::Named(one), Source::Named(two)) => one == two,
+            _ => absolute(self).zip(absolute(other)).is_some_and(|(one, two)| one == two),
+        }
+    }
+
+    /// The same, with what was found out about the one that is served.
+    pub(crate) fn identified_as(self, served: &Export) -> Export {
+        Export { volume: served.volume, ..self }
+    }
+
+    /// Whether the NQN of its subsystem is made of a volume.
+    pub(crate) fn is_of_volume(&self) -> bool {
+        self.nqn.is_none() && self.volume.is_some()
     }
 
     /// Opens the members of the export's array, which another host may run.
@@ -177,7 +243,6 @@ impl Export {
 
     /// Path of the medium, if it is a local file or block device.
     pub(crate) fn path(&self) -> Option<&Path> {
-        use longhaul_block::Backend;
         match &self.source {
             Source::Backend(spec) => match &spec.backend {
                 Backend::File { path, .. } | Backend::Block { path } => Some(path),

@@ -17,10 +17,12 @@ mod metrics;
 mod output;
 mod pools;
 mod screen;
+mod service;
 mod verbs;
 mod words;
 
 use cli::{Cli, Verb};
+use config::VerbValues;
 use exit::{Failure, Outcome};
 use output::Output;
 use std::process::ExitCode;
@@ -30,13 +32,13 @@ fn main() -> ExitCode {
         return helper::run();
     }
     complete::answer();
-    let cli = match config::parse() {
-        Ok(cli) => cli,
+    let (cli, values) = match config::parse() {
+        Ok(parsed) => parsed,
         Err(failure) => return tell(&failure, Output::new(config::wants_json())),
     };
     cli.log();
     let output = Output::new(cli.is_json());
-    match output.end(run(cli, output)) {
+    match output.end(run(cli, values, output)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => tell(&failure, output),
     }
@@ -47,9 +49,10 @@ fn tell(failure: &Failure, output: Output) -> ExitCode {
     failure.exit.into()
 }
 
-fn run(cli: Cli, output: Output) -> Outcome {
+/// Runs the verb; `values` are its settings.
+fn run(cli: Cli, values: VerbValues, output: Output) -> Outcome {
     match cli.verb {
-        Verb::Target(args) => verbs::target::run(args, output),
+        Verb::Target(args) => verbs::target::run(args, values, output),
         Verb::Discover(args) => verbs::discover::run(&args, output),
         Verb::Info(args) => verbs::info::run(&args, output),
         Verb::Key(args) => verbs::key::run(args, output),

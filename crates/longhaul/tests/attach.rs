@@ -359,6 +359,7 @@ fn a_device_that_shrinks_is_reported_and_keeps_its_content() {
     assert_eq!(back, pattern(8192, 7));
     drop(file);
     home.good(&["detach", text(&at)]);
+    target.event("reloaded");
     assert_eq!(target.event("resized")["size"], 32 * MIB);
     target.stop();
 }

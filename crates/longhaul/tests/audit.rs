@@ -271,6 +271,7 @@ fn a_renamed_file_is_followed_by_a_new_one() {
     let old = log.dir.path().join("audit.json.1");
     std::fs::rename(log.path(), &old).expect("renamed");
     signal(&target.child, "HUP");
+    target.event("reloaded");
     until("the new file", || std::fs::read(log.path()).is_ok_and(|text| text.ends_with(b"\n")));
     assert_eq!(info(&uri, &[]).code, Some(0));
     target.stop();

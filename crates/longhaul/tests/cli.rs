@@ -348,6 +348,7 @@ fn sighup_tells_of_a_file_that_has_grown() {
     let target = Target::start(&[&format!("x=file:{},size=8MiB", path.display()), "y=mem:1MiB"], &[]);
     std::fs::OpenOptions::new().write(true).open(&path).expect("opened").set_len(16 << 20).expect("grown");
     signal(&target.child, "HUP");
+    target.event("reloaded");
     let event = target.event("resized");
     assert_eq!(
         (&event["name"], &event["nsid"], &event["size"]),

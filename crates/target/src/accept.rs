@@ -11,11 +11,13 @@ use crate::connection;
 use crate::ledger::Origin;
 use crate::observer::count;
 use crate::target::Shared;
-use futures_channel::mpsc;
+use futures_channel::{mpsc, oneshot};
+use futures_util::future::{Either, pending, select};
 use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{Handle, now, sleep, yield_now};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -60,10 +62,10 @@ pub(crate) fn tell_refused(shared: &Shared, host: AuditHost, why: RefusalReason)
     }
 }
 
-/// Accepts connections and deals them to the threads in turn.
+/// Accepts connections and deals them to the threads in turn, until `stopped`, if there is that.
 pub(crate) async fn accept(
     shared: Arc<Shared>,
-    listener: FreeListener,
+    (listener, stopped): (FreeListener, Option<oneshot::Receiver<()>>),
     threads: Vec<Handle>,
     turn: Arc<AtomicUsize>,
 ) {
@@ -73,8 +75,19 @@ pub(crate) async fn accept(
     };
     let mut kept = reserve();
     shared.accepting.fetch_add(1, Ordering::Release);
+    let mut stopped = pin!(async move {
+        match stopped {
+            Some(stopped) => _ = stopped.await,
+            None => pending().await,
+        }
+    });
     loop {
-        let (stream, peer) = match listener.accept().await {
+        let accepted = match select(stopped.as_mut(), pin!(listener.accept())).await {
+            // The next program that has the socket accepts what comes from here on.
+            Either::Left(_) => return,
+            Either::Right((accepted, _)) => accepted,
+        };
+        let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(e) => {
                 shared.quiet.accept.say(

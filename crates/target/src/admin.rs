@@ -9,7 +9,7 @@ use crate::memory::REPLY_MAX;
 use crate::observer::count;
 use crate::pace::Pace;
 use crate::space::SpaceChange;
-use crate::subsystem::{Link, Message, Namespace, Subsystem, lock};
+use crate::subsystem::{Link, Message, Namespace, NotAdmitted, Subsystem, lock};
 use crate::tls::TlsPolicy;
 use futures_channel::oneshot;
 use longhaul_auth::ControllerOptions;
@@ -153,6 +153,7 @@ fn connect_admin(
         return connection.refuse(slot, request.busy(), RefusalReason::Connections);
     };
     let hostnqn = request.hostnqn.clone();
+    let asked = request.clone();
     let (controller, params) = match Controller::connect(request, cntlid, view, now()) {
         Ok((mut controller, params)) => {
             controller.set_instance(Instance::new(random()));
@@ -163,10 +164,17 @@ fn connect_admin(
             return connection.refuse(slot, reply, why);
         }
     };
-    tracing::info!("{}: controller {cntlid} of {} for {hostnqn}", connection.peer(), subsystem.nqn);
     let link = Arc::new(Link::new(cntlid, controller));
     link.add_queue(0, connection.sender.clone());
-    lock(&subsystem.controllers).insert(cntlid, Arc::clone(&link));
+    if let Err(why) = subsystem.admit(&link) {
+        let (reply, why) = match why {
+            NotAdmitted::Host => (asked.refused_host(), RefusalReason::NotAllowed),
+            NotAdmitted::Busy => (asked.busy(), RefusalReason::Connections),
+            NotAdmitted::Removed => (asked.unknown_subsystem(), RefusalReason::UnknownSubsystem),
+        };
+        return connection.refuse(slot, reply, why);
+    }
+    tracing::info!("{}: controller {cntlid} of {} for {hostnqn}", connection.peer(), subsystem.nqn);
     connection.counts_for(&hostnqn);
     let timer = spawn(keep_alive(Rc::clone(connection), Arc::clone(&link)));
     let limits = QueueLimits {

@@ -143,11 +143,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Which hosts may connect to the subsystem of this NQN.
-    pub(crate) fn hosts_of(&self, nqn: &str) -> &HostAccess {
-        self.hosts_of.get(nqn).unwrap_or(&self.hosts)
-    }
-
     /// The largest transfer of one command in bytes: what fits in a capsule,
     /// so that a host that keeps to MDTS never needs a second round trip.
     pub(crate) fn max_transfer(&self) -> u32 {

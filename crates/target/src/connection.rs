@@ -7,6 +7,7 @@
 //! - the first command is Connect, and decides what the connection is.
 
 use crate::admin::{self, AdminQueue, WithSpaceData};
+use crate::attendance::Presence;
 use crate::audit::{AuditHost, RefusalReason};
 use crate::auth::QueueAuth;
 use crate::connections::ConnectionPlace;
@@ -17,7 +18,7 @@ use crate::memory::Shares;
 use crate::observer::{Host, Wire, count};
 use crate::patience::Fetches;
 use crate::refusals::Refusals;
-use crate::subsystem::{Message, Presence};
+use crate::subsystem::Message;
 use crate::target::Shared as Target;
 use crate::tls::{self, Begun, Secured};
 use futures_channel::mpsc;
@@ -315,13 +316,22 @@ impl Connection {
     async fn drain(&self) {
         self.draining.set(true);
         let end = longhaul_engine::now() + DRAIN;
-        let held = match &*self.role.borrow() {
-            Role::Admin(admin) => admin.held(),
+        let left = || end.saturating_duration_since(longhaul_engine::now());
+        let role = self.role.borrow().clone();
+        let held = match &role {
+            Role::Admin(admin) => {
+                // The I/O queues end with it, and complete their commands before that.
+                let _ = longhaul_engine::timeout(left(), admin.link.absence()).await;
+                admin.held()
+            }
             _ => 0,
         };
-        while self.shared.queue.borrow().open_commands() > held && longhaul_engine::now() < end {
-            let left = end.saturating_duration_since(longhaul_engine::now());
-            let _ = longhaul_engine::timeout(left, self.ended_one.notified()).await;
+        let is_busy = || {
+            let has_ended = matches!(*self.role.borrow(), Role::Ended);
+            !has_ended && self.shared.queue.borrow().open_commands() > held
+        };
+        while is_busy() && !left().is_zero() {
+            let _ = longhaul_engine::timeout(left(), self.ended_one.notified()).await;
         }
         self.close();
     }
@@ -329,6 +339,8 @@ impl Connection {
     /// The connection has ended.
     fn leave(&self, ended: &str) {
         let role = std::mem::replace(&mut *self.role.borrow_mut(), Role::Ended);
+        // A drain waits for nothing any more.
+        self.ended_one.notify();
         match role {
             Role::Ended => {}
             Role::New => tracing::debug!("{}: {ended}", self.peer),
@@ -746,6 +758,10 @@ impl Driver for Served {
         }
         if let Some(batch) = &self.batch {
             batch.close();
+        }
+        if self.draining.get() {
+            // A command that was answered before its data had come is over when that has come.
+            self.ended_one.notify();
         }
         self.hold_back_after_refusals();
     }

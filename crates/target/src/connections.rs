@@ -11,6 +11,7 @@ use crate::ledger::{Origin, Peer};
 use crate::subsystem::{Message, lock};
 use futures_channel::mpsc;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// The parts of the limit that one address and one host may have: room for a
@@ -22,7 +23,7 @@ type Sender = mpsc::UnboundedSender<Message>;
 
 /// The connections of a target.
 pub(crate) struct Connections {
-    limit: usize,
+    limit: AtomicUsize,
     state: Mutex<TableState>,
 }
 
@@ -70,14 +71,15 @@ impl TableState {
 
 impl Connections {
     pub(crate) fn new(limit: usize) -> Arc<Connections> {
-        Arc::new(Connections { limit, state: Mutex::default() })
+        Arc::new(Connections { limit: AtomicUsize::new(limit), state: Mutex::default() })
     }
 
     /// A place for a connection from `origin`, if there is room for it.
     pub(crate) fn enter(self: &Arc<Self>, origin: Origin, sender: Sender) -> Option<ConnectionPlace> {
+        let limit = self.limit();
         let mut state = lock(&self.state);
-        let crowded = state.origins.get(&origin).is_some_and(|&n| n >= self.limit.div_ceil(ADDRESS_PARTS));
-        if crowded || state.all.len() >= self.limit {
+        let crowded = state.origins.get(&origin).is_some_and(|&n| n >= limit.div_ceil(ADDRESS_PARTS));
+        if crowded || state.all.len() >= limit {
             let gives_way =
                 |entry: &ConnectionEntry| entry.host.is_none() && (!crowded || entry.origin == origin);
             let oldest = state.all.iter().find(|(_, entry)| gives_way(entry)).map(|(&id, _)| id)?;
@@ -99,7 +101,12 @@ impl Connections {
 
     /// Connections that there may be.
     pub(crate) fn limit(&self) -> usize {
-        self.limit
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// How many there may be from now on. Those that there are stay.
+    pub(crate) fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// Asks every connection to end once its commands have completed.
@@ -115,7 +122,7 @@ impl ConnectionPlace {
     /// another one.
     pub(crate) fn claim(&self, host: &Peer) -> bool {
         let mut state = lock(&self.connections.state);
-        let most = self.connections.limit.div_ceil(HOST_PARTS);
+        let most = self.connections.limit().div_ceil(HOST_PARTS);
         if state.hosts.get(host).is_some_and(|&n| n >= most) {
             return false;
         }

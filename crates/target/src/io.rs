@@ -7,6 +7,7 @@
 //! - a change of a namespace begins only while the queue lives, and while a
 //!   device is busy with it the controller counts as present.
 
+use crate::attendance::Presence;
 use crate::audit::ReservationAction;
 use crate::connection::{Connection, Work};
 use crate::counts::{Counting, Operation};
@@ -15,7 +16,7 @@ use crate::ledger::Charge;
 use crate::long::Long;
 use crate::pieces::in_pieces;
 use crate::reserved::Reserved;
-use crate::subsystem::{Link, Namespace, Presence, Subsystem, lock};
+use crate::subsystem::{Link, Namespace, Subsystem, lock};
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_proto::controller::io::{IoCommand, Limits, deallocate_ranges, parse};
@@ -48,6 +49,8 @@ struct Opened {
     reserved: Arc<Reserved>,
     /// Commands to it, if they are counted.
     counting: Option<Rc<Counting>>,
+    /// Until it is closed, and no command of it is under way.
+    _presence: Presence,
 }
 
 impl Opened {
@@ -245,6 +248,7 @@ impl IoQueue {
             let opened = match found {
                 Some(namespace) => {
                     namespace.opened();
+                    let presence = namespace.users.enter();
                     namespace.device.open().await.map(|io| {
                         let io = in_pieces(io, &namespace.device.info(), this.limits.max_transfer);
                         let written = this.link.written(nsid, &namespace);
@@ -252,16 +256,17 @@ impl IoQueue {
                         let host = connection.counted_host();
                         let counting =
                             host.map(|host| Counting::start([&*namespace.counters, &host.commands]));
-                        Rc::new(Opened { nsid, io, written, reserved, counting })
+                        let at = Opened { nsid, io, written, reserved, counting, _presence: presence };
+                        (Rc::new(at), Arc::clone(&namespace.device))
                     })
                 }
                 None => Err(IoError::Refused("the namespace was removed".into())),
             };
             this.opening.set(false);
             let failed = opened.as_ref().err().map(|e| status_of(e, true));
-            // It may have been removed meanwhile: what is not open need not be closed.
-            if let Ok(at) = opened
-                && this.subsystem.namespace(nsid).is_some_and(|ns| Arc::ptr_eq(&ns.reserved, &at.reserved))
+            // It may have been removed or replaced meanwhile: what is not open need not be closed.
+            if let Ok((at, device)) = opened
+                && this.subsystem.namespace(nsid).is_some_and(|ns| Arc::ptr_eq(&ns.device, &device))
             {
                 this.devices.borrow_mut().push(at);
             }
@@ -383,7 +388,10 @@ impl IoQueue {
             }
             IoCommand::Verify { offset, len } => {
                 let long = self.long(connection, sqe.nsid(), ns, &at.io);
-                self.run(connection, slot, sqe, long.verify(offset, len));
+                self.run(connection, slot, sqe, async move {
+                    let _open = at;
+                    long.verify(offset, len).await
+                });
             }
             IoCommand::Report { len } => {
                 let mut report = at.reserved.report(&self.subsystem).encode();
@@ -427,9 +435,10 @@ impl IoQueue {
             match at.io.read(offset, buf).try_ready() {
                 Ok(Ok(buf)) => connection.send_read(slot, Memory::Buf(buf), Some(charge)),
                 Ok(Err(e)) => self.fail(connection, slot, sqe, status_of(&e, true)),
-                Err(read) => {
-                    self.answer_read(connection, slot, sqe, async move { Ok((read.await?, charge)) });
-                }
+                Err(read) => self.answer_read(connection, slot, sqe, async move {
+                    let _open = at;
+                    Ok((read.await?, charge))
+                }),
             }
             return;
         }

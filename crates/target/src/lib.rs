@@ -9,14 +9,18 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod access;
 mod admin;
+mod attendance;
 mod audit;
 mod auth;
+mod changes;
 mod config;
 mod connection;
 mod connections;
 mod counts;
 mod durable;
+mod exports;
 mod io;
 mod ledger;
 mod long;
@@ -38,12 +42,15 @@ mod subsystem;
 mod target;
 mod tls;
 
+pub use access::HostLists;
 pub use audit::{
     Audit, AuditEvent, AuditHost, Recorded, RefusalReason, ReservationAction, SpaceAction, SpaceEvent,
 };
 pub use auth::Keys;
+pub use changes::{Applied, ChangeError, InUse, TargetChanges};
 pub use config::{Config, Patience};
 pub use counts::{BOUNDS, CommandCounts, Failure, Operation, OperationCounts};
+pub use exports::PreparedExport;
 pub use longhaul_auth::{DhGroup, Generations, HashFunction, HostKey, KeySource, Secret, SecretError};
 pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Registration, ReservationRecord};

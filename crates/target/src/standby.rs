@@ -13,6 +13,7 @@
 //!   here: what that target had begun can have no effect any more then;
 //! - reservations of hosts end with each change: the targets do not know each other's.
 
+use crate::exports::PreparedExport;
 use crate::subsystem::{Namespace, Subsystem};
 use crate::target::{Error, Target};
 use longhaul_block::{BlockDevice, DeviceInfo, IoError, Open, TellsLosses};
@@ -62,9 +63,24 @@ impl Target {
         device: StandbyDevice,
         uuid: Uuid,
     ) -> Result<u32, Error> {
-        let nsid = self.add(nqn, name, standing_by(device, uuid))?;
+        let nsid = self.add(self.prepare_standby(nqn, name, device, uuid)?)?;
         self.share(nqn);
         Ok(nsid)
+    }
+
+    /// What [`export_standby`](Self::export_standby) adds, ready to be added.
+    ///
+    /// # Errors
+    /// As of [`prepare`](Self::prepare).
+    pub fn prepare_standby(
+        &self,
+        nqn: &str,
+        name: &str,
+        device: StandbyDevice,
+        uuid: Uuid,
+    ) -> Result<PreparedExport, Error> {
+        self.check_nqn(nqn)?;
+        Ok(PreparedExport::new(nqn, name, standing_by(device, uuid)))
     }
 
     /// Says that other targets serve the subsystem `nqn` too, at this time or at another one: its
@@ -76,29 +92,33 @@ impl Target {
     }
 
     /// Serves a namespace that [`export_standby`](Self::export_standby) has added by `device`: it
-    /// becomes optimized. False if there is no such namespace.
-    pub fn serve(&self, nqn: &str, nsid: u32, device: Arc<dyn BlockDevice>) -> bool {
+    /// becomes optimized. False if there is no such namespace, or not with this UUID any more.
+    pub fn serve(&self, nqn: &str, (nsid, uuid): (u32, Uuid), device: Arc<dyn BlockDevice>) -> bool {
         // A host sends nothing again: it has to see an error where something may be lost.
         let device: Arc<dyn BlockDevice> = Arc::new(TellsLosses::new(device));
-        self.replace(nqn, nsid, |uuid| Namespace::new(device, uuid, Arc::default(), None))
+        self.replace(nqn, (nsid, uuid), Namespace::new(device, uuid, Arc::default(), None))
     }
 
     /// Stops to serve a namespace, which another target serves now: it becomes inaccessible. Commands
-    /// under way end as its device ends them. False if there is no such namespace.
-    pub fn stand_by(&self, nqn: &str, nsid: u32, device: StandbyDevice) -> bool {
-        self.replace(nqn, nsid, |uuid| standing_by(device, uuid))
+    /// under way end as its device ends them. False if there is no such namespace, or not with this UUID
+    /// any more.
+    pub fn stand_by(&self, nqn: &str, (nsid, uuid): (u32, Uuid), device: StandbyDevice) -> bool {
+        self.replace(nqn, (nsid, uuid), standing_by(device, uuid))
     }
 
-    fn replace(&self, nqn: &str, nsid: u32, by: impl FnOnce(Uuid) -> Namespace) -> bool {
+    fn replace(&self, nqn: &str, (nsid, uuid): (u32, Uuid), by: Namespace) -> bool {
         let Some(subsystem) = self.shared.subsystem(nqn).filter(|found| found.managed.is_none()) else {
             return false;
         };
         let resized = {
             let mut namespaces = subsystem.namespaces();
-            let Some(namespace) = namespaces.get_mut(&nsid) else { return false };
+            // A reload may have removed it, and given its identifier to another one.
+            let Some(namespace) = namespaces.get_mut(&nsid).filter(|found| found.uuid == uuid) else {
+                return false;
+            };
             let before = namespace.device.info().size;
             // What was counted of it stays.
-            *namespace = Namespace { counters: Arc::clone(&namespace.counters), ..by(namespace.uuid) };
+            *namespace = Namespace { counters: Arc::clone(&namespace.counters), ..by };
             namespace.device.info().size != before
         };
         subsystem.access_changed(nsid, resized);
@@ -151,10 +171,10 @@ mod tests {
         };
         assert_eq!(state(), (AnaState::Inaccessible, nsid, Some(uuid), Some(0)));
         assert_eq!(reset(), OtherReset::Unknown);
-        assert!(target.serve(nqn, nsid, disk));
+        assert!(target.serve(nqn, (nsid, uuid), disk));
         assert_eq!(state(), (AnaState::Optimized, nsid, Some(uuid), Some(1)));
         assert_eq!(reset(), OtherReset::Done);
-        assert!(target.stand_by(nqn, nsid, away));
+        assert!(target.stand_by(nqn, (nsid, uuid), away));
         assert_eq!(state(), (AnaState::Inaccessible, nsid, Some(uuid), Some(2)));
         assert_eq!(reset(), OtherReset::Unknown);
         assert!(target.stop(), "an inaccessible namespace has nothing to flush");

@@ -9,6 +9,7 @@
 //!   namespace;
 //! - an identifier belongs to one controller of both.
 
+use crate::attendance::{Attendance, Presence};
 use crate::config::Config;
 use crate::counts::AllCounters;
 use crate::durable::{Failures, Written};
@@ -18,8 +19,8 @@ use futures_channel::{mpsc, oneshot};
 use longhaul_block::BlockDevice;
 use longhaul_engine::{now, since};
 use longhaul_proto::controller::{
-    Content, Controller, HealthCounters, Instance, NamespaceView, NvmContent, OtherReset, SubsystemView,
-    Traffic,
+    Content, Controller, HealthCounters, HostAccess, Instance, NamespaceView, NvmContent, OtherReset,
+    SubsystemView, Traffic,
 };
 use longhaul_proto::reservation::{HostId, Notice};
 use longhaul_wire::command::CrossControllerReset;
@@ -52,6 +53,8 @@ pub struct Namespace {
     pub(crate) ana: AnaState,
     /// Commands to it.
     pub(crate) counters: Arc<AllCounters>,
+    /// Queues that have its device open, and commands that the device is busy with.
+    pub(crate) users: Arc<Attendance>,
 }
 
 /// What is known of a namespace that was made by a command.
@@ -92,8 +95,8 @@ impl Namespace {
         reserved: Arc<Reserved>,
         made: Option<Arc<ManagedNamespace>>,
     ) -> Namespace {
-        let (failures, counters, ana) = (Arc::default(), Arc::default(), AnaState::Optimized);
-        Namespace { device, uuid, failures, reserved, made, ana, counters }
+        let (failures, counters, users) = Default::default();
+        Namespace { device, uuid, failures, reserved, made, ana: AnaState::Optimized, counters, users }
     }
 
     /// The same, in another state of access.
@@ -147,6 +150,27 @@ impl Namespace {
     }
 }
 
+/// Whether a subsystem takes new controllers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Door {
+    Open,
+    /// Not until it is decided whether a change is made.
+    Closed,
+    /// The subsystem was removed.
+    Removed,
+}
+
+/// Why a controller is not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAdmitted {
+    /// Its host is not allowed.
+    Host,
+    /// Later, perhaps.
+    Busy,
+    /// The subsystem was removed.
+    Removed,
+}
+
 /// Granularity of writes and discards that files and drives like: a page.
 const PREFERRED_GRANULARITY: u32 = 4096;
 
@@ -155,7 +179,8 @@ pub(crate) struct Subsystem {
     pub(crate) nqn: String,
     pub(crate) name: String,
     serial: String,
-    base: SubsystemView,
+    /// The view without namespaces; held while the view is made anew.
+    base: Mutex<SubsystemView>,
     namespaces: Mutex<BTreeMap<u32, Namespace>>,
     view: RwLock<Arc<SubsystemView>>,
     generation: AtomicU64,
@@ -164,6 +189,8 @@ pub(crate) struct Subsystem {
     /// The space that its namespaces are made in, if it is one.
     pub(crate) managed: Option<Managed>,
     pub(crate) controllers: Mutex<BTreeMap<u16, Arc<Link>>>,
+    /// Changed while `controllers` is held.
+    door: Mutex<Door>,
     departing: Mutex<BTreeMap<u16, Arc<Link>>>,
     last_cntlid: Mutex<u16>,
     /// Other targets serve it too, at this time or at another one.
@@ -172,25 +199,27 @@ pub(crate) struct Subsystem {
 }
 
 impl Subsystem {
-    pub(crate) fn new(nqn: String, name: String, config: &Config) -> Subsystem {
-        Subsystem::with_space(nqn, name, config, None)
+    pub(crate) fn new(nqn: String, name: String, config: &Config, hosts: HostAccess) -> Subsystem {
+        Subsystem::with_space(nqn, name, config, hosts, None)
     }
 
     pub(crate) fn with_space(
         nqn: String,
         name: String,
         config: &Config,
+        hosts: HostAccess,
         managed: Option<Managed>,
     ) -> Subsystem {
         let serial =
             Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes()).simple().to_string()[..SERIAL].to_owned();
-        let base = view_of(&nqn, &serial, config);
+        let base = view_of(&nqn, &serial, config, hosts);
         Subsystem {
             nqn,
             name,
             serial,
             view: RwLock::new(Arc::new(base.clone())),
-            base,
+            base: Mutex::new(base),
+            door: Mutex::new(Door::Open),
             namespaces: Mutex::default(),
             generation: AtomicU64::new(1),
             access_changes: AtomicU64::new(0),
@@ -242,23 +271,52 @@ impl Subsystem {
             ana: Some(0),
             space: managed.view_for(&link.hostnqn, &namespaces),
         };
-        let view = Arc::new(SubsystemView { content: Content::Nvm(content), ..self.base.clone() });
+        let view = Arc::new(SubsystemView { content: Content::Nvm(content), ..lock(&self.base).clone() });
         *shown = Some((generation, Arc::clone(&view)));
         view
     }
 
     /// Rebuilds the view after a change, and notifies every controller of the namespaces concerned.
     pub(crate) fn changed(&self, nsids: &[u32]) {
+        self.show();
+        for link in self.links() {
+            link.tell(nsids);
+        }
+    }
+
+    /// Rebuilds the view.
+    fn show(&self) {
+        let base = lock(&self.base);
         let views = self.namespaces().iter().map(|(&nsid, ns)| ns.view(nsid)).collect();
-        let mut view = self.base.clone();
+        let mut view = base.clone();
         let ana = Some(self.access_changes.load(Ordering::Acquire));
         let content = NvmContent { max_nsid: NSID_MAX, namespaces: views, ana, space: None };
         view.content = Content::Nvm(content);
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         self.generation.fetch_add(1, Ordering::Release);
-        for link in self.links() {
-            link.tell(nsids);
+    }
+
+    /// Has the I/O queues of all controllers close what they have open.
+    pub(crate) fn reopen(&self) {
+        for link in self.links().iter().chain(self.departing().values()) {
+            link.refresh_io();
         }
+    }
+
+    /// Takes namespaces out: hosts are notified, their queues close what they have open, and commands to
+    /// them are refused from now on. Commands under way complete. Returns those that existed.
+    pub(crate) fn withdraw(&self, nsids: &[u32]) -> Vec<Namespace> {
+        let gone: Vec<(u32, Namespace)> = {
+            let mut namespaces = self.namespaces();
+            nsids.iter().filter_map(|nsid| Some((*nsid, namespaces.remove(nsid)?))).collect()
+        };
+        let nsids: Vec<u32> = gone.iter().map(|(nsid, _)| *nsid).collect();
+        if !nsids.is_empty() {
+            self.changed(&nsids);
+            self.reopen();
+            self.links().iter().for_each(|link| link.forget(&nsids));
+        }
+        gone.into_iter().map(|(_, namespace)| namespace).collect()
     }
 
     /// Counts a change of an ANA state; [`changed`](Self::changed) shows it.
@@ -286,6 +344,34 @@ impl Subsystem {
         for link in self.departing().values().filter(|link| hosts.contains(&link.hostnqn)) {
             link.refresh_io();
         }
+    }
+
+    /// Which hosts may connect from now on.
+    pub(crate) fn set_hosts(&self, hosts: &HostAccess) {
+        let mut base = lock(&self.base);
+        base.hosts = hosts.clone();
+        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        *view = Arc::new(SubsystemView { hosts: hosts.clone(), ..(**view).clone() });
+    }
+
+    /// Adds a controller, unless the subsystem has none at this moment, or for this host.
+    pub(crate) fn admit(&self, link: &Arc<Link>) -> Result<(), NotAdmitted> {
+        let mut controllers = lock(&self.controllers);
+        match *lock(&self.door) {
+            Door::Open if lock(&self.base).hosts.allows(&link.hostnqn) => {}
+            // The list has changed since its Connect was checked.
+            Door::Open => return Err(NotAdmitted::Host),
+            Door::Closed => return Err(NotAdmitted::Busy),
+            Door::Removed => return Err(NotAdmitted::Removed),
+        }
+        controllers.insert(link.cntlid, Arc::clone(link));
+        Ok(())
+    }
+
+    /// Whether controllers are added from now on.
+    pub(crate) fn set_door(&self, door: Door) {
+        let _order = lock(&self.controllers);
+        *lock(&self.door) = door;
     }
 
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
@@ -424,7 +510,7 @@ const RESET_WAIT: Duration = Duration::from_secs(20);
 const SERIAL: usize = 20;
 
 /// What all subsystems of a target say alike.
-pub(crate) fn view_of(nqn: &str, serial: &str, config: &Config) -> SubsystemView {
+pub(crate) fn view_of(nqn: &str, serial: &str, config: &Config, hosts: HostAccess) -> SubsystemView {
     SubsystemView {
         nqn: nqn.to_owned(),
         serial: serial.to_owned(),
@@ -434,7 +520,7 @@ pub(crate) fn view_of(nqn: &str, serial: &str, config: &Config) -> SubsystemView
         in_capsule: config.in_capsule,
         max_queues: config.max_queues,
         max_queue_size: config.max_queue_size,
-        hosts: config.hosts_of(nqn).clone(),
+        hosts,
         content: Content::Nvm(NvmContent {
             max_nsid: NSID_MAX,
             namespaces: Vec::new(),
@@ -459,7 +545,7 @@ pub(crate) struct Link {
     pub(crate) traffic: Traffic,
     /// Its connections by queue identifier; the admin queue is 0.
     queues: Mutex<BTreeMap<u16, mpsc::UnboundedSender<Message>>>,
-    present: Mutex<Present>,
+    present: Arc<Attendance>,
     pub(crate) health: Health,
     /// Every write is to be durable: the host has switched the cache off.
     pub(crate) write_through: AtomicBool,
@@ -502,7 +588,7 @@ impl Link {
             traffic: controller.traffic(),
             controller: Mutex::new(controller),
             queues: Mutex::default(),
-            present: Mutex::default(),
+            present: Arc::default(),
             health: Health::default(),
             write_through: AtomicBool::new(false),
             written: Mutex::default(),
@@ -557,28 +643,31 @@ impl Link {
 
     /// Something of the controller can change namespaces until the result is
     /// dropped.
-    pub(crate) fn enter(self: &Arc<Self>) -> Presence {
-        lock(&self.present).count += 1;
-        Presence(Arc::clone(self))
+    pub(crate) fn enter(&self) -> Presence {
+        self.present.enter()
     }
 
     fn is_present(&self) -> bool {
-        lock(&self.present).count > 0
+        self.present.is_present()
     }
 
     /// Ends once nothing of the controller can change namespaces any more.
     pub(crate) fn absence(&self) -> impl Future<Output = ()> + use<> {
-        let mut present = lock(&self.present);
-        let (sender, gone) = oneshot::channel();
-        if present.count > 0 {
-            present.waiters.push(sender);
-        }
-        async move { _ = gone.await }
+        self.present.absence()
     }
 
     /// Sends to one queue, if it lives.
     pub(crate) fn send(&self, qid: u16, message: Message) -> bool {
         lock(&self.queues).get(&qid).is_some_and(|queue| queue.unbounded_send(message).is_ok())
+    }
+
+    /// Has the I/O queues take no more commands, complete those under way, and end; completes when the last
+    /// one has ended and devices have finished its commands.
+    pub(crate) fn drain_io(&self) -> impl Future<Output = ()> + use<> {
+        for (_, queue) in lock(&self.queues).range(1..) {
+            let _ = queue.unbounded_send(Message::Drain);
+        }
+        self.absence()
     }
 
     /// Closes the I/O queues; the future completes when the last one has ended and devices have
@@ -588,29 +677,6 @@ impl Link {
             let _ = queue.unbounded_send(Message::Close);
         }
         self.absence()
-    }
-}
-
-/// How many connections and commands can still change namespaces, and the tasks that wait until
-/// none can.
-#[derive(Default)]
-struct Present {
-    count: usize,
-    /// Dropped when the count reaches zero.
-    waiters: Vec<oneshot::Sender<()>>,
-}
-
-/// A connection that may bring data, or a command that a device is busy with:
-/// see [`Link::enter`].
-pub(crate) struct Presence(Arc<Link>);
-
-impl Drop for Presence {
-    fn drop(&mut self) {
-        let mut present = lock(&self.0.present);
-        present.count -= 1;
-        if present.count == 0 {
-            present.waiters.clear();
-        }
     }
 }
 

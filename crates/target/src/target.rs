@@ -1,5 +1,6 @@
 //! The target: listeners, threads, and the table of subsystems.
 
+use crate::access::Access;
 use crate::admin::flush_all;
 use crate::config::Config;
 use crate::connections::Connections;
@@ -7,12 +8,11 @@ use crate::memory::Memory;
 use crate::observer::{Hosts, Incidents, Observer};
 use crate::pace::{self, Paces};
 use crate::quiet::Quiet;
-use crate::reserved::Reserved;
 use crate::space::{Managed, ReservationStores, Space};
-use crate::store::{ReservationStore, Writer};
-use crate::subsystem::{Message, NSID_MAX, Namespace, Subsystem, lock, view_of};
+use crate::store::Writer;
+use crate::subsystem::{Message, Subsystem, lock, view_of};
 use crate::tls::TlsPolicy;
-use longhaul_block::{BlockDevice, TellsLosses};
+use futures_channel::oneshot;
 use longhaul_engine::net::{FreeListener, TcpListener};
 use longhaul_engine::{Handle, Thread};
 use longhaul_proto::controller::{
@@ -28,7 +28,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
-use uuid::Uuid;
 
 /// How long the target waits for its connections at the end.
 const STOP: Duration = Duration::from_secs(15);
@@ -48,6 +47,9 @@ pub enum Error {
         /// The error of the system.
         source: io::Error,
     },
+    /// A listening socket does not say where it listens.
+    #[error("cannot tell the address of a listening socket: {0}")]
+    Socket(io::Error),
     /// An engine thread cannot be started.
     #[error("cannot start an engine thread: {0}")]
     Thread(io::Error),
@@ -93,8 +95,9 @@ pub(crate) struct Shared {
     pub(crate) memory: Memory,
     /// The engine of long commands.
     pub(crate) long: Handle,
-    subsystems: RwLock<BTreeMap<String, Arc<Subsystem>>>,
-    discovery: Arc<Subsystem>,
+    pub(crate) access: Access,
+    pub(crate) subsystems: RwLock<BTreeMap<String, Arc<Subsystem>>>,
+    pub(crate) discovery: Arc<Subsystem>,
     /// Changes with what the discovery log shows.
     generation: AtomicU64,
     /// Addresses of the I/O listeners, and those of discovery alone.
@@ -132,7 +135,9 @@ impl Shared {
     /// The discovery subsystem as a connection to `local` sees it: a listener
     /// on every address is shown with the address that the host has used.
     pub(crate) fn discovery_view(&self, local: SocketAddr) -> Arc<SubsystemView> {
-        let mut view = view_of(DISCOVERY_NQN, self.discovery.serial(), &self.config);
+        let lists = self.access.lists();
+        let hosts = lists.of(DISCOVERY_NQN).clone();
+        let mut view = view_of(DISCOVERY_NQN, self.discovery.serial(), &self.config, hosts);
         let mut records = Vec::new();
         let mut add = |nqn: &str, target, addr: SocketAddr, port_id| {
             let ip = if addr.ip().is_unspecified() { local.ip() } else { addr.ip() };
@@ -142,7 +147,7 @@ impl Shared {
                     discovery_entry(nqn, target, addr, port_id, ENTRIES_BEFORE_CONNECT),
                     self.tls_at(addr),
                 ),
-                hosts: self.config.hosts_of(nqn).clone(),
+                hosts: lists.of(nqn).clone(),
             });
         };
         let ports: Vec<_> = (1u16..).zip(lock(&self.listening).clone()).collect();
@@ -171,7 +176,7 @@ impl Shared {
     }
 
     /// Notifies the hosts that asked for it that the discovery log has changed.
-    fn discovery_changed(&self) {
+    pub(crate) fn discovery_changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);
         for link in self.discovery.links() {
             lock(&link.controller).discovery_changed();
@@ -188,13 +193,15 @@ impl Shared {
 /// [`stop`](Target::stop) lets commands under way end first.
 pub struct Target {
     pub(crate) shared: Arc<Shared>,
-    threads: Vec<Thread>,
+    pub(crate) threads: Vec<Thread>,
     /// Works on long commands.
     _long: Thread,
     addresses: Vec<SocketAddr>,
     discovery: Option<SocketAddr>,
+    /// Their end lets the tasks end that accept connections on sockets of another program.
+    accepting: Vec<oneshot::Sender<()>>,
     /// Makes reservations durable.
-    writer: Writer,
+    pub(crate) writer: Writer,
     pub(crate) observer: Observer,
 }
 
@@ -222,9 +229,29 @@ impl Target {
     /// A setting makes no sense, an address cannot be listened on, or the
     /// engine that is asked for is not to be had.
     pub fn start(config: Config) -> Result<Target, Error> {
+        Target::start_on(config, Vec::new())
+    }
+
+    /// As [`start`](Self::start), on listening sockets of another program, if there are some: in place of
+    /// [`Config::listen`]. At its end the target accepts nothing more on them, so that connections wait for
+    /// the program that takes them next.
+    ///
+    /// # Errors
+    /// As `start`; or the address of a socket is not to be had.
+    pub fn start_on(mut config: Config, given: Vec<std::net::TcpListener>) -> Result<Target, Error> {
+        let held: Vec<FreeListener> = given.into_iter().map(FreeListener::from).collect();
+        if !held.is_empty() {
+            config.listen = local_addresses(&held).map_err(Error::Socket)?;
+        }
         config.check().map_err(Error::Config)?;
-        let mut listeners = config.listen.iter().copied().map(listen).collect::<Result<Vec<_>, _>>()?;
-        let addresses = local_addresses(&listeners).map_err(Error::Thread)?;
+        let mut listeners = match held.is_empty() {
+            true => config.listen.iter().copied().map(listen).collect::<Result<Vec<_>, _>>()?,
+            false => Vec::new(),
+        };
+        let addresses = match held.is_empty() {
+            true => local_addresses(&listeners).map_err(Error::Socket)?,
+            false => config.listen.clone(),
+        };
         let mut discovery = None;
         if let Some(addr) = config.discovery.filter(|addr| !config.listen.contains(addr)) {
             match listen(addr) {
@@ -236,10 +263,13 @@ impl Target {
             }
         }
         let long = Thread::background("target-long", config.engine.clone()).map_err(Error::Thread)?;
+        let access = Access::new(&config);
+        let hosts = access.of(DISCOVERY_NQN);
         let shared = Arc::new(Shared {
             long: long.handle(),
             memory: Memory::new(config.memory),
-            discovery: Arc::new(Subsystem::new(DISCOVERY_NQN.into(), String::new(), &config)),
+            discovery: Arc::new(Subsystem::new(DISCOVERY_NQN.into(), String::new(), &config, hosts)),
+            access,
             subsystems: RwLock::default(),
             generation: AtomicU64::new(1),
             listening: Mutex::new(addresses.clone()),
@@ -263,15 +293,22 @@ impl Target {
         let handles: Vec<_> = threads.iter().map(Thread::handle).collect();
         let turn = Arc::new(AtomicUsize::new(0));
         let named = handles.iter().cloned().enumerate().map(|(i, handle)| (name(i), handle));
-        let observer = Observer::new(&shared, listeners.len(), named.collect());
-        for listener in listeners {
+        let observer = Observer::new(&shared, held.len() + listeners.len(), named.collect());
+        let mut accepting = Vec::new();
+        let own = listeners.into_iter().map(|listener| (listener, None));
+        let held = held.into_iter().map(|listener| {
+            let (until_stop, stopped) = oneshot::channel();
+            accepting.push(until_stop);
+            (listener, Some(stopped))
+        });
+        for (listener, stopped) in own.chain(held) {
             let (shared, all, turn) = (Arc::clone(&shared), handles.clone(), Arc::clone(&turn));
-            handles[0].spawn(move || crate::accept::accept(shared, listener, all, turn));
+            handles[0].spawn(move || crate::accept::accept(shared, (listener, stopped), all, turn));
         }
         let watched = Arc::downgrade(&shared);
         handles[0].spawn(move || crate::sizes::watch(watched));
         let writer = Writer::start().map_err(Error::Thread)?;
-        Ok(Target { shared, threads, _long: long, addresses, discovery, writer, observer })
+        Ok(Target { shared, threads, _long: long, addresses, discovery, accepting, writer, observer })
     }
 
     /// The addresses of the I/O listeners.
@@ -282,88 +319,6 @@ impl Target {
     /// The address of the discovery listener, if there is one.
     pub fn discovery_address(&self) -> Option<SocketAddr> {
         self.discovery
-    }
-
-    /// Exports a device as the next namespace of the subsystem `nqn`, which is created if it does
-    /// not exist; `name` is shown to people. Connected hosts are notified. Reservations of the
-    /// namespace end with the target. Returns the namespace identifier.
-    ///
-    /// # Errors
-    /// The NQN is invalid, or there is no room.
-    pub fn export(
-        &self,
-        nqn: &str,
-        name: &str,
-        device: Arc<dyn BlockDevice>,
-        uuid: Uuid,
-    ) -> Result<u32, Error> {
-        self.export_reserved(nqn, name, device, uuid, Reserved::default())
-    }
-
-    /// As [`export`](Self::export); reservations that hosts make persistent (PTPL) are in
-    /// `store`, and are in force again from the beginning.
-    ///
-    /// # Errors
-    /// As `export`; or the store cannot be read, or has a record that contradicts itself or that a
-    /// newer version has written. Without its reservations a namespace is not served, since a host
-    /// that another one has preempted could write to it.
-    pub fn export_persistent(
-        &self,
-        nqn: &str,
-        name: &str,
-        device: Arc<dyn BlockDevice>,
-        uuid: Uuid,
-        store: Arc<dyn ReservationStore>,
-    ) -> Result<u32, Error> {
-        let reserved = Reserved::restore(store, &self.writer).map_err(|e| {
-            Error::Export(format!(
-                "reservations of {name}: {e}; the namespace is not served without them, since a host that \
-                 was preempted could write to it"
-            ))
-        })?;
-        self.export_reserved(nqn, name, device, uuid, reserved)
-    }
-
-    fn export_reserved(
-        &self,
-        nqn: &str,
-        name: &str,
-        device: Arc<dyn BlockDevice>,
-        uuid: Uuid,
-        reserved: Reserved,
-    ) -> Result<u32, Error> {
-        // A host sends nothing again: it has to see an error where something may be lost.
-        let device: Arc<dyn BlockDevice> = Arc::new(TellsLosses::new(device));
-        self.add(nqn, name, Namespace::new(device, uuid, Arc::new(reserved), None))
-    }
-
-    /// Adds the next namespace of a subsystem of exports.
-    pub(crate) fn add(&self, nqn: &str, name: &str, namespace: Namespace) -> Result<u32, Error> {
-        Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
-        let mut created = false;
-        let subsystem = {
-            let mut all = self.shared.subsystems.write().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(all.entry(nqn.to_owned()).or_insert_with(|| {
-                created = true;
-                Arc::new(Subsystem::new(nqn.to_owned(), name.to_owned(), &self.shared.config))
-            }))
-        };
-        if subsystem.managed.is_some() {
-            return Err(Error::Export(format!("{nqn} is a space: its namespaces are made by commands")));
-        }
-        let nsid = {
-            let mut namespaces = subsystem.namespaces();
-            let nsid = (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid));
-            let nsid =
-                nsid.ok_or_else(|| Error::Export(format!("{nqn} has {NSID_MAX} namespaces already")))?;
-            namespaces.insert(nsid, namespace);
-            nsid
-        };
-        subsystem.changed(&[nsid]);
-        if created {
-            self.shared.discovery_changed();
-        }
-        Ok(nsid)
     }
 
     /// Serves a space as the subsystem `nqn`; `name` is what people call it. `admins`, NQNs of hosts,
@@ -383,9 +338,9 @@ impl Target {
     ) -> Result<(), Error> {
         Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
         let managed = Managed::new(name, space, admins, stores, self.writer.clone());
-        let config = &self.shared.config;
+        let (config, hosts) = (&self.shared.config, self.shared.access.of(nqn));
         let subsystem =
-            Arc::new(Subsystem::with_space(nqn.to_owned(), name.to_owned(), config, Some(managed)));
+            Arc::new(Subsystem::with_space(nqn.to_owned(), name.to_owned(), config, hosts, Some(managed)));
         subsystem.restore().map_err(|e| Error::Export(format!("space {name}: {e}")))?;
         {
             let mut all = self.shared.subsystems.write().unwrap_or_else(PoisonError::into_inner);
@@ -396,17 +351,6 @@ impl Target {
         }
         self.shared.discovery_changed();
         Ok(())
-    }
-
-    /// Removes a namespace: its commands complete, and connected hosts are notified. Returns
-    /// whether it existed.
-    pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> bool {
-        let Some(subsystem) = self.shared.subsystem(nqn) else { return false };
-        let removed = subsystem.managed.is_none() && subsystem.namespaces().remove(&nsid).is_some();
-        if removed {
-            subsystem.changed(&[nsid]);
-        }
-        removed
     }
 
     /// Reads the size of every device again, and notifies hosts of changes. Returns those:
@@ -434,7 +378,12 @@ impl Target {
 
     /// Takes no new connections, lets commands under way end, closes, and
     /// makes everything durable. Whether all of it is.
-    pub fn stop(self) -> bool {
+    pub fn stop(mut self) -> bool {
+        if !self.accepting.is_empty() {
+            self.accepting.clear();
+            // The tasks have met their end when this one is done; what they have accepted is drained.
+            let _ = self.threads[0].handle().spawn(|| async {}).wait();
+        }
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.connections.drain();
         let shared = Arc::clone(&self.shared);

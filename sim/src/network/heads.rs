@@ -206,7 +206,7 @@ impl Head {
                 continue;
             }
             self.tell(format_args!("serves the disk"));
-            self.target.serve(NQN, self.nsid, Arc::new(self.disk.clone()));
+            self.target.serve(NQN, (self.nsid, UUID), Arc::new(self.disk.clone()));
             loop {
                 if self.is_to_give_way() {
                     self.stop().await;
@@ -223,7 +223,7 @@ impl Head {
             sleep(BEAT).await;
             self.tell(format_args!("stands by"));
             let away = StandbyDevice { info: self.disk.info(), granularity: 0 };
-            self.target.stand_by(NQN, self.nsid, away);
+            self.target.stand_by(NQN, (self.nsid, UUID), away);
             self.heads.lock().stale[self.number] = None;
             sleep(BEAT).await;
         }

@@ -7,8 +7,8 @@
 
 use super::meter::Sum;
 use crate::events::{
-    AuditReopened, AuditStarted, AuditStopped, HostConnected, HostDisconnected, HostRefused,
-    NamespaceChanged, ReservationChanged,
+    AuditNotReloaded, AuditReloaded, AuditReopened, AuditStarted, AuditStopped, ExportAudited, HostConnected,
+    HostDisconnected, HostRefused, NamespaceChanged, ReservationChanged,
 };
 use longhaul_engine::UtcTime;
 use longhaul_target::{
@@ -32,6 +32,9 @@ pub(crate) enum AuditRecord {
     Started(AuditStarted),
     Stopped(AuditStopped),
     Reopened,
+    Export(ExportAudited),
+    Reloaded(AuditReloaded),
+    NotReloaded(AuditNotReloaded),
     Event(AuditEvent),
     /// Events that were not written one by one.
     Sum(Sum),
@@ -69,6 +72,17 @@ pub(super) fn encode(time: Duration, record: &AuditRecord, dropped: u64) -> Stri
         AuditRecord::Started(event) => frame.line(event),
         AuditRecord::Stopped(event) => frame.line(event),
         AuditRecord::Reopened => frame.line(AuditReopened {}),
+        AuditRecord::Export(event) => {
+            let hosts = names(&event.hosts);
+            frame.line(ExportAudited { hosts, ..event.clone() })
+        }
+        AuditRecord::Reloaded(event) => {
+            let (hosts, lost) = (names(&event.hosts), names(&event.lost));
+            frame.line(AuditReloaded { hosts, lost, ..event.clone() })
+        }
+        AuditRecord::NotReloaded(event) => {
+            frame.line(AuditNotReloaded { error: beginning(&event.error, LIST) })
+        }
         AuditRecord::Event(event) => frame.event(event),
         AuditRecord::Sum(sum) => Frame { sum: Some(sum), ..frame }.event(&sum.event),
     }
@@ -220,11 +234,16 @@ fn reservation(action: ReservationAction) -> &'static str {
 
 /// The beginning of a name, with `...` in place of the rest.
 fn bounded(name: &str) -> String {
-    if name.len() <= NAME {
-        return name.to_owned();
+    beginning(name, NAME)
+}
+
+/// The first `most` bytes of a text, with `...` in place of the rest.
+fn beginning(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
     }
-    let end = (0..=NAME).rev().find(|end| name.is_char_boundary(*end)).unwrap_or_default();
-    format!("{}{CUT}", &name[..end])
+    let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
+    format!("{}{CUT}", &text[..end])
 }
 
 fn names(all: &[String]) -> Vec<String> {
@@ -397,6 +416,24 @@ mod tests {
                 preempted: vec![Uuid::from_u128(0x51ee_d00d)],
             }),
             AuditRecord::Reopened,
+            AuditRecord::Export(ExportAudited {
+                action: "change",
+                name: "scratch".to_owned(),
+                subsystem: "nqn.2026-11.io.longhaul:1b2c:scratch".to_owned(),
+                nsid: 1,
+                uuid: uuid.to_string(),
+                options: vec!["allow-host".to_owned()],
+                hosts: vec![user.to_owned()],
+            }),
+            AuditRecord::Reloaded(AuditReloaded {
+                forced: true,
+                settings: vec!["max-connections".to_owned()],
+                hosts: Vec::new(),
+                lost: vec!["nqn.2014-08.org.example:other".to_owned()],
+            }),
+            AuditRecord::NotReloaded(AuditNotReloaded {
+                error: "/etc/longhaul/config.toml: key 'export': invalid value 'x'".to_owned(),
+            }),
             AuditRecord::Event(AuditEvent::Disconnected {
                 host: host(user),
                 controller: 17,

@@ -146,3 +146,45 @@ pub(crate) struct ReservationChanged {
     /// Identifiers of the hosts whose registrations it ended; the first 32.
     pub(crate) preempted: Vec<String>,
 }
+
+/// A reload has added, removed or changed an export.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename = "export")]
+pub(crate) struct ExportAudited {
+    /// `add`, `remove` or `change`.
+    pub(crate) action: &'static str,
+    /// Name of the export.
+    pub(crate) name: String,
+    /// NQN of its subsystem.
+    pub(crate) subsystem: String,
+    /// Namespace ID.
+    pub(crate) nsid: u32,
+    /// UUID of the namespace.
+    pub(crate) uuid: String,
+    /// Names of the options that have changed.
+    pub(crate) options: Vec<String>,
+    /// Hosts of its own list (`allow-host=`); empty where that of the target applies, or it was removed.
+    pub(crate) hosts: Vec<String>,
+}
+
+/// The configuration was read again, and is in force; `export` lines stand before it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename = "reloaded")]
+pub(crate) struct AuditReloaded {
+    /// Hosts could lose what they use (SIGUSR1).
+    pub(crate) forced: bool,
+    /// Keys of other settings that were applied.
+    pub(crate) settings: Vec<String>,
+    /// Hosts of the target's list (`--allow-host`), if that was applied; empty where every host is allowed.
+    pub(crate) hosts: Vec<String>,
+    /// Hosts that have lost what they used.
+    pub(crate) lost: Vec<String>,
+}
+
+/// The configuration was read again, and nothing of it was applied.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename = "not_reloaded")]
+pub(crate) struct AuditNotReloaded {
+    /// Why.
+    pub(crate) error: String,
+}

@@ -86,3 +86,74 @@ pub(crate) struct ExportResized {
     /// Its size now.
     pub(crate) size: Bytes,
 }
+
+/// `target`: the configuration was read again (SIGHUP, SIGUSR1), and is in force.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "reloaded")]
+pub(crate) struct Reloaded {
+    /// Hosts could lose what they use (SIGUSR1).
+    pub(crate) forced: bool,
+    /// Exports that are new.
+    pub(crate) added: Vec<ExportFields>,
+    /// Exports that are not served any more.
+    pub(crate) removed: Vec<ExportRemoved>,
+    /// Exports with other options.
+    pub(crate) changed: Vec<ExportChanged>,
+    /// Keys of other settings that were applied.
+    pub(crate) settings: Vec<String>,
+    /// Keys that have changed, and are applied when the target is started again.
+    pub(crate) restart: Vec<String>,
+    /// NQNs of the hosts that have lost what they used.
+    pub(crate) lost: Vec<String>,
+}
+
+/// An export that is not served any more.
+#[derive(Serialize)]
+pub(crate) struct ExportRemoved {
+    /// Name of the export.
+    pub(crate) name: String,
+    /// NQN of its subsystem.
+    pub(crate) nqn: String,
+    /// Namespace ID that it had.
+    pub(crate) nsid: u32,
+    /// UUID of the namespace.
+    pub(crate) uuid: String,
+}
+
+/// An export with other options.
+#[derive(Serialize)]
+pub(crate) struct ExportChanged {
+    /// Name of the export.
+    pub(crate) name: String,
+    /// NQN of its subsystem.
+    pub(crate) nqn: String,
+    /// Namespace ID.
+    pub(crate) nsid: u32,
+    /// UUID of the namespace.
+    pub(crate) uuid: String,
+    /// Names of the options that have changed.
+    pub(crate) options: Vec<String>,
+}
+
+/// `target`: the configuration was read again, and nothing of it was applied.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "not_reloaded")]
+pub(crate) struct NotReloaded {
+    /// Why, and what to do.
+    pub(crate) message: String,
+    /// The exports that hosts would lose; empty where it is for another reason.
+    pub(crate) in_use: Vec<ExportInUse>,
+}
+
+/// Exports of one subsystem that hosts would lose.
+#[derive(Serialize)]
+pub(crate) struct ExportInUse {
+    /// Names of the exports.
+    pub(crate) name: String,
+    /// NQN of their subsystem.
+    pub(crate) nqn: String,
+    /// They would be removed; else these hosts would not be allowed to use them.
+    pub(crate) removed: bool,
+    /// NQNs of the hosts that are connected.
+    pub(crate) hosts: Vec<String>,
+}

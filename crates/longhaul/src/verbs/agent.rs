@@ -5,6 +5,7 @@ use crate::events::{AgentReady, ServiceSummary};
 use crate::exit::{Failure, Outcome};
 use crate::metrics::{self, MetricsArgs};
 use crate::output::Output;
+use crate::service::Manager;
 use longhaul_device::User;
 use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_metrics::AgentSource;
@@ -205,6 +206,8 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
     if !output.is_json() {
         output.line(format_args!("ready {uri}"));
     }
+    let manager = Manager::of_this_process();
+    manager.ready(&format!("Serving {uri}"));
     if args.one_time {
         // The agent ends when its standard input ends, or on a signal.
         std::thread::spawn(move || {
@@ -216,6 +219,7 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
     } else {
         signals.forever().next();
     }
+    manager.stopping();
     drop(agent);
     output.event(&ServiceSummary { clean: true });
     Ok(())

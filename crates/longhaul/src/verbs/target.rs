@@ -1,9 +1,14 @@
 //! `longhaul target`.
 
+mod changes;
+mod exports;
+mod reload;
+mod serving;
 mod standby;
 
 use crate::arguments::{EngineArgs, Keys, check_congestion, check_tls, parse_bytes, parse_keys, resolve};
 use crate::audit::{AuditArgs, AuditRecord};
+use crate::config::VerbValues;
 use crate::events::{
     AuditStarted, AuditStopped, ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping,
     TargetReady,
@@ -12,25 +17,24 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
 use crate::metrics::MetricsArgs;
 use crate::output::Output;
+use crate::service::{self, Manager};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use longhaul_block::DeviceInfo;
-use longhaul_device::{Device, Opener, state};
+use exports::{OpenExport, Taken, host_lists};
+use longhaul_device::{Opener, state};
 use longhaul_engine::address::{self, ListenAddress, reachable};
 use longhaul_initiator::{IO_PORT, Options};
 use longhaul_metrics::{AuditSource, HostSource, Server, TargetSource};
 use longhaul_pool::Volumes;
 use longhaul_target::{
-    Config, Error, HostAccess, MediumSpec, ServedMedium, Space, SpaceError, SpaceSpec, Target, TargetState,
-    TlsPolicy, is_loopback,
+    ChangeError, Config, Error, Space, SpaceError, SpaceSpec, Target, TargetChanges, TargetState, TlsPolicy,
+    is_loopback,
 };
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use reload::Reloader;
+use serving::{EndedExport, Serving};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
-use standby::{Standby, StandbyExport};
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use uuid::Uuid;
 
 /// Port of discovery controllers.
 const DISCOVERY_PORT: u16 = 8009;
@@ -57,8 +61,11 @@ target runs ('longhaul ns', or 'nvme create-ns' of a Linux host). A host sees
 those that are attached to it. Without --keys, hosts are known by a name that they send
 themselves: beyond loopback a space then takes --insecure, and a trusted network.
 
-SIGHUP reads the sizes of the devices again and notifies hosts of changes, and
-opens the file of --audit anew;
+SIGHUP reads the configuration files again and applies them: exports that are
+added or removed, their size=, allow-host=, delay=, rate= and error=, and
+--allow-host and --max-connections. It is refused if a host would lose an export
+that it uses; SIGUSR1 does the same, and has hosts lose it. Both read the sizes
+of the devices again, and open the file of --audit anew.
 SIGTERM completes the I/O under way, flushes, and exits 0.
 
 Example:
@@ -148,12 +155,11 @@ impl TargetArgs {
         }
     }
 
-    fn config(&self) -> Result<Config, Failure> {
+    fn config(&self, listen: &[SocketAddr]) -> Result<Config, Failure> {
         let number = |what: &str, value: u64| {
             usize::try_from(value)
                 .map_err(|_| Failure::usage(format!("{what} of {value} bytes is too large")))
         };
-        let listen = self.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
         let discovery = match self.discovery.as_deref() {
             None => Some(SocketAddr::new(listen[0].ip(), DISCOVERY_PORT)),
             Some("none") => None,
@@ -165,12 +171,8 @@ impl TargetArgs {
             }
         };
         let defaults = Config::default();
-        let hosts = match &self.allow_host[..] {
-            [] => HostAccess::Any,
-            hosts => HostAccess::Only(hosts.iter().cloned().collect()),
-        };
         Ok(Config {
-            listen,
+            listen: listen.to_vec(),
             discovery,
             in_capsule: number("--in-capsule", self.in_capsule)?.try_into().unwrap_or(u32::MAX),
             memory: number("--memory", self.memory)?,
@@ -179,7 +181,6 @@ impl TargetArgs {
             congestion: self.congestion.clone(),
             hdr_digest: !self.no_hdr_digest,
             data_digest: !self.no_data_digest,
-            hosts,
             keys: self.keys.clone().map(|Keys(keys)| longhaul_target::Keys::new(keys)),
             tls: self.tls.unwrap_or_default(),
             max_queues: self.max_queues,
@@ -202,14 +203,12 @@ fn policies() -> impl TypedValueParser<Value = TlsPolicy> {
     })
 }
 
-/// Adds hosts to the allow-list of the subsystem `nqn`.
-fn allow(access: &mut BTreeMap<String, HostAccess>, nqn: &str, hosts: &[String]) {
-    if hosts.is_empty() {
-        return;
-    }
-    let all = access.entry(nqn.to_owned()).or_insert_with(|| HostAccess::Only(BTreeSet::new()));
-    if let HostAccess::Only(all) = all {
-        all.extend(hosts.iter().cloned());
+impl From<ChangeError> for Failure {
+    fn from(e: ChangeError) -> Failure {
+        match e {
+            ChangeError::Export(e) => e.into(),
+            e @ ChangeError::InUse(_) => Failure::new(Exit::Refused, e),
+        }
     }
 }
 
@@ -224,9 +223,10 @@ impl From<Error> for Failure {
     }
 }
 
-pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
+pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outcome {
     // Registered before the devices are opened, so that no signal ends the process half-way.
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(Failure::failed)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(Failure::failed)?;
+    let manager = Manager::of_this_process();
     check_congestion(args.congestion.as_deref())?;
     // Devices are opened before the target starts, so that no host finds it without its
     // exports, and arrays are stopped after it, when no host can reach them any more.
@@ -234,7 +234,13 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
     // The connections to other targets, whose namespaces are re-exported, have these options too.
     let options = args.options();
     let opener = Opener::new(options).with_scheme(Arc::new(Volumes)).for_threads(threads);
-    let listen = args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
+    let given = service::listeners()?;
+    let listen = match given.is_empty() {
+        true => args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?,
+        false => {
+            given.iter().map(TcpListener::local_addr).collect::<Result<_, _>>().map_err(Failure::failed)?
+        }
+    };
     check_access(&args.space, &listen, args.insecure || args.keys.is_some())?;
     // Before anything is opened or made: a port that is taken changes nothing.
     let audit = args.audit.start(output)?;
@@ -245,141 +251,98 @@ pub(crate) fn run(mut args: TargetArgs, output: Output) -> Outcome {
             metrics.add(Arc::new(AuditSource::new(audit.counts())));
         }
     }
-    identify(&mut args.export, &opener)?;
     let state = TargetState::at(state::directory());
-    let exports = open(&args.export, &opener, &state)?;
-    let spaces = open_spaces(&args, &state)?;
-    let (target, nsids) = {
-        let mut config = args.config()?;
-        for (export, OpenExport { nqn, .. }) in args.export.iter().zip(&exports) {
-            allow(&mut config.hosts_of, nqn, &export.allow_hosts);
-        }
-        config.audit = audit.clone().map(|audit| Arc::new(audit) as _);
-        let target = Target::start(config)?;
-        if let Some(audit) = &audit {
-            audit.record(started(&target, &args));
-        }
-        let mut shown = Vec::new();
-        for OpenExport { name, nqn, uuid, source, persistent, .. } in &exports {
-            let info = source.info();
-            let (nsid, access) = match source {
-                ExportSource::Here(device) if *persistent => {
-                    let store = Arc::new(state.reservations_of(*uuid));
-                    (target.export_persistent(nqn, name, device.block(), *uuid, store)?, "optimized")
-                }
-                ExportSource::Here(device) => (target.export(nqn, name, device.block(), *uuid)?, "optimized"),
-                ExportSource::Elsewhere(standby) => {
-                    (target.export_standby(nqn, name, standby.device.clone(), *uuid)?, "inaccessible")
-                }
-            };
-            let alone = exports.iter().filter(|other| other.nqn == *nqn).count() == 1;
-            let at = reachable(target.addresses()[0]);
-            let uri = format!("nvme+tcp://{at}/{nqn}?nsid={nsid}");
-            shown.push(ExportFields {
-                name: name.clone(),
-                nqn: nqn.clone(),
-                nsid,
-                uri,
-                short: short(at, name, nqn, (nsid, alone)),
-                uuid: uuid.to_string(),
-                size: info.size,
-                block_size: info.block_size,
-                access,
-            });
-        }
-        let moving = args.export.iter().zip(&exports).filter(|(export, _)| export.may_move());
-        moving.for_each(|(_, OpenExport { nqn, .. })| target.share(nqn));
-        let at = reachable(target.addresses()[0]);
-        let mut shown_spaces = Vec::new();
-        for (spec, nqn, space) in spaces {
-            let capacity = space.capacity().map_err(Failure::failed)?;
-            let fields = SpaceFields {
-                name: spec.name.clone(),
-                uri: format!("nvme+tcp://{at}/{nqn}"),
-                short: short(at, &spec.name, &nqn, (0, true)),
-                namespaces: space.namespaces().len(),
-                total: capacity.total,
-                unallocated: capacity.unallocated,
-                nqn,
-            };
-            let admins = args.admin.iter().cloned().collect();
-            target.add_space(&fields.nqn, &spec.name, space, admins, state.reservation_stores())?;
-            shown_spaces.push(fields);
-        }
+    let names: Vec<String> = args.export.iter().map(|export| export.name.clone()).collect();
+    let mut exports = args.export.clone();
+    exports::identify(&mut exports, &names, &opener)?;
+    let opened = exports::open(exports, &opener, &state, Taken::default())?;
+    let spaces = open_spaces(&args, &opened, &state)?;
+    let mut config = args.config(&listen)?;
+    let lists = host_lists(&args.allow_host, opened.iter().map(|open| (&*open.export, &*open.nqn)));
+    (config.hosts, config.hosts_of) = (lists.all, lists.of);
+    config.audit = audit.clone().map(|audit| Arc::new(audit) as _);
+    let target = Target::start_on(config, given)?;
+    if let Some(audit) = &audit {
+        audit.record(started(&target, &args));
+    }
+    let added = opened.iter().map(|open| open.prepare(&target, &state)).collect::<Result<_, _>>()?;
+    let nsids = target.change(TargetChanges { added, ..TargetChanges::default() })?.nsids;
+    let alone = |nqn: &str| opened.iter().filter(|other| other.nqn == nqn).count() == 1;
+    let shown = opened.iter().zip(&nsids).map(|(open, &nsid)| open.fields(&target, nsid, alone(&open.nqn)));
+    let shown: Vec<ExportFields> = shown.collect();
+    let ended = std::thread::scope(|scope| {
+        let mut serving = Serving { scope, target: &target, opener: &opener, output, exports: Vec::new() };
+        // Before hosts are let in by `ready`: an array that was taken over is not served.
+        opened.into_iter().zip(nsids).for_each(|(open, nsid)| serving.add(open, nsid));
+        let shown_spaces = add_spaces(&target, spaces, &args.admin, &state);
+        let shown_spaces = match shown_spaces {
+            Ok(shown) => shown,
+            Err(failure) => {
+                serving.end();
+                return Err(failure);
+            }
+        };
         if let Some(metrics) = &metrics {
             metrics.add(Arc::new(TargetSource::new(target.observer())));
             metrics.set_ready();
         }
         ready(&target, metrics.as_ref(), &shown, &shown_spaces, output);
-        (target, shown.iter().map(|export| export.nsid).collect::<Vec<u32>>())
-    };
-    for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
-        tracing::warn!(
-            "{addr} is reached from other machines, and nothing is encrypted: use a trusted network"
-        );
-    }
-    let mut local = Vec::new();
-    let ending = Arc::new(AtomicBool::new(false));
-    let taken = std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for ((export, OpenExport { nqn, source, place, .. }), nsid) in
-            args.export.iter().zip(exports).zip(nsids)
-        {
-            let (target, opener, ending) = (&target, &opener, &ending);
-            match source {
-                ExportSource::Here(device) => {
-                    let device = Arc::new(device);
-                    local.push((Arc::clone(&device), place));
-                    if matches!(&*device, Device::Array(_)) {
-                        threads.push(scope.spawn(move || {
-                            let seen =
-                                StandbyExport { export, nqn: &nqn, nsid, target, opener, ending, output };
-                            if let Device::Array(array) = &*device {
-                                seen.watch(array);
-                            }
-                            None
-                        }));
-                    }
-                }
-                ExportSource::Elsewhere(standby) => {
-                    threads.push(scope.spawn(move || {
-                        StandbyExport { export, nqn: &nqn, nsid, target, opener, ending, output }
-                            .run(*standby)
-                    }));
-                }
-            }
+        for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
+            tracing::warn!(
+                "{addr} is reached from other machines, and nothing is encrypted: use a trusted network"
+            );
         }
+        let status = |serving: &Serving<'_, '_>| {
+            let at: Vec<_> = target.addresses().iter().map(ToString::to_string).collect();
+            let spaces = match args.space.len() {
+                0 => String::new(),
+                count => format!(", {}", counted(count, "space")),
+            };
+            format!("Serving {}{spaces} at {}", counted(serving.exports.len(), "export"), at.join(", "))
+        };
+        manager.ready(&status(&serving));
+        let watchdog = manager.watch(target.observer().threads());
+        let (allow_host, audit) = (args.allow_host.clone(), audit.clone());
+        let mut reloader = Reloader { serving, values, allow_host, state: &state, audit, output };
         for signal in signals.forever() {
-            if signal != SIGHUP {
+            if signal != SIGHUP && signal != SIGUSR1 {
                 break;
             }
-            if let Some(audit) = &audit {
+            manager.reloading();
+            if let Some(audit) = &reloader.audit {
                 audit.reopen();
             }
+            let applied = reloader.reload(signal == SIGUSR1);
             for (name, nsid, info) in target.refresh() {
                 output.note(format_args!("{name}: namespace {nsid} has {} bytes now", info.size));
                 output.event(&ExportResized { name, nsid, size: info.size });
+            }
+            let status = status(&reloader.serving);
+            match applied {
+                true => manager.ready(&status),
+                false => manager.ready(&format!("{status}; the configuration was not applied: see the log")),
             }
         }
         if let Some(metrics) = &metrics {
             metrics.set_not_ready("the target is stopping");
         }
+        manager.stopping();
         output.event(&Stopping {});
-        ending.store(true, Ordering::SeqCst);
-        threads.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect::<Vec<_>>()
-    });
+        drop(watchdog);
+        Ok(reloader.serving.end())
+    })?;
     let clean = target.stop();
-    for (device, place) in &local {
-        if let Some(place) = place {
-            place.end(&*device.block());
-        }
-    }
-    drop((local, taken));
+    ended.into_iter().for_each(EndedExport::close);
     if let Some(audit) = &audit {
         audit.end(AuditRecord::Stopped(AuditStopped { clean }));
     }
     output.event(&ServiceSummary { clean });
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
+}
+
+/// A number of things in words.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// What the audit log says of the start.
@@ -397,106 +360,20 @@ fn started(target: &Target, args: &TargetArgs) -> AuditRecord {
     })
 }
 
-/// Finds out the identity of volumes that are alone in their subsystem.
-fn identify(exports: &mut [Export], opener: &Opener) -> Result<(), Failure> {
-    let names: Vec<String> = exports.iter().map(|export| export.name.clone()).collect();
-    let alone = |name: &str| names.iter().filter(|other| *other == name).count() == 1;
-    exports.iter_mut().filter(|export| alone(&export.name)).try_for_each(|export| export.identify(opener))
-}
-
-/// Where the device of an export is.
-enum ExportSource {
-    /// It is open in this process.
-    Here(Device),
-    /// It is an array that another host may run.
-    Elsewhere(Box<Standby>),
-}
-
-impl ExportSource {
-    fn info(&self) -> DeviceInfo {
-        match self {
-            ExportSource::Here(device) => device.block().info(),
-            ExportSource::Elsewhere(standby) => standby.device.info.clone(),
-        }
-    }
-}
-
-/// An export whose device is open, or watched.
-struct OpenExport {
-    name: String,
-    nqn: String,
-    uuid: Uuid,
-    source: ExportSource,
-    /// The medium, for a file or block device.
-    place: Option<ServedMedium>,
-    /// Its content outlives the target, and so do reservations that hosts make persistent.
-    persistent: bool,
-}
-
-/// Opens the devices of all exports and determines their UUIDs. All exports are checked before
-/// any medium is created or changed.
-fn open(exports: &[Export], opener: &Opener, state: &TargetState) -> Result<Vec<OpenExport>, Failure> {
-    let mut subsystems: BTreeMap<String, u32> = BTreeMap::new();
-    let mut checked = Vec::new();
-    for export in exports {
-        let nqn = export.nqn(state);
-        // Namespaces of a subsystem are numbered in the order of its exports.
-        let nsid = subsystems.entry(nqn.clone()).and_modify(|nsid| *nsid += 1).or_insert(1);
-        let medium = export.path().map(|path| MediumSpec {
-            name: &export.name,
-            nqn: &nqn,
-            nsid: *nsid,
-            path,
-            uuid: export.uuid,
-            create: export.create,
-            read_only: export.is_read_only(),
-        });
-        // Memory has no medium on this host, and superblocks identify an array.
-        let place = medium.map(|medium| state.check_medium(&medium)).transpose()?;
-        checked.push((export, nqn, place));
-    }
-    let mut opened: Vec<OpenExport> = Vec::new();
-    for (export, nqn, mut place) in checked {
-        let source = if export.standby {
-            ExportSource::Elsewhere(Box::new(Standby::open(export, opener)?))
-        } else {
-            ExportSource::Here(export.open(opener)?)
-        };
-        let uuid = match (&mut place, &source) {
-            (Some(place), ExportSource::Here(device)) => place.identify(&*device.block())?,
-            // Memory gets a new UUID in each run, since its content does not survive.
-            _ => export.uuid.or(source.info().uuid).unwrap_or_else(Uuid::new_v4),
-        };
-        let persistent = place.is_some() || source.info().uuid.is_some();
-        let is_same = |other: &OpenExport| {
-            place.as_ref().zip(other.place.as_ref()).is_some_and(|(one, two)| one.is_same(two))
-        };
-        if let Some(other) = opened.iter().find(|other| other.uuid == uuid && !is_same(other)) {
-            return Err(Failure::usage(format!(
-                "exports {} and {} have the same UUID {uuid} but different media, which hosts would take for \
-                 two paths to one disk: give one of them another uuid=, or leave it out",
-                other.name, export.name
-            )));
-        }
-        opened.push(OpenExport { name: export.name.clone(), nqn, uuid, source, place, persistent });
-    }
-    Ok(opened)
-}
-
 /// A space as it was given, its NQN, and the open one.
 type OpenSpace<'a> = (&'a SpaceSpec, String, Arc<dyn Space>);
 
 /// Opens the directories and devices of all spaces: each with its NQN.
-fn open_spaces<'a>(args: &'a TargetArgs, state: &TargetState) -> Result<Vec<OpenSpace<'a>>, Failure> {
+fn open_spaces<'a>(
+    args: &'a TargetArgs,
+    exports: &[OpenExport],
+    state: &TargetState,
+) -> Result<Vec<OpenSpace<'a>>, Failure> {
     let mut opened: Vec<OpenSpace<'a>> = Vec::new();
     for spec in &args.space {
         let nqn = spec.nqn(state);
-        let taken = args
-            .export
-            .iter()
-            .map(|export| export.nqn(state))
-            .chain(opened.iter().map(|(_, nqn, _)| nqn.clone()));
-        if taken.into_iter().any(|taken| taken == nqn) {
+        let exports = exports.iter().map(|export| &export.nqn);
+        if exports.chain(opened.iter().map(|(_, nqn, _)| nqn)).any(|taken| *taken == nqn) {
             return Err(Failure::usage(format!(
                 "the name {} is used twice: give the space another",
                 spec.name
@@ -509,6 +386,32 @@ fn open_spaces<'a>(args: &'a TargetArgs, state: &TargetState) -> Result<Vec<Open
         opened.push((spec, nqn, space));
     }
     Ok(opened)
+}
+
+/// Serves spaces.
+fn add_spaces(
+    target: &Target,
+    spaces: Vec<OpenSpace<'_>>,
+    admins: &[String],
+    state: &TargetState,
+) -> Result<Vec<SpaceFields>, Failure> {
+    let at = reachable(target.addresses()[0]);
+    let add = |(spec, nqn, space): OpenSpace<'_>| {
+        let capacity = space.capacity().map_err(Failure::failed)?;
+        let fields = SpaceFields {
+            name: spec.name.clone(),
+            uri: format!("nvme+tcp://{at}/{nqn}"),
+            short: exports::short(at, &spec.name, &nqn, (0, true)),
+            namespaces: space.namespaces().len(),
+            total: capacity.total,
+            unallocated: capacity.unallocated,
+            nqn,
+        };
+        let admins = admins.iter().cloned().collect();
+        target.add_space(&fields.nqn, &spec.name, space, admins, state.reservation_stores())?;
+        Ok(fields)
+    };
+    spaces.into_iter().map(add).collect()
 }
 
 /// Refuses spaces that any machine of the network could manage, unless that is asked for.
@@ -544,39 +447,5 @@ fn ready(
         for space in spaces {
             output.line(format_args!("      {}", space.uri));
         }
-    }
-}
-
-/// The shortest URI of an export: discovery resolves its name to an NQN, and a subsystem with
-/// one namespace needs no `nsid`.
-fn short(at: SocketAddr, name: &str, nqn: &str, (nsid, alone): (u32, bool)) -> String {
-    let host = match at.port() {
-        IO_PORT if at.is_ipv4() => at.ip().to_string(),
-        IO_PORT => format!("[{}]", at.ip()),
-        _ => at.to_string(),
-    };
-    let subsystem = if nqn.ends_with(&format!(":{name}")) { name } else { nqn };
-    let nsid = if alone { String::new() } else { format!("?nsid={nsid}") };
-    format!("nvme+tcp://{host}/{subsystem}{nsid}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn short_uris_name_one_namespace() {
-        let of = |at: &str, nqn: &str, nsid, alone| {
-            short(at.parse().expect("an address"), "x", nqn, (nsid, alone))
-        };
-        assert_eq!(of("10.0.0.5:4420", "nqn.2026-11.io.longhaul:1:x", 1, true), "nvme+tcp://10.0.0.5/x");
-        assert_eq!(
-            of("10.0.0.5:4499", "nqn.2026-11.io.longhaul:1:x", 1, false),
-            "nvme+tcp://10.0.0.5:4499/x?nsid=1"
-        );
-        assert_eq!(
-            of("[::1]:4420", "nqn.2014-08.org.example:disk", 1, true),
-            "nvme+tcp://[::1]/nqn.2014-08.org.example:disk"
-        );
     }
 }

@@ -200,6 +200,11 @@ impl Target {
         target
     }
 
+    /// The next event.
+    pub fn next(&self) -> Value {
+        self.events.recv_timeout(PATIENCE).expect("an event")
+    }
+
     /// The next event, which must be `name`.
     pub fn event(&self, name: &str) -> Value {
         let event = self.events.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no event '{name}'"));

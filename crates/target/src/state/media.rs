@@ -171,6 +171,15 @@ impl ServedMedium {
         Ok(uuid)
     }
 
+    /// Whether the file or device that is served is the one at its path.
+    ///
+    /// # Errors
+    /// What is there cannot be examined.
+    pub fn is_there(&self) -> Result<bool, Error> {
+        let now = medium_at(&self.state, &self.path)?;
+        Ok(now.as_ref().zip(self.medium.as_ref()).is_some_and(|(one, two)| one.is_same(two)))
+    }
+
     /// Whether both exports have the same file or block device.
     pub fn is_same(&self, other: &ServedMedium) -> bool {
         self.medium.as_ref().zip(other.medium.as_ref()).is_some_and(|(one, two)| one.is_same(two))

@@ -13,6 +13,7 @@ use longhaul_target::{StandbyDevice, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// How often an array that runs here is asked whether it does.
 const LOOK: Duration = Duration::from_millis(500);
@@ -38,13 +39,14 @@ impl Standby {
 
 /// An export of an array, as its thread sees it.
 pub(super) struct StandbyExport<'a> {
-    pub(super) export: &'a Export,
-    pub(super) nqn: &'a str,
-    pub(super) nsid: u32,
+    pub(super) export: Arc<Export>,
+    pub(super) nqn: String,
+    /// Identifier and UUID of the namespace.
+    pub(super) at: (u32, Uuid),
     pub(super) target: &'a Target,
     pub(super) opener: &'a Opener,
-    /// The program ends.
-    pub(super) ending: &'a Arc<AtomicBool>,
+    /// The program ends, or does not serve the export any more.
+    pub(super) ending: Arc<AtomicBool>,
     pub(super) output: Output,
 }
 
@@ -53,8 +55,8 @@ impl StandbyExport<'_> {
         self.ending.load(Ordering::SeqCst)
     }
 
-    /// Takes the array over when it can, and stands by again when another host has taken it. Ends with
-    /// the program; returns the array if it runs here then.
+    /// Takes the array over when it can, and stands by again when another host has taken it. Ends when the
+    /// export is not served any more; returns the array if it runs here then.
     pub(super) fn run(&self, first: Standby) -> Option<RunningArray> {
         let Standby { watch, .. } = first;
         let (mut watch, mut said) = (Some(watch), String::new());
@@ -76,11 +78,11 @@ impl StandbyExport<'_> {
             said.clear();
             let served: Arc<dyn BlockDevice> = Arc::<longhaul_array::ArrayDevice>::clone(array.device());
             let device = StandbyDevice { info: served.info(), granularity: served.granularity() };
-            self.target.serve(self.nqn, self.nsid, served);
+            self.target.serve(&self.nqn, self.at, served);
             self.tell("optimized", None);
             self.export.record_user(self.opener);
             let Some((halt, why)) = self.until_halted(&array) else { return Some(array) };
-            self.target.stand_by(self.nqn, self.nsid, device);
+            self.target.stand_by(&self.nqn, self.at, device);
             self.tell("inaccessible", Some(why));
             if halt == Some(HaltReason::Stopped) {
                 // An operator starts the array again.
@@ -97,7 +99,7 @@ impl StandbyExport<'_> {
             let message = format!("{}: {e}", self.export.name);
             Failure { message, ..e.into() }
         };
-        let ending = Arc::clone(self.ending);
+        let ending = Arc::clone(&self.ending);
         if !watch.wait_for_end(move || ending.load(Ordering::SeqCst)).map_err(named)? {
             return Ok(None);
         }
@@ -110,7 +112,7 @@ impl StandbyExport<'_> {
         let Some((Some(HaltReason::TakenOver), why)) = self.until_halted(array) else { return };
         let device: Arc<dyn BlockDevice> = Arc::<longhaul_array::ArrayDevice>::clone(array.device());
         let device = StandbyDevice { info: device.info(), granularity: device.granularity() };
-        self.target.stand_by(self.nqn, self.nsid, device);
+        self.target.stand_by(&self.nqn, self.at, device);
         let user = self.export.user(self.opener).map_or_else(String::new, |user| format!("; {user}"));
         let (name, of) = (&self.export.name, self.export.device().unwrap_or_default());
         self.tell(
@@ -145,6 +147,6 @@ impl StandbyExport<'_> {
             None => self.output.note(format_args!("{name} is served here now")),
             Some(why) => self.output.note(format_args!("{name} is not served here any more: {why}")),
         }
-        self.output.event(&AccessChanged { name: name.clone(), nsid: self.nsid, access, why });
+        self.output.event(&AccessChanged { name: name.clone(), nsid: self.at.0, access, why });
     }
 }

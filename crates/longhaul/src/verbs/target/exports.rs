@@ -1,0 +1,229 @@
+//! The devices of exports, from before they are opened until they are served.
+
+use super::standby::Standby;
+use crate::events::ExportFields;
+use crate::exit::Failure;
+use crate::export::Export;
+use longhaul_block::{BlockDevice, DeviceInfo};
+use longhaul_device::{Device, Opener};
+use longhaul_engine::address::reachable;
+use longhaul_initiator::IO_PORT;
+use longhaul_target::{HostAccess, HostLists, MediumSpec, PreparedExport, ServedMedium, Target, TargetState};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Finds out the identity of volumes that are alone in their subsystem. `names` are those of all exports.
+pub(super) fn identify(exports: &mut [Export], names: &[String], opener: &Opener) -> Result<(), Failure> {
+    let alone = |name: &str| names.iter().filter(|other| *other == name).count() == 1;
+    exports.iter_mut().filter(|export| alone(&export.name)).try_for_each(|export| export.identify(opener))
+}
+
+/// Where the device of an export is.
+pub(super) enum ExportSource {
+    /// It is open in this process.
+    Here(Device),
+    /// It is an array that another host may run.
+    Elsewhere(Box<Standby>),
+}
+
+impl ExportSource {
+    fn info(&self) -> DeviceInfo {
+        match self {
+            ExportSource::Here(device) => device.block().info(),
+            ExportSource::Elsewhere(standby) => standby.device.info.clone(),
+        }
+    }
+}
+
+/// An export whose device is open, or watched.
+pub(super) struct OpenExport {
+    pub(super) export: Arc<Export>,
+    pub(super) nqn: String,
+    pub(super) uuid: Uuid,
+    pub(super) source: ExportSource,
+    /// Of a local device, the back end without filters.
+    pub(super) bare: Option<Arc<dyn BlockDevice>>,
+    /// The medium, for a file or block device.
+    pub(super) place: Option<ServedMedium>,
+    /// Its content outlives the target, and so do reservations that hosts make persistent.
+    persistent: bool,
+}
+
+/// What other exports have already: the identifiers of a subsystem, and the media.
+#[derive(Default)]
+pub(super) struct Taken<'a> {
+    pub(super) nsids: BTreeMap<String, BTreeSet<u32>>,
+    /// Name, UUID and medium of exports that are served.
+    pub(super) served: Vec<(&'a str, Uuid, Option<&'a ServedMedium>)>,
+}
+
+impl Taken<'_> {
+    /// The identifier that the next namespace of a subsystem gets.
+    fn next(&mut self, nqn: &str) -> u32 {
+        let taken = self.nsids.entry(nqn.to_owned()).or_default();
+        let nsid = (1..).find(|nsid| !taken.contains(nsid)).unwrap_or_default();
+        taken.insert(nsid);
+        nsid
+    }
+}
+
+/// Opens the devices of exports and determines their UUIDs. All exports are checked before
+/// any medium is created or changed.
+pub(super) fn open(
+    exports: Vec<Export>,
+    opener: &Opener,
+    state: &TargetState,
+    mut taken: Taken<'_>,
+) -> Result<Vec<OpenExport>, Failure> {
+    let mut checked = Vec::new();
+    for export in exports {
+        let nqn = export.nqn(state);
+        // Namespaces of a subsystem are numbered in the order of its exports.
+        let nsid = taken.next(&nqn);
+        let medium = export.path().map(|path| MediumSpec {
+            name: &export.name,
+            nqn: &nqn,
+            nsid,
+            path,
+            uuid: export.uuid,
+            create: export.create,
+            read_only: export.is_read_only(),
+        });
+        // Memory has no medium on this host, and superblocks identify an array.
+        let place = medium.map(|medium| state.check_medium(&medium)).transpose()?;
+        checked.push((export, nqn, place));
+    }
+    let mut opened: Vec<OpenExport> = Vec::new();
+    for (export, nqn, mut place) in checked {
+        let (source, bare) = if export.standby {
+            (ExportSource::Elsewhere(Box::new(Standby::open(&export, opener)?)), None)
+        } else {
+            let (device, bare) = export.open(opener)?;
+            (ExportSource::Here(device), bare)
+        };
+        let uuid = match (&mut place, &source) {
+            (Some(place), ExportSource::Here(device)) => place.identify(&*device.block())?,
+            // Memory gets a new UUID in each run, since its content does not survive.
+            _ => export.uuid.or(source.info().uuid).unwrap_or_else(Uuid::new_v4),
+        };
+        let persistent = place.is_some() || source.info().uuid.is_some();
+        let is_same = |other: Option<&ServedMedium>| {
+            place.as_ref().zip(other).is_some_and(|(one, two)| one.is_same(two))
+        };
+        let others = opened.iter().map(|other| (&*other.export.name, other.uuid, other.place.as_ref()));
+        let mut others = others.chain(taken.served.iter().copied());
+        if let Some((name, ..)) = others.find(|(_, other, place)| *other == uuid && !is_same(*place)) {
+            return Err(Failure::usage(format!(
+                "exports {name} and {} have the same UUID {uuid} but different media, which hosts would take for \
+                 two paths to one disk: give one of them another uuid=, or leave it out",
+                export.name
+            )));
+        }
+        opened.push(OpenExport { export: Arc::new(export), nqn, uuid, source, bare, place, persistent });
+    }
+    Ok(opened)
+}
+
+impl OpenExport {
+    /// The namespace that is to be added.
+    pub(super) fn prepare(&self, target: &Target, state: &TargetState) -> Result<PreparedExport, Failure> {
+        let (nqn, name) = (&self.nqn, &self.export.name);
+        Ok(match &self.source {
+            ExportSource::Here(device) => {
+                let store = self.persistent.then(|| Arc::new(state.reservations_of(self.uuid)) as _);
+                target.prepare(nqn, name, device.block(), self.uuid, store)?
+            }
+            ExportSource::Elsewhere(standby) => {
+                target.prepare_standby(nqn, name, standby.device.clone(), self.uuid)?
+            }
+        })
+    }
+
+    /// What programs are told of it; `alone`: it is the only namespace of its subsystem.
+    pub(super) fn fields(&self, target: &Target, nsid: u32, alone: bool) -> ExportFields {
+        let OpenExport { export, nqn, uuid, source, .. } = self;
+        let info = source.info();
+        let at = reachable(target.addresses()[0]);
+        ExportFields {
+            name: export.name.clone(),
+            nqn: nqn.clone(),
+            nsid,
+            uri: format!("nvme+tcp://{at}/{nqn}?nsid={nsid}"),
+            short: short(at, &export.name, nqn, (nsid, alone)),
+            uuid: uuid.to_string(),
+            size: info.size,
+            block_size: info.block_size,
+            access: match source {
+                ExportSource::Here(_) => "optimized",
+                ExportSource::Elsewhere(_) => "inaccessible",
+            },
+        }
+    }
+}
+
+/// Which hosts may connect: those of `--allow-host`, and of exports with a list of their own.
+pub(super) fn host_lists<'a>(
+    all: &[String],
+    exports: impl Iterator<Item = (&'a Export, &'a str)>,
+) -> HostLists {
+    let only = |hosts: &[String]| HostAccess::Only(hosts.iter().cloned().collect());
+    let mut lists =
+        HostLists { all: if all.is_empty() { HostAccess::Any } else { only(all) }, of: BTreeMap::new() };
+    for (Export { allow_hosts: hosts, .. }, nqn) in
+        exports.filter(|(export, _)| !export.allow_hosts.is_empty())
+    {
+        let list = lists.of.entry(nqn.to_owned()).or_insert_with(|| only(&[]));
+        if let HostAccess::Only(list) = list {
+            list.extend(hosts.iter().cloned());
+        }
+    }
+    lists
+}
+
+/// The shortest URI of an export: discovery resolves its name to an NQN, and a subsystem with
+/// one namespace needs no `nsid`.
+pub(super) fn short(at: SocketAddr, name: &str, nqn: &str, (nsid, alone): (u32, bool)) -> String {
+    let host = match at.port() {
+        IO_PORT if at.is_ipv4() => at.ip().to_string(),
+        IO_PORT => format!("[{}]", at.ip()),
+        _ => at.to_string(),
+    };
+    let subsystem = if nqn.ends_with(&format!(":{name}")) { name } else { nqn };
+    let nsid = if alone { String::new() } else { format!("?nsid={nsid}") };
+    format!("nvme+tcp://{host}/{subsystem}{nsid}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_uris_name_one_namespace() {
+        let of = |at: &str, nqn: &str, nsid, alone| {
+            short(at.parse().expect("an address"), "x", nqn, (nsid, alone))
+        };
+        assert_eq!(of("10.0.0.5:4420", "nqn.2026-11.io.longhaul:1:x", 1, true), "nvme+tcp://10.0.0.5/x");
+        assert_eq!(
+            of("10.0.0.5:4499", "nqn.2026-11.io.longhaul:1:x", 1, false),
+            "nvme+tcp://10.0.0.5:4499/x?nsid=1"
+        );
+        assert_eq!(
+            of("[::1]:4420", "nqn.2014-08.org.example:disk", 1, true),
+            "nvme+tcp://[::1]/nqn.2014-08.org.example:disk"
+        );
+    }
+
+    #[test]
+    fn lists_of_the_exports_of_a_subsystem_are_one() {
+        let export = |text: &str| text.parse::<Export>().expect(text);
+        let exports =
+            [export("a=mem:1MiB,allow-host=x"), export("b=mem:1MiB"), export("a=mem:1MiB,allow-host=y")];
+        let named = exports.iter().map(|export| (export, &*export.name));
+        let only = |hosts: &[&str]| HostAccess::Only(hosts.iter().map(|host| (*host).to_owned()).collect());
+        let expected = HostLists { all: HostAccess::Any, of: [("a".to_owned(), only(&["x", "y"]))].into() };
+        assert_eq!(host_lists(&[], named.clone()), expected);
+        assert_eq!(host_lists(&["z".to_owned()], named), HostLists { all: only(&["z"]), ..expected });
+    }
+}

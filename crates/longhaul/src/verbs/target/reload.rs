@@ -1,0 +1,332 @@
+//! Reads the configuration of a target again, and applies it while the target runs.
+//!
+//! Invariants:
+//! - a configuration is applied as a whole or not at all: what can fail comes before the change of the
+//!   target, which is one;
+//! - a configuration that is not applied changes nothing, also not what the next one is compared with;
+//! - a setting that needs a restart keeps no other one from being applied.
+
+use super::changes::{ExportChanges, KeptExport, SettingChanges};
+use super::exports::{self, OpenExport, Taken, host_lists};
+use super::serving::Serving;
+use crate::audit::{AuditLog, AuditRecord};
+use crate::cli::Verb;
+use crate::config::{self, VerbValues};
+use crate::events::{
+    AuditNotReloaded, AuditReloaded, ExportAudited, ExportChanged, ExportFields, ExportInUse, ExportRemoved,
+    NotReloaded, Reloaded,
+};
+use crate::exit::{Exit, Failure};
+use crate::export::Export;
+use crate::output::Output;
+use longhaul_target::{Applied, ChangeError, InUse, TargetChanges, TargetState};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+
+/// The settings of a target that runs, for the next reload.
+pub(super) struct Reloader<'scope, 'env> {
+    pub(super) serving: Serving<'scope, 'env>,
+    /// The settings in force.
+    pub(super) values: VerbValues,
+    pub(super) allow_host: Vec<String>,
+    pub(super) state: &'env TargetState,
+    pub(super) audit: Option<AuditLog>,
+    pub(super) output: Output,
+}
+
+/// Why a configuration is not applied.
+struct Refusal {
+    failure: Failure,
+    in_use: Vec<ExportInUse>,
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal { failure, in_use: Vec::new() }
+    }
+}
+
+/// A configuration that was applied.
+struct Done {
+    added: Vec<(ExportFields, Vec<String>)>,
+    removed: Vec<ExportRemoved>,
+    changed: Vec<(ExportChanged, Vec<String>)>,
+    settings: SettingChanges,
+    applied: Applied,
+}
+
+impl Reloader<'_, '_> {
+    /// Reads the configuration again, applies it, and reports what has changed, or why nothing has. With
+    /// `force`, hosts may lose what they use. Returns whether it was applied.
+    pub(super) fn reload(&mut self, force: bool) -> bool {
+        match self.apply(force) {
+            Ok(done) => {
+                self.report(done, force);
+                true
+            }
+            Err(refusal) => {
+                self.report_refusal(refusal);
+                false
+            }
+        }
+    }
+
+    fn apply(&mut self, force: bool) -> Result<Done, Refusal> {
+        let (cli, values) = config::read_again()?;
+        let Verb::Target(args) = cli.verb else {
+            return Err(Failure::failed("the command line is not that of a target").into());
+        };
+        let target = self.serving.target;
+        let settings = SettingChanges::between(&self.values, &values);
+        let served: Vec<_> =
+            self.serving.exports.iter().map(|served| (&*served.export, served.uuid)).collect();
+        let changes = ExportChanges::between(&served, &args.export).map_err(Failure::usage)?;
+        let (opened, kept) = self.open(args.export, &changes)?;
+        let added = opened.iter().map(|open| open.prepare(target, self.state)).collect::<Result<_, _>>()?;
+        for (kept, export) in &kept {
+            self.grow(kept, export)?;
+        }
+        let gone = changes.removed.iter().map(|&place| &self.serving.exports[place]);
+        let replaced = kept.iter().filter(|(kept, _)| kept.filters).filter_map(|(kept, export)| {
+            let served = &self.serving.exports[kept.served];
+            let device = export.filtered(served.bare.clone()?);
+            Some((served.nqn.clone(), served.nsid, device))
+        });
+        let stays = kept.iter().map(|(kept, export)| (export, &*self.serving.exports[kept.served].nqn));
+        let comes = opened.iter().map(|open| (&*open.export, &*open.nqn));
+        let live = |key: &str| settings.live.iter().any(|live| live == key);
+        let applied = target.change(TargetChanges {
+            removed: gone.map(|served| (served.nqn.clone(), served.nsid)).collect(),
+            replaced: replaced.collect(),
+            added,
+            hosts: Some(host_lists(&args.allow_host, stays.chain(comes))),
+            max_connections: live("max-connections").then_some(args.max_connections as usize),
+            force,
+        });
+        let applied = applied.map_err(|e| self.refusal(e))?;
+        self.values = settings.applied(&self.values, &values);
+        self.allow_host = args.allow_host;
+        Ok(self.take_over(changes, kept, opened, settings, applied))
+    }
+
+    /// Opens the devices of the exports that are added; returns them, and those that stay with their new
+    /// options.
+    #[allow(clippy::type_complexity, reason = "two lists")]
+    fn open(
+        &self,
+        after: Vec<Export>,
+        changes: &ExportChanges,
+    ) -> Result<(Vec<OpenExport>, Vec<(KeptExport, Export)>), Failure> {
+        let names: Vec<String> = after.iter().map(|export| export.name.clone()).collect();
+        let mut after: BTreeMap<usize, Export> = after.into_iter().enumerate().collect();
+        let mut added: Vec<Export> = changes.added.iter().filter_map(|place| after.remove(place)).collect();
+        let kept = changes.kept.iter().filter_map(|kept| {
+            let served = &self.serving.exports[kept.served];
+            Some((kept.clone(), after.remove(&kept.after)?.identified_as(&served.export)))
+        });
+        let kept: Vec<(KeptExport, Export)> = kept.collect();
+        exports::identify(&mut added, &names, self.serving.opener)?;
+        let mut taken = Taken::default();
+        for (kept, _) in &kept {
+            let served = &self.serving.exports[kept.served];
+            taken.nsids.entry(served.nqn.clone()).or_default().insert(served.nsid);
+            taken.served.push((&served.export.name, served.uuid, served.place.as_ref()));
+        }
+        Ok((exports::open(added, self.serving.opener, self.state, taken)?, kept))
+    }
+
+    /// Makes the file of an export longer, if it is to be. Hosts see nothing of it yet.
+    fn grow(&self, kept: &KeptExport, export: &Export) -> Result<(), Failure> {
+        let served = &self.serving.exports[kept.served];
+        let (Some(size), Some(path), Some(place)) = (kept.size, export.path(), &served.place) else {
+            return Ok(());
+        };
+        let failed = |why: &dyn std::fmt::Display| {
+            let name = &export.name;
+            Failure::failed(format_args!(
+                "export {name}: {} cannot be made {size} bytes long: {why}",
+                path.display()
+            ))
+        };
+        if export.is_read_only() {
+            return Err(failed(&"the export is read-only (ro): leave out size="));
+        }
+        if !place.is_there()? {
+            return Err(failed(&"another file is there now: put the one that is served back"));
+        }
+        let file = OpenOptions::new().write(true).open(path).map_err(|e| failed(&e))?;
+        if file.metadata().map_err(|e| failed(&e))?.len() < size {
+            file.set_len(size).map_err(|e| failed(&e))?;
+        }
+        Ok(())
+    }
+
+    /// The exports are now those of the configuration.
+    fn take_over(
+        &mut self,
+        changes: ExportChanges,
+        kept: Vec<(KeptExport, Export)>,
+        opened: Vec<OpenExport>,
+        settings: SettingChanges,
+        applied: Applied,
+    ) -> Done {
+        let mut changed = Vec::new();
+        for (kept, export) in kept {
+            let served = &mut self.serving.exports[kept.served];
+            if !kept.options.is_empty() {
+                let options = kept.options.iter().map(|option| (*option).to_owned()).collect();
+                let event = ExportChanged {
+                    name: export.name.clone(),
+                    nqn: served.nqn.clone(),
+                    nsid: served.nsid,
+                    uuid: served.uuid.to_string(),
+                    options,
+                };
+                changed.push((event, export.allow_hosts.clone()));
+            }
+            served.export = export.into();
+        }
+        let mut removed = Vec::new();
+        for place in changes.removed.into_iter().rev() {
+            let served = self.serving.exports.remove(place);
+            removed.push(ExportRemoved {
+                name: served.export.name.clone(),
+                nqn: served.nqn.clone(),
+                nsid: served.nsid,
+                uuid: served.uuid.to_string(),
+            });
+            served.end().close();
+        }
+        removed.reverse();
+        let mut added = Vec::new();
+        for (open, &nsid) in opened.into_iter().zip(&applied.nsids) {
+            let alone = self.serving.target.nsids(&open.nqn).len() == 1;
+            let fields = open.fields(self.serving.target, nsid, alone);
+            added.push((fields, open.export.allow_hosts.clone()));
+            self.serving.add(open, nsid);
+        }
+        Done { added, removed, changed, settings, applied }
+    }
+
+    /// The names of the exports of some namespaces; of all of a subsystem without any.
+    fn names(&self, nqn: &str, nsids: &[u32]) -> String {
+        let of = self.serving.exports.iter().filter(|served| served.nqn == nqn);
+        let of = of.filter(|served| nsids.is_empty() || nsids.contains(&served.nsid));
+        let names: BTreeSet<&str> = of.map(|served| &*served.export.name).collect();
+        if names.is_empty() { nqn.to_owned() } else { names.into_iter().collect::<Vec<_>>().join(", ") }
+    }
+
+    fn refusal(&self, e: ChangeError) -> Refusal {
+        let in_use = match e {
+            ChangeError::InUse(in_use) => in_use,
+            ChangeError::Export(e) => return Failure::from(e).into(),
+        };
+        let sentence = |InUse { nqn, nsids, hosts }: &InUse| {
+            let names = self.names(nqn, nsids);
+            let hosts = hosts.iter().map(|host| if host.is_empty() { "a host without a name" } else { host });
+            let hosts = hosts.collect::<Vec<_>>().join(", ");
+            match nsids.is_empty() {
+                true => format!("{hosts} would not be allowed to use {names}, and is connected"),
+                false => format!("{names} would be removed, and is in use by {hosts}"),
+            }
+        };
+        let sentences: Vec<String> = in_use.iter().map(sentence).collect();
+        let message = format!(
+            "{}. Disconnect these hosts and reload, or send SIGUSR1 to have them lose it (systemctl kill \
+             --signal=SIGUSR1 longhaul-target)",
+            sentences.join("; ")
+        );
+        let events = in_use.into_iter().map(|InUse { nqn, nsids, hosts }| ExportInUse {
+            name: self.names(&nqn, &nsids),
+            nqn,
+            hosts,
+            removed: !nsids.is_empty(),
+        });
+        Refusal { failure: Failure::new(Exit::Refused, message), in_use: events.collect() }
+    }
+
+    fn report(&self, done: Done, forced: bool) {
+        let Done { added, removed, changed, settings, applied } = done;
+        let SettingChanges { live, restart } = settings;
+        for fault in &applied.faults {
+            tracing::error!("{fault}");
+        }
+        let mut said = Vec::new();
+        let list = |names: Vec<&str>| names.join(", ");
+        let mut say = |what: &str, names: Vec<&str>| {
+            if !names.is_empty() {
+                said.push(format!("{what} {}", list(names)));
+            }
+        };
+        say("added", added.iter().map(|(export, _)| &*export.short).collect());
+        say("removed", removed.iter().map(|export| &*export.name).collect());
+        let options = |export: &ExportChanged| format!("{} ({})", export.name, export.options.join(", "));
+        let texts: Vec<String> = changed.iter().map(|(export, _)| options(export)).collect();
+        say("changed", texts.iter().map(String::as_str).collect());
+        say("set", live.iter().map(String::as_str).collect());
+        let lost: BTreeSet<&str> = applied.lost.values().flatten().map(String::as_str).collect();
+        say("ended what was in use by", lost.iter().copied().collect());
+        let said = if said.is_empty() { "nothing has changed".to_owned() } else { said.join("; ") };
+        self.output.note(format_args!("longhaul: configuration read again: {said}"));
+        for key in &restart {
+            self.output.note(format_args!("longhaul: {key} has changed: restart the target to apply it"));
+        }
+        let hosts: Vec<String> = lost.into_iter().map(str::to_owned).collect();
+        if let Some(audit) = &self.audit {
+            for (export, hosts) in &added {
+                let at = (&*export.name, &*export.nqn, export.nsid, &*export.uuid);
+                audit.record(audited("add", at, &[], hosts));
+            }
+            for export in &removed {
+                let at = (&*export.name, &*export.nqn, export.nsid, &*export.uuid);
+                audit.record(audited("remove", at, &[], &[]));
+            }
+            for (export, hosts) in &changed {
+                let at = (&*export.name, &*export.nqn, export.nsid, &*export.uuid);
+                audit.record(audited("change", at, &export.options, hosts));
+            }
+            let is_live = live.iter().any(|key| key == "allow-host");
+            let allowed = if is_live { self.allow_host.clone() } else { Vec::new() };
+            let (settings, lost) = (live.clone(), hosts.clone());
+            audit.record(AuditRecord::Reloaded(AuditReloaded { forced, settings, hosts: allowed, lost }));
+        }
+        self.output.event(&Reloaded {
+            forced,
+            added: added.into_iter().map(|(export, _)| export).collect(),
+            removed,
+            changed: changed.into_iter().map(|(export, _)| export).collect(),
+            settings: live,
+            restart,
+            lost: hosts,
+        });
+    }
+
+    fn report_refusal(&self, refusal: Refusal) {
+        let Refusal { failure: Failure { message, .. }, in_use } = refusal;
+        self.output.note(format_args!(
+            "longhaul: the configuration is not applied, and nothing has changed: {message}"
+        ));
+        if let Some(audit) = &self.audit {
+            audit.record(AuditRecord::NotReloaded(AuditNotReloaded { error: message.clone() }));
+        }
+        self.output.event(&NotReloaded { message, in_use });
+    }
+}
+
+/// The line of an export, which has a name, an NQN, an identifier and a UUID.
+fn audited(
+    action: &'static str,
+    (name, nqn, nsid, uuid): (&str, &str, u32, &str),
+    options: &[String],
+    hosts: &[String],
+) -> AuditRecord {
+    AuditRecord::Export(ExportAudited {
+        action,
+        name: name.to_owned(),
+        subsystem: nqn.to_owned(),
+        nsid,
+        uuid: uuid.to_owned(),
+        options: options.to_vec(),
+        hosts: hosts.to_vec(),
+    })
+}
