@@ -389,6 +389,23 @@ fn options_of_an_export_change_on_the_same_connection() {
 }
 
 #[test]
+fn a_configuration_that_is_refused_makes_no_file_longer() {
+    let site = Site::new("[target]\nexport = [\"a=file:DIR/a,size=8MiB\", \"b=mem:8MiB\"]\n");
+    let target = site.start(&[]);
+    let _used = connected_as(&target.uri(1), HOST).expect("connected");
+    let longer = "[target]\nexport = [\"a=file:DIR/a,size=16MiB\"]\n";
+    let length = || fs::metadata(site.path("a")).expect("a file").len();
+    let refused = site.reload(&target, longer, "not_reloaded");
+    assert_eq!((names(&refused, "in_use"), length()), (vec!["b".into()], 8 << 20), "{refused}");
+    // The next event is not `resized`.
+    signal(&target.child, "USR1");
+    assert_eq!(target.event("reloaded")["changed"][0]["options"][0], "size");
+    assert_eq!(target.event("resized")["size"], 16 << 20);
+    assert_eq!(length(), 16 << 20);
+    target.stop();
+}
+
+#[test]
 fn what_needs_a_restart_is_named_and_the_rest_is_applied() {
     let site = Site::new("[target]\nexport = [\"a=mem:8MiB\"]\nmemory = \"128MiB\"\n");
     let target = site.start(&[]);

@@ -26,7 +26,7 @@ impl HostLists {
 #[derive(Debug)]
 pub(crate) struct Access {
     lists: RwLock<HostLists>,
-    /// Held while exports or lists are changed: one change at a time.
+    /// Held while exports, spaces or lists are changed: one change at a time.
     order: Mutex<()>,
 }
 

@@ -1,8 +1,8 @@
 //! Changes of what a running target exports, and to whom.
 //!
 //! Invariants:
-//! - a change is made as a whole or not at all: what can fail is done before ([`Target::prepare`]), and it
-//!   is refused before anything of it is made;
+//! - a change is made as a whole or not at all: what can fail is done before ([`Target::prepare`]) or by
+//!   [`TargetChanges::last_step`], and it is refused before anything of it is made;
 //! - unless it is forced, no host loses a namespace, or its access, while it has a controller: a subsystem
 //!   takes no new controllers from the look at its hosts until the change is made;
 //! - connections and commands of subsystems that are not concerned notice nothing of it;
@@ -10,7 +10,7 @@
 //!   that took too long or failed, which the result says.
 
 use crate::access::HostLists;
-use crate::exports::{PreparedExport, free_nsid, full};
+use crate::exports::{PreparedExport, check_exports, full};
 use crate::subsystem::{Door, Link, Message, NSID_MAX, Namespace, Subsystem};
 use crate::target::{Error, Shared, Target};
 use longhaul_block::{BlockDevice, IoResult, TellsLosses};
@@ -23,6 +23,9 @@ use std::time::Duration;
 /// How long the commands to a namespace that is removed may take to end: longer than a connection that is
 /// drained waits for its own.
 const END: Duration = Duration::from_secs(15);
+
+/// See [`TargetChanges::last_step`].
+pub type LastStep = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 
 /// What is to be changed.
 #[derive(Default)]
@@ -38,6 +41,9 @@ pub struct TargetChanges {
     pub hosts: Option<HostLists>,
     /// How many connections there may be, if that changes.
     pub max_connections: Option<usize>,
+    /// Done once nothing else can keep the change from being made, and before hosts see anything of it. If it
+    /// fails, nothing is changed: it takes back by itself what it has done.
+    pub last_step: Option<LastStep>,
     /// Make the change also if hosts lose what they use.
     pub force: bool,
 }
@@ -59,7 +65,7 @@ pub enum ChangeError {
     /// Hosts would lose what they use.
     #[error("{} subsystems are in use", .0.len())]
     InUse(Vec<InUse>),
-    /// There is no room for a namespace.
+    /// There is no room for a namespace, or the last step has failed.
     #[error(transparent)]
     Export(#[from] Error),
 }
@@ -120,10 +126,10 @@ impl Target {
     ///
     /// # Errors
     /// Nothing was changed: hosts use what they would lose, and it is not to be forced; or a subsystem has no
-    /// room for a namespace.
+    /// room for a namespace; or the last step has failed.
     pub fn change(&self, changes: TargetChanges) -> Result<Applied, ChangeError> {
         let shared = &self.shared;
-        let _one = shared.access.order();
+        let one_at_a_time = shared.access.order();
         let before = shared.access.lists();
         let lists = changes.hosts.clone().unwrap_or_else(|| before.clone());
         let concerned = concerned(shared, &changes, &before, &lists);
@@ -137,6 +143,7 @@ impl Target {
         if !changes.force && !in_use.is_empty() {
             return Err(ChangeError::InUse(in_use));
         }
+        changes.last_step.map_or(Ok(()), |step| step())?;
         // Nothing fails from here on.
         let lost = in_use.into_iter().map(|one| (one.nqn, one.hosts.into_iter().collect())).collect();
         let mut applied = Applied { lost, ..Applied::default() };
@@ -165,25 +172,20 @@ impl Target {
         }
         let mut shows = lists != before || concerned.iter().any(|one| one.ends);
         for export in changes.added {
-            let (subsystem, created) = self.subsystem_of_exports(&export.nqn, &export.name);
+            let (subsystem, created) = self.subsystem_of_exports(&export);
             shows |= created;
-            let nsid = {
-                let mut namespaces = subsystem.namespaces();
-                // There is room, as was looked at above: only exports are added, and one change at a time.
-                let nsid = free_nsid(&namespaces).unwrap_or(NSID_MAX);
-                namespaces.insert(nsid, export.namespace);
-                nsid
-            };
-            subsystem.changed(&[nsid]);
-            applied.nsids.push(nsid);
+            // There is room, as was looked at above: one change is made at a time.
+            applied.nsids.extend(subsystem.add_next(export.namespace));
         }
         drop(doors);
-        // What there is for a host may be asked by others than those who may use something.
+        // The discovery subsystem has no exports: its controllers end without force.
         let discovering = lists.of(DISCOVERY_NQN);
         ending.extend(shared.discovery.links().into_iter().filter(|link| !discovering.allows(&link.hostnqn)));
         if shows {
             shared.discovery_changed();
         }
+        // Hosts see the whole change now; another one need not wait for the end of what this one removes.
+        drop(one_at_a_time);
         let ended = self.threads[0].handle().spawn(move || end(ending, removed));
         applied.faults = ended.wait().unwrap_or_default();
         Ok(applied)
@@ -224,10 +226,11 @@ fn concerned(
     found
 }
 
-/// Whether each subsystem has room for the namespaces that are added.
+/// Whether each subsystem takes the namespaces that are added, and has room for them.
 fn has_room(shared: &Shared, changes: &TargetChanges) -> Result<(), Error> {
     let nqns: BTreeSet<&str> = changes.added.iter().map(|export| &*export.nqn).collect();
     for nqn in nqns {
+        check_exports(shared, nqn)?;
         let there = shared.subsystem(nqn).map_or(0, |subsystem| subsystem.namespaces().len());
         let count = |nqns: &mut dyn Iterator<Item = &str>| nqns.filter(|of| *of == nqn).count();
         let added = count(&mut changes.added.iter().map(|export| &*export.nqn));
@@ -352,6 +355,24 @@ mod tests {
         assert_eq!(shown(&target), [A]);
         target.change(changes(vec![(A.to_owned(), 5)])).expect("room for one");
         assert_eq!(shown(&target), [A, B]);
+    }
+
+    #[test]
+    fn a_last_step_that_fails_keeps_the_change_from_being_made() {
+        let target = target();
+        let by = |last_step: LastStep| TargetChanges {
+            added: vec![prepared(&target, A)],
+            last_step: Some(last_step),
+            ..TargetChanges::default()
+        };
+        let e = target.change(by(Box::new(|| Err(Error::Export("x".into()))))).expect_err("it fails");
+        assert!(matches!(e, ChangeError::Export(_)) && shown(&target).is_empty(), "{e}");
+        target.change(by(Box::new(|| Ok(())))).expect("it succeeds");
+        assert_eq!(shown(&target), [A]);
+        // What is refused for another reason does not get to it.
+        (1..NSID_MAX).for_each(|_| _ = target.export(A, "x", disk(), Uuid::new_v4()).expect("exported"));
+        let e = target.change(by(Box::new(|| unreachable!("there is no room")))).expect_err("no room");
+        assert!(matches!(e, ChangeError::Export(_)), "{e}");
     }
 
     #[test]

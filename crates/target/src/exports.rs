@@ -3,10 +3,9 @@
 use crate::reserved::Reserved;
 use crate::store::ReservationStore;
 use crate::subsystem::{NSID_MAX, Namespace, Subsystem};
-use crate::target::{Error, Target};
+use crate::target::{Error, Shared, Target};
 use longhaul_block::{BlockDevice, TellsLosses};
 use longhaul_wire::nqn::Nqn;
-use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use uuid::Uuid;
 
@@ -18,17 +17,29 @@ pub struct PreparedExport {
     /// What people call the subsystem.
     pub(crate) name: String,
     pub(crate) namespace: Namespace,
+    is_shared: bool,
 }
 
 impl PreparedExport {
     pub(crate) fn new(nqn: &str, name: &str, namespace: Namespace) -> PreparedExport {
-        PreparedExport { nqn: nqn.to_owned(), name: name.to_owned(), namespace }
+        PreparedExport { nqn: nqn.to_owned(), name: name.to_owned(), namespace, is_shared: false }
+    }
+
+    /// The same, of which other targets serve the subsystem too, at this time or at another one: its
+    /// controllers get other identifiers than theirs.
+    pub fn shared(self) -> PreparedExport {
+        PreparedExport { is_shared: true, ..self }
     }
 }
 
-/// The lowest namespace identifier that is not in use.
-pub(crate) fn free_nsid(namespaces: &BTreeMap<u32, Namespace>) -> Option<u32> {
-    (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid))
+/// Whether exports may be in the subsystem of this NQN, if there is one.
+pub(crate) fn check_exports(shared: &Shared, nqn: &str) -> Result<(), Error> {
+    match shared.subsystem(nqn) {
+        Some(found) if found.managed.is_some() => {
+            Err(Error::Export(format!("{nqn} is a space: its namespaces are made by commands")))
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn full(nqn: &str) -> Error {
@@ -101,46 +112,41 @@ impl Target {
     /// Whether exports may be in the subsystem of this NQN.
     pub(crate) fn check_nqn(&self, nqn: &str) -> Result<(), Error> {
         Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
-        match self.shared.subsystem(nqn) {
-            Some(found) if found.managed.is_some() => {
-                Err(Error::Export(format!("{nqn} is a space: its namespaces are made by commands")))
-            }
-            _ => Ok(()),
-        }
+        check_exports(&self.shared, nqn)
     }
 
     /// Adds the next namespace of a subsystem of exports.
     pub(crate) fn add(&self, export: PreparedExport) -> Result<u32, Error> {
-        let PreparedExport { nqn, name, namespace } = export;
-        let (subsystem, created) = self.subsystem_of_exports(&nqn, &name);
-        let nsid = {
-            let mut namespaces = subsystem.namespaces();
-            let nsid = free_nsid(&namespaces).ok_or_else(|| full(&nqn))?;
-            namespaces.insert(nsid, namespace);
-            nsid
-        };
-        subsystem.changed(&[nsid]);
+        let _one = self.shared.access.order();
+        check_exports(&self.shared, &export.nqn)?;
+        let (subsystem, created) = self.subsystem_of_exports(&export);
+        let nsid = subsystem.add_next(export.namespace).ok_or_else(|| full(&export.nqn))?;
         if created {
             self.shared.discovery_changed();
         }
         Ok(nsid)
     }
 
-    /// The subsystem, and whether it was created.
-    pub(crate) fn subsystem_of_exports(&self, nqn: &str, name: &str) -> (Arc<Subsystem>, bool) {
+    /// The subsystem that an export is to be in, and whether it was created.
+    pub(crate) fn subsystem_of_exports(&self, export: &PreparedExport) -> (Arc<Subsystem>, bool) {
+        let PreparedExport { nqn, name, is_shared, .. } = export;
         let mut created = false;
         let mut all = self.shared.subsystems.write().unwrap_or_else(PoisonError::into_inner);
-        let subsystem = all.entry(nqn.to_owned()).or_insert_with(|| {
+        let subsystem = all.entry(nqn.clone()).or_insert_with(|| {
             created = true;
             let hosts = self.shared.access.of(nqn);
-            Arc::new(Subsystem::new(nqn.to_owned(), name.to_owned(), &self.shared.config, hosts))
+            Arc::new(Subsystem::new(nqn.clone(), name.clone(), &self.shared.config, hosts))
         });
+        if *is_shared {
+            subsystem.share();
+        }
         (Arc::clone(subsystem), created)
     }
 
     /// Removes a namespace: its commands complete, and connected hosts are notified. Returns
     /// whether it existed.
     pub fn remove_namespace(&self, nqn: &str, nsid: u32) -> bool {
+        let _one = self.shared.access.order();
         let found = self.shared.subsystem(nqn).filter(|subsystem| subsystem.managed.is_none());
         found.is_some_and(|subsystem| !subsystem.withdraw(&[nsid]).is_empty())
     }

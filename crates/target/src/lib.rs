@@ -47,7 +47,7 @@ pub use audit::{
     Audit, AuditEvent, AuditHost, Recorded, RefusalReason, ReservationAction, SpaceAction, SpaceEvent,
 };
 pub use auth::Keys;
-pub use changes::{Applied, ChangeError, InUse, TargetChanges};
+pub use changes::{Applied, ChangeError, InUse, LastStep, TargetChanges};
 pub use config::{Config, Patience};
 pub use counts::{BOUNDS, CommandCounts, Failure, Operation, OperationCounts};
 pub use exports::PreparedExport;

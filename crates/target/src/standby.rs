@@ -63,9 +63,7 @@ impl Target {
         device: StandbyDevice,
         uuid: Uuid,
     ) -> Result<u32, Error> {
-        let nsid = self.add(self.prepare_standby(nqn, name, device, uuid)?)?;
-        self.share(nqn);
-        Ok(nsid)
+        self.add(self.prepare_standby(nqn, name, device, uuid)?)
     }
 
     /// What [`export_standby`](Self::export_standby) adds, ready to be added.
@@ -80,15 +78,7 @@ impl Target {
         uuid: Uuid,
     ) -> Result<PreparedExport, Error> {
         self.check_nqn(nqn)?;
-        Ok(PreparedExport::new(nqn, name, standing_by(device, uuid)))
-    }
-
-    /// Says that other targets serve the subsystem `nqn` too, at this time or at another one: its
-    /// controllers get other identifiers than theirs.
-    pub fn share(&self, nqn: &str) {
-        if let Some(subsystem) = self.shared.subsystem(nqn) {
-            subsystem.share();
-        }
+        Ok(PreparedExport::new(nqn, name, standing_by(device, uuid)).shared())
     }
 
     /// Serves a namespace that [`export_standby`](Self::export_standby) has added by `device`: it

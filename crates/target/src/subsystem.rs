@@ -303,6 +303,19 @@ impl Subsystem {
         }
     }
 
+    /// Adds the next namespace, and notifies hosts. Its identifier is the lowest that is not in use; `None`
+    /// without one.
+    pub(crate) fn add_next(&self, namespace: Namespace) -> Option<u32> {
+        let nsid = {
+            let mut namespaces = self.namespaces();
+            let nsid = (1..=NSID_MAX).find(|nsid| !namespaces.contains_key(nsid))?;
+            namespaces.insert(nsid, namespace);
+            nsid
+        };
+        self.changed(&[nsid]);
+        Some(nsid)
+    }
+
     /// Takes namespaces out: hosts are notified, their queues close what they have open, and commands to
     /// them are refused from now on. Commands under way complete. Returns those that existed.
     pub(crate) fn withdraw(&self, nsids: &[u32]) -> Vec<Namespace> {
@@ -327,8 +340,9 @@ impl Subsystem {
     /// Other targets serve this subsystem too: the next controller identifier is any, so that they
     /// give out others.
     pub(crate) fn share(&self) {
-        self.is_shared.store(true, Ordering::SeqCst);
-        *lock(&self.last_cntlid) = (crate::admin::random() % u64::from(CNTLID_MAX)) as u16;
+        if !self.is_shared.swap(true, Ordering::SeqCst) {
+            *lock(&self.last_cntlid) = (crate::admin::random() % u64::from(CNTLID_MAX)) as u16;
+        }
     }
 
     /// The same for a space: tells the controllers of those hosts, and closes what queues have open

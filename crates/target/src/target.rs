@@ -337,6 +337,7 @@ impl Target {
         stores: ReservationStores,
     ) -> Result<(), Error> {
         Nqn::new(nqn).map_err(|e| Error::Export(format!("NQN '{nqn}': {e}")))?;
+        let _one = self.shared.access.order();
         let managed = Managed::new(name, space, admins, stores, self.writer.clone());
         let (config, hosts) = (&self.shared.config, self.shared.access.of(nqn));
         let subsystem =

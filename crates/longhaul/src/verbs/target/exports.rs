@@ -130,7 +130,7 @@ impl OpenExport {
     /// The namespace that is to be added.
     pub(super) fn prepare(&self, target: &Target, state: &TargetState) -> Result<PreparedExport, Failure> {
         let (nqn, name) = (&self.nqn, &self.export.name);
-        Ok(match &self.source {
+        let prepared = match &self.source {
             ExportSource::Here(device) => {
                 let store = self.persistent.then(|| Arc::new(state.reservations_of(self.uuid)) as _);
                 target.prepare(nqn, name, device.block(), self.uuid, store)?
@@ -138,7 +138,8 @@ impl OpenExport {
             ExportSource::Elsewhere(standby) => {
                 target.prepare_standby(nqn, name, standby.device.clone(), self.uuid)?
             }
-        })
+        };
+        Ok(if self.export.may_move() { prepared.shared() } else { prepared })
     }
 
     /// What programs are told of it; `alone`: it is the only namespace of its subsystem.

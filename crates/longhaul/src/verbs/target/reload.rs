@@ -19,9 +19,9 @@ use crate::events::{
 use crate::exit::{Exit, Failure};
 use crate::export::Export;
 use crate::output::Output;
-use longhaul_target::{Applied, ChangeError, InUse, TargetChanges, TargetState};
+use longhaul_target::{Applied, ChangeError, Error, InUse, TargetChanges, TargetState};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 
 /// The settings of a target that runs, for the next reload.
 pub(super) struct Reloader<'scope, 'env> {
@@ -44,6 +44,19 @@ impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Refusal {
         Refusal { failure, in_use: Vec::new() }
     }
+}
+
+/// The exports that are added, and those that stay with their new options.
+type OpenedExports = (Vec<OpenExport>, Vec<(KeptExport, Export)>);
+
+/// A file that is to be longer.
+struct GrowingFile {
+    file: File,
+    /// Its length in bytes now.
+    before: u64,
+    size: u64,
+    /// Export and path, for messages.
+    what: String,
 }
 
 /// A configuration that was applied.
@@ -83,9 +96,8 @@ impl Reloader<'_, '_> {
         let changes = ExportChanges::between(&served, &args.export).map_err(Failure::usage)?;
         let (opened, kept) = self.open(args.export, &changes)?;
         let added = opened.iter().map(|open| open.prepare(target, self.state)).collect::<Result<_, _>>()?;
-        for (kept, export) in &kept {
-            self.grow(kept, export)?;
-        }
+        let growing = kept.iter().map(|(kept, export)| self.growing(kept, export));
+        let growing = growing.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()?;
         let gone = changes.removed.iter().map(|&place| &self.serving.exports[place]);
         let replaced = kept.iter().filter(|(kept, _)| kept.filters).filter_map(|(kept, export)| {
             let served = &self.serving.exports[kept.served];
@@ -101,6 +113,7 @@ impl Reloader<'_, '_> {
             added,
             hosts: Some(host_lists(&args.allow_host, stays.chain(comes))),
             max_connections: live("max-connections").then_some(args.max_connections as usize),
+            last_step: Some(Box::new(|| grow(growing))),
             force,
         });
         let applied = applied.map_err(|e| self.refusal(e))?;
@@ -111,12 +124,7 @@ impl Reloader<'_, '_> {
 
     /// Opens the devices of the exports that are added; returns them, and those that stay with their new
     /// options.
-    #[allow(clippy::type_complexity, reason = "two lists")]
-    fn open(
-        &self,
-        after: Vec<Export>,
-        changes: &ExportChanges,
-    ) -> Result<(Vec<OpenExport>, Vec<(KeptExport, Export)>), Failure> {
+    fn open(&self, after: Vec<Export>, changes: &ExportChanges) -> Result<OpenedExports, Failure> {
         let names: Vec<String> = after.iter().map(|export| export.name.clone()).collect();
         let mut after: BTreeMap<usize, Export> = after.into_iter().enumerate().collect();
         let mut added: Vec<Export> = changes.added.iter().filter_map(|place| after.remove(place)).collect();
@@ -135,19 +143,14 @@ impl Reloader<'_, '_> {
         Ok((exports::open(added, self.serving.opener, self.state, taken)?, kept))
     }
 
-    /// Makes the file of an export longer, if it is to be. Hosts see nothing of it yet.
-    fn grow(&self, kept: &KeptExport, export: &Export) -> Result<(), Failure> {
+    /// Opens the file of an export that is to be longer, if it is to be.
+    fn growing(&self, kept: &KeptExport, export: &Export) -> Result<Option<GrowingFile>, Failure> {
         let served = &self.serving.exports[kept.served];
         let (Some(size), Some(path), Some(place)) = (kept.size, export.path(), &served.place) else {
-            return Ok(());
+            return Ok(None);
         };
-        let failed = |why: &dyn std::fmt::Display| {
-            let name = &export.name;
-            Failure::failed(format_args!(
-                "export {name}: {} cannot be made {size} bytes long: {why}",
-                path.display()
-            ))
-        };
+        let what = format!("export {}: {}", export.name, path.display());
+        let failed = |why: &dyn std::fmt::Display| Failure::failed(not_grown(&what, size, why));
         if export.is_read_only() {
             return Err(failed(&"the export is read-only (ro): leave out size="));
         }
@@ -155,10 +158,8 @@ impl Reloader<'_, '_> {
             return Err(failed(&"another file is there now: put the one that is served back"));
         }
         let file = OpenOptions::new().write(true).open(path).map_err(|e| failed(&e))?;
-        if file.metadata().map_err(|e| failed(&e))?.len() < size {
-            file.set_len(size).map_err(|e| failed(&e))?;
-        }
-        Ok(())
+        let before = file.metadata().map_err(|e| failed(&e))?.len();
+        Ok((before < size).then_some(GrowingFile { file, before, size, what }))
     }
 
     /// The exports are now those of the configuration.
@@ -313,6 +314,27 @@ impl Reloader<'_, '_> {
     }
 }
 
+/// Makes files longer: all of them, or none. Hosts see nothing of it before the devices are asked for their
+/// sizes.
+fn grow(files: Vec<GrowingFile>) -> Result<(), Error> {
+    for (at, GrowingFile { file, size, what, .. }) in files.iter().enumerate() {
+        let Err(e) = file.set_len(*size) else { continue };
+        for GrowingFile { file, before, size, what } in &files[..at] {
+            if let Err(e) = file.set_len(*before) {
+                tracing::warn!(
+                    "{what} has {size} bytes now, and cannot be made {before} bytes long again: {e}"
+                );
+            }
+        }
+        return Err(Error::Export(not_grown(what, *size, &e)));
+    }
+    Ok(())
+}
+
+fn not_grown(what: &str, size: u64, why: &dyn std::fmt::Display) -> String {
+    format!("{what} cannot be made {size} bytes long: {why}")
+}
+
 /// The line of an export, which has a name, an NQN, an identifier and a UUID.
 fn audited(
     action: &'static str,
@@ -329,4 +351,31 @@ fn audited(
         options: options.to_vec(),
         hosts: hosts.to_vec(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_files_are_made_longer_or_none() {
+        let files = || [tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file")];
+        let grown = |sizes: [u64; 2]| {
+            let files = files();
+            files.iter().for_each(|file| file.set_len(4096).expect("set"));
+            let growing = files.iter().zip(sizes).map(|(file, size)| {
+                let file = file.try_clone().expect("a descriptor");
+                GrowingFile { file, before: 4096, size, what: format!("export of {size}") }
+            });
+            let grown = grow(growing.collect());
+            (grown, files.map(|file| file.metadata().expect("open").len()))
+        };
+        let (result, lengths) = grown([8192, 16384]);
+        assert!(result.is_ok() && lengths == [8192, 16384], "{result:?}");
+        // No file system has a file of this size.
+        let (result, lengths) = grown([8192, u64::MAX]);
+        let e = result.expect_err("too long").to_string();
+        assert!(e.contains("export of 18446744073709551615 cannot be made"), "{e}");
+        assert_eq!(lengths, [4096, 4096]);
+    }
 }

@@ -77,9 +77,6 @@ impl<'scope> Serving<'scope, '_> {
     pub(super) fn add(&mut self, open: OpenExport, nsid: u32) {
         let OpenExport { export, nqn, uuid, source, bare, place, .. } = open;
         let ending = Arc::<AtomicBool>::default();
-        if export.may_move() {
-            self.target.share(&nqn);
-        }
         let seen = StandbyExport {
             export: Arc::clone(&export),
             nqn: nqn.clone(),
