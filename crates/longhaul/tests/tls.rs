@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{longhaul, text};
+use common::{Target, command, longhaul, text};
 use std::path::Path;
 
 const HOST: &str = "nqn.2014-08.org.example:host";
@@ -10,6 +10,22 @@ const HOST: &str = "nqn.2014-08.org.example:host";
 fn make_key(dir: &Path) {
     let made = longhaul(&["key", "make", HOST, "--keys", text(dir), "--tls"]);
     assert_eq!(made.code, Some(0), "{made:?}");
+}
+
+/// What a target on all addresses says to people.
+fn said_of_all_addresses(more: &[&str]) -> String {
+    let said = tempfile::NamedTempFile::new().expect("a file");
+    let args = ["target", "--listen", "0.0.0.0:0", "--discovery", "none", "--json", "--export", "a=mem:1MiB"];
+    let target = Target::spawn_saying(command(&[&args, more].concat()), said.reopen().expect("opened"));
+    // A target warns after it is ready, and before it reads a signal.
+    target.stop();
+    std::fs::read_to_string(said.path()).expect("UTF-8")
+}
+
+#[test]
+fn a_target_without_tls_says_that_nothing_is_encrypted() {
+    let said = said_of_all_addresses(&[]);
+    assert!(said.contains("0.0.0.0") && said.contains("nothing is encrypted"), "{said}");
 }
 
 /// Keys are made by every program; what would use them says what is missing, before anything is done.
@@ -41,7 +57,7 @@ fn a_program_without_tls_says_how_to_build_one_with_it() {
 #[cfg(feature = "tls")]
 mod with {
     use super::*;
-    use common::{Ran, Target};
+    use common::Ran;
     use serde_json::Value;
     use std::process::Command;
 
@@ -53,6 +69,17 @@ mod with {
         let text = std::fs::read_to_string(path).expect("a log");
         let all = text.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
         all.filter(|line| line["event"] == event).collect()
+    }
+
+    #[test]
+    fn a_target_warns_of_connections_without_tls_where_there_may_be_some() {
+        let dir = tempfile::tempdir().expect("a directory");
+        make_key(dir.path());
+        let with = |policy| said_of_all_addresses(&["--keys", text(dir.path()), "--tls", policy]);
+        let allowed = with("allowed");
+        assert!(allowed.contains("0.0.0.0") && allowed.contains("--tls required"), "{allowed}");
+        let required = with("required");
+        assert!(!required.contains("encrypted"), "{required}");
     }
 
     #[test]

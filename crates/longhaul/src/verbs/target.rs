@@ -288,9 +288,16 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         }
         ready(&target, metrics.as_ref(), &shown, &shown_spaces, output);
         for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
-            tracing::warn!(
-                "{addr} is reached from other machines, and nothing is encrypted: use a trusted network"
-            );
+            match args.tls.unwrap_or_default() {
+                TlsPolicy::Off => tracing::warn!(
+                    "{addr} is reached from other machines, and nothing is encrypted: use a trusted network"
+                ),
+                TlsPolicy::Allowed => tracing::warn!(
+                    "{addr} is reached from other machines, and nothing is encrypted of a host that connects \
+                     without TLS: use --tls required, or a trusted network"
+                ),
+                TlsPolicy::Required => {}
+            }
         }
         let status = |serving: &Serving<'_, '_>| {
             let at: Vec<_> = target.addresses().iter().map(ToString::to_string).collect();
