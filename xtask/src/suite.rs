@@ -5,6 +5,7 @@
 //! timeouts, emulated links and other processes. So the build, at a low priority, has what they leave of the
 //! processors. Invariants:
 //! - a program that compares times or rates runs alone ([`known`]), after the build;
+//! - programs that are left to CI run if they, or their packages, are asked for;
 //! - the output of a program is printed whole, behind the line that cargo prints before it, so that
 //!   scripts which read the output of `cargo test` read this, too;
 //! - every program runs, also after a failure or a time limit; the end names those that failed.
@@ -24,8 +25,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(crate) const USAGE: &str = "\
-usage: cargo xtask test [--package NAME...] [--except PACKAGE/PROGRAM...] [--jobs N] [--record]
+usage: cargo xtask test [--all | --ci] [--package NAME...] [--except PACKAGE/PROGRAM...]
+                        [--jobs N] [--record]
 
+  --all                        also what is left to CI: programs that xtask/tests.toml
+                               gives a reason for
+  --ci                         those programs alone
   --package NAME...            the programs of these packages alone, without doc tests
   --except PACKAGE/PROGRAM...  without these programs, such as longhaul-array/crash
   --jobs N                     programs at a time, instead of as many as keep
@@ -66,10 +71,20 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What the command line asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options<'a> {
+    which: Which,
     packages: Vec<&'a str>,
     except: Vec<&'a str>,
     jobs: Option<usize>,
     record: bool,
+}
+
+/// Which programs run, of those that are left to CI and of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Which {
+    #[default]
+    Others,
+    All,
+    Ci,
 }
 
 fn options<'a>(args: &[&'a str]) -> Result<Options<'a>> {
@@ -88,6 +103,8 @@ fn options<'a>(args: &[&'a str]) -> Result<Options<'a>> {
                 let jobs = args.next().and_then(|jobs| jobs.parse().ok()).filter(|&jobs| jobs > 0);
                 options.jobs = Some(jobs.with_context(|| format!("--jobs takes a number from 1\n{USAGE}"))?);
             }
+            "--all" => options.which = Which::All,
+            "--ci" => options.which = Which::Ci,
             "--record" => options.record = true,
             _ => bail!("'{arg}' is no option of test\n{USAGE}"),
         }
@@ -96,9 +113,19 @@ fn options<'a>(args: &[&'a str]) -> Result<Options<'a>> {
 }
 
 impl Options<'_> {
-    fn choose(&self, program: &Program) -> bool {
+    /// Whether a program is asked for, were it not left to CI.
+    fn wants(&self, program: &Program) -> bool {
         (self.packages.is_empty() || self.packages.contains(&program.package.as_str()))
             && !self.except.contains(&program.name.as_str())
+    }
+
+    /// Whether a program runs that is left to CI, or not.
+    fn takes(&self, for_ci: bool) -> bool {
+        match self.which {
+            Which::Others => !for_ci || !self.packages.is_empty(),
+            Which::All => true,
+            Which::Ci => for_ci,
+        }
     }
 }
 
@@ -109,11 +136,15 @@ pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let jobs = options.jobs.map_or_else(|| Jobs::on(processors), Jobs::exactly);
     let began = Instant::now();
-    let (mut built, mut chosen, mut alone) = (Vec::new(), 0, Vec::new());
+    let (mut built, mut chosen, mut left, mut alone) = (Vec::new(), 0, 0, Vec::new());
     let mut ends = side_by_side(&known, jobs, |queue| {
         program::build(repo, |program| {
             built.push((program.package.clone(), program.name.clone()));
-            if !options.choose(&program) {
+            if !options.wants(&program) {
+                return;
+            }
+            if !options.takes(known.is_for_ci(&program.name)) {
+                left += 1;
                 return;
             }
             chosen += 1;
@@ -148,6 +179,9 @@ pub(crate) fn run(repo: &Repo, args: &[&str]) -> Result<()> {
     let seconds = began.elapsed().as_secs_f64();
     let spent = processors::spent().map(|time| format!(" ({:.0} s of the processors)", time.as_secs_f64()));
     println!("\nall of {chosen} test programs passed, in {seconds:.0} s{}", spent.unwrap_or_default());
+    if options.which == Which::Others && left > 0 {
+        println!("{left} that take long were left to CI: `cargo xtask test --ci` runs them");
+    }
     Ok(())
 }
 
@@ -296,7 +330,7 @@ mod tests {
     fn options_are_read() {
         let read = options(&["--package", "a", "b", "--jobs", "3", "--except", "a/x"]).unwrap();
         let packages = vec!["a", "b"];
-        assert_eq!(read, Options { packages, except: vec!["a/x"], jobs: Some(3), record: false });
+        assert_eq!(read, Options { packages, except: vec!["a/x"], jobs: Some(3), ..Options::default() });
         assert!(options(&["--record"]).unwrap().record);
         assert_eq!(options(&[]).unwrap(), Options::default());
         for wrong in
@@ -304,6 +338,15 @@ mod tests {
         {
             assert!(options(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn what_is_left_to_ci_runs_when_it_is_asked_for() {
+        let takes = |args: &[&str]| [false, true].map(|for_ci| options(args).unwrap().takes(for_ci));
+        assert_eq!(takes(&[]), [true, false]);
+        assert_eq!(takes(&["--all"]), [true, true]);
+        assert_eq!(takes(&["--ci"]), [false, true]);
+        assert_eq!(takes(&["--package", "a"]), [true, true]);
     }
 
     /// Each end of a pipe blocks until the other one is opened.

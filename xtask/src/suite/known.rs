@@ -1,11 +1,12 @@
 //! What is known of test programs before they run, `xtask/tests.toml`: how long those take that take
-//! long, and which must run alone.
+//! long, which must run alone, and which are left to CI.
 //!
 //! ```toml
 //! [[program]]
 //! name = "PACKAGE/lib|bin:NAME|TEST-FILE"
 //! seconds = 40                            # beside the others, on two processors
 //! alone = "why it must run alone"         # only where it must
+//! ci = "why CI runs it"                   # only where it takes long for what people change at a time
 //! ```
 
 use super::End;
@@ -22,7 +23,7 @@ const OTHERS: u32 = 1;
 const LISTED: Duration = Duration::from_secs(5);
 const HEAD: &str = "\
 # What `cargo xtask test` knows of test programs; xtask/src/suite/known.rs says what the fields are.
-# Written by `cargo xtask test --record`, but for `alone`.
+# Written by `cargo xtask test --all --record`, but for `alone` and `ci`.
 
 ";
 
@@ -39,6 +40,14 @@ struct Entry {
     seconds: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     alone: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ci: Option<String>,
+}
+
+impl Entry {
+    fn new(name: &str, seconds: u32) -> Entry {
+        Entry { name: name.to_owned(), seconds, alone: None, ci: None }
+    }
 }
 
 impl Known {
@@ -54,6 +63,7 @@ impl Known {
             let is_first = known.program[..n].iter().all(|before| before.name != entry.name);
             ensure!(is_first, "{} is listed twice", entry.name);
             ensure!(entry.alone.as_deref() != Some(""), "{}: `alone` is a reason", entry.name);
+            ensure!(entry.ci.as_deref() != Some(""), "{}: `ci` is a reason", entry.name);
         }
         Ok(known)
     }
@@ -66,6 +76,11 @@ impl Known {
     /// Whether a program must run alone.
     pub(crate) fn is_alone(&self, program: &str) -> bool {
         self.entry(program).is_some_and(|entry| entry.alone.is_some())
+    }
+
+    /// Whether a program is left to CI.
+    pub(crate) fn is_for_ci(&self, program: &str) -> bool {
+        self.entry(program).is_some_and(|entry| entry.ci.is_some())
     }
 
     /// Seconds that a program takes.
@@ -90,10 +105,13 @@ impl Known {
         let ran = |name: &str| ends.iter().any(|end| end.name == name);
         let mut program: Vec<_> = self.program.iter().filter(|entry| !ran(&entry.name)).cloned().collect();
         for end in ends {
-            let alone = self.entry(&end.name).and_then(|entry| entry.alone.clone());
-            if end.took >= LISTED || alone.is_some() {
-                let seconds = end.took.as_secs_f64().round().max(1.0) as u32;
-                program.push(Entry { name: end.name.clone(), seconds, alone });
+            let seconds = end.took.as_secs_f64().round().max(1.0) as u32;
+            match self.entry(&end.name) {
+                Some(entry) if entry.alone.is_some() || entry.ci.is_some() => {
+                    program.push(Entry { seconds, ..entry.clone() });
+                }
+                _ if end.took >= LISTED => program.push(Entry::new(&end.name, seconds)),
+                _ => {}
             }
         }
         program.sort_by(|a, b| (Reverse(a.seconds), &a.name).cmp(&(Reverse(b.seconds), &b.name)));
@@ -102,8 +120,7 @@ impl Known {
 
     #[cfg(test)]
     pub(crate) fn of(seconds: &[(&str, u32)]) -> Known {
-        let entry = |&(name, seconds): &(&str, u32)| Entry { name: name.to_owned(), seconds, alone: None };
-        Known { program: seconds.iter().map(entry).collect() }
+        Known { program: seconds.iter().map(|(name, seconds)| Entry::new(name, *seconds)).collect() }
     }
 
     fn entry(&self, program: &str) -> Option<&Entry> {
@@ -121,6 +138,7 @@ mod tests {
         let known = Known::parse(text).unwrap();
         assert_eq!((known.seconds("a/rates"), known.is_alone("a/rates")), (50, true));
         assert_eq!((known.seconds("a/other"), known.is_alone("a/other")), (OTHERS, false));
+        assert!(!known.is_for_ci("a/rates") && !known.is_for_ci("a/other"));
     }
 
     #[test]
@@ -129,6 +147,7 @@ mod tests {
         assert!(Known::parse(one).is_ok());
         assert!(Known::parse(&one.repeat(2)).is_err(), "twice");
         assert!(Known::parse(&format!("{one}alone = \"\"\n")).is_err(), "no reason");
+        assert!(Known::parse(&format!("{one}ci = \"\"\n")).is_err(), "no reason");
         assert!(Known::parse(&format!("{one}slow = true\n")).is_err(), "unknown field");
     }
 
@@ -136,6 +155,7 @@ mod tests {
     fn times_of_a_run_replace_those_of_the_list() {
         let mut known = Known::of(&[("a/long", 9), ("a/fast", 8), ("b/other", 30), ("b/alone", 7)]);
         known.program[3].alone = Some("it compares rates".to_owned());
+        known.program[0].ci = Some("it crashes at every step".to_owned());
         let end = |name: &str, millis| End {
             name: name.to_owned(),
             took: Duration::from_millis(millis),
@@ -151,7 +171,7 @@ mod tests {
         let new = known.with(&ends);
         let list: Vec<_> = new.program.iter().map(|entry| (entry.name.as_str(), entry.seconds)).collect();
         assert_eq!(list, [("a/long", 40), ("b/other", 30), ("a/new", 6), ("b/alone", 1)]);
-        assert!(new.is_alone("b/alone"));
+        assert!(new.is_alone("b/alone") && new.is_for_ci("a/long"));
         assert_eq!(Known::parse(&toml::to_string(&new).unwrap()).unwrap(), new, "what is written is read");
     }
 
