@@ -71,7 +71,7 @@ impl Target {
         let mut command = setup.target.command(&setup.program);
         command
             .env("XDG_STATE_HOME", state.path())
-            .args(["target", "--json", "--listen", &format!("{}:0", setup.target.address)])
+            .args(["target", "--json", "--insecure", "--listen", &format!("{}:0", setup.target.address)])
             .args(["--discovery", "none"])
             .args(["--congestion", &setup.congestion, "--engine", engine, "--threads", "1"])
             .args(exports.iter().flat_map(|export| ["--export", export]))

@@ -157,7 +157,7 @@ fn commands(setup: &Setup, rate: u64, rtt: Duration, servers: usize, layout: &st
             rate / 1_000_000
         ),
         format!(
-            "ip netns exec link-serverN longhaul target --listen 10.77.N.2:4420 --export bench={backend} \
+            "ip netns exec link-serverN longhaul target --insecure --listen 10.77.N.2:4420 --export bench={backend} \
              --threads 1 --congestion {congestion} &  # N = 1 to {servers}"
         ),
         client(&format!("longhaul array create scratch --layout {layout} {}", devices.join(" "))),

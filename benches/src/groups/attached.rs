@@ -130,7 +130,7 @@ fn commands(setup: &Setup, rtt: Duration, more: &str) -> Vec<String> {
             crate::link::round_trip(rtt).replace(' ', "")
         ),
         format!(
-            "ip netns exec link-server longhaul target --listen 10.77.1.2:4420 --export bench={} --threads 1 \
+            "ip netns exec link-server longhaul target --insecure --listen 10.77.1.2:4420 --export bench={} --threads 1 \
              --congestion {}{more} &",
             super::memory_backend(setup),
             setup.congestion

@@ -38,7 +38,7 @@ fn commands(setup: &Setup, rate: u64, rtt: Duration, more: &str, target: &str) -
     vec![
         format!("longhaul wan --rtt {rtt} --rate {}Gbit{more} --name link &", rate as f64 / 1e9),
         format!(
-            "ip netns exec link-server longhaul target --listen 10.77.1.2:4420 --export bench={} --threads 1 \
+            "ip netns exec link-server longhaul target --insecure --listen 10.77.1.2:4420 --export bench={} --threads 1 \
              --congestion {}{target}",
             super::memory_backend(setup),
             setup.congestion

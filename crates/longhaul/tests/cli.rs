@@ -100,7 +100,7 @@ fn addresses_that_cannot_be_listened_on() {
         &["cannot listen on", &addr, "another program listens there", "choose another port with --listen"],
     );
     fails(
-        &["target", "--listen", "192.0.2.1:0", "--export", "y=mem:1MiB"],
+        &["target", "--insecure", "--listen", "192.0.2.1:0", "--export", "y=mem:1MiB"],
         1,
         &["192.0.2.1:0", "not an address of this machine"],
     );
@@ -114,8 +114,8 @@ fn addresses_that_cannot_be_listened_on() {
 #[test]
 fn addresses_are_named_as_people_name_them() {
     let ready = |listen: &str| {
-        let args = ["target", "--json", "--discovery", "none", "--export", "x=mem:1MiB", "--listen", listen];
-        let target = Target::spawn(command(&args));
+        let args = ["target", "--json", "--insecure", "--discovery", "none", "--export", "x=mem:1MiB"];
+        let target = Target::spawn(command(&[&args[..], &["--listen", listen]].concat()));
         let fields = ["uri", "short"]
             .map(|field| target.ready["exports"][0][field].as_str().expect("a URI").to_owned());
         target.stop();

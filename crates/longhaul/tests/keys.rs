@@ -141,18 +141,46 @@ fn secrets_that_others_can_read_are_refused() {
     assert!(ran.stderr.contains("644") && ran.stderr.contains("chmod 600"), "{ran:?}");
 }
 
-/// With keys a space is one that only known hosts manage.
+/// Without keys any machine that reaches the target is any host, and what is served is served to all.
 #[test]
-fn a_space_beyond_loopback_takes_keys() {
+fn a_target_beyond_loopback_takes_keys() {
     let dir = tempfile::tempdir().expect("a directory");
-    assert_eq!(make(&dir.path().join("keys"), &[]).code, Some(0));
-    let space = format!("fast=dir:{},size=64MiB", text(&dir.path().join("space")));
-    let args = ["target", "--space", &space, "--admin", HOST, "--listen", "0.0.0.0:0"];
-    let refused = longhaul(&args);
-    assert!(refused.code == Some(2) && refused.stderr.contains("--keys"), "{refused:?}");
-    let target = Target::spawn(common::command(
-        &[&args[..], &["--json", "--keys", text(&dir.path().join("keys"))]].concat(),
-    ));
+    let keys = dir.path().join("keys");
+    assert_eq!(make(&keys, &[]).code, Some(0));
+    let at = ["disk", "named", "space"].map(|name| dir.path().join(name));
+    let [disk, named] = [&at[0], &at[1]].map(|path| format!("a=file:{},size=16MiB", text(path)));
+    let space = format!("fast=dir:{},size=64MiB", text(&at[2]));
+    let serving: [&[&str]; 3] = [
+        &["--export", &disk],
+        &["--export", &named, "--allow-host", HOST],
+        &["--space", &space, "--admin", HOST],
+    ];
+    for (serves, path) in serving.iter().zip(&at) {
+        let with =
+            |more: &[&'static str]| [&["target", "--json", "--discovery", "none"], *serves, more].concat();
+        for listen in ["0.0.0.0:0", "[::]:0"] {
+            let args = with(&["--listen", listen]);
+            let refused = longhaul(&args);
+            assert_eq!(refused.code, Some(2), "{args:?}: {refused:?}");
+            for named in ["--keys DIR", "longhaul key make", "--insecure"] {
+                assert!(refused.stderr.contains(named), "{args:?}: {refused:?}");
+            }
+            assert!(!path.exists(), "{args:?}: it was made");
+        }
+        let args = [&with(&["--listen", "0.0.0.0:0", "--keys"])[..], &[text(&keys)]].concat();
+        assert_eq!(Target::spawn(common::command(&args)).ready["event"], "ready");
+    }
+    // Discovery alone, beyond loopback, tells others nothing that they could use.
+    let target = Target::spawn(common::command(&[
+        "target",
+        "--json",
+        "--listen",
+        "127.0.0.1:0",
+        "--discovery",
+        "0.0.0.0:0",
+        "--export",
+        "a=mem:1MiB",
+    ]));
     assert_eq!(target.ready["event"], "ready");
 }
 

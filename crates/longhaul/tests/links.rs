@@ -31,7 +31,8 @@ fn wan(servers: usize) -> Option<Wan> {
 /// A target behind a link, once it is ready.
 fn serve(wan: &Wan, link: usize, export: &str, more: &[&str]) -> Target {
     let listen = format!("{}:4420", wan.server_address(link));
-    let args = ["target", "--listen", &listen, "--discovery", "none", "--json", "--export", export];
+    let args =
+        ["target", "--insecure", "--listen", &listen, "--discovery", "none", "--json", "--export", export];
     let all = [&args[..], more].concat();
     Target::spawn(within(wan.server(link), PROGRAM, &all))
 }

@@ -24,7 +24,7 @@ fn said_of_all_addresses(more: &[&str]) -> String {
 
 #[test]
 fn a_target_without_tls_says_that_nothing_is_encrypted() {
-    let said = said_of_all_addresses(&[]);
+    let said = said_of_all_addresses(&["--insecure"]);
     assert!(said.contains("0.0.0.0") && said.contains("nothing is encrypted"), "{said}");
 }
 

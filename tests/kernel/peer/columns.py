@@ -57,7 +57,7 @@ def _kernel(nqn, port):
 
 TARGETS = {
     "ours": (
-        f"exec {INSIDE} longhaul target --json --listen {SERVER}:{OURS_PORT} --discovery none "
+        f"exec {INSIDE} longhaul target --json --insecure --listen {SERVER}:{OURS_PORT} --discovery none "
         f"--in-capsule {IN_CAPSULE} --congestion {CONGESTION} --export ours=mem:{DEVICE_MIB}MiB,nqn={OURS_NQN}",
         '"ready"',
     ),

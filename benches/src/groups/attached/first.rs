@@ -36,7 +36,7 @@ struct Way {
 const LONGHAUL: [(Side, &str); 3] = [
     (
         Side::Far,
-        "LONGHAUL target --listen SERVER:4420 --export scratch=mem:BYTES > @/ready & until grep -q ready @/ready; do kill -0 $!; sleep .01; done; echo $! > @/pid",
+        "LONGHAUL target --insecure --listen SERVER:4420 --export scratch=mem:BYTES > @/ready & until grep -q ready @/ready; do kill -0 $!; sleep .01; done; echo $! > @/pid",
     ),
     (Side::Here, "LONGHAUL mkfs --fs xfs nvme+tcp://SERVER/scratch"),
     (Side::Here, "LONGHAUL mount nvme+tcp://SERVER/scratch @/mnt"),

@@ -120,12 +120,12 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             nqn(1)
         ),
         format!(
-            "longhaul target --listen {} --export x=volume:bench/v,standby --hostnqn {}",
+            "longhaul target --insecure --listen {} --export x=volume:bench/v,standby --hostnqn {}",
             HOSTS[0].1,
             nqn(0)
         ),
         format!(
-            "longhaul target --listen {} --export x=volume:bench/v,standby --hostnqn {}  # with other state",
+            "longhaul target --insecure --listen {} --export x=volume:bench/v,standby --hostnqn {}  # with other state",
             HOSTS[1].1,
             nqn(1)
         ),
@@ -207,7 +207,17 @@ impl Heads {
         let option = if successor == Successor::StandsBy { ",standby" } else { "" };
         let mut command = self.command(host);
         command
-            .args(["target", "--json", "--discovery", "none", "--threads", "1", "--listen", HOSTS[host].1])
+            .args([
+                "target",
+                "--json",
+                "--insecure",
+                "--discovery",
+                "none",
+                "--threads",
+                "1",
+                "--listen",
+                HOSTS[host].1,
+            ])
             .args(["--export", &format!("x=volume:bench/v{option}"), "--hostnqn", &nqn(host)])
             .args(["--congestion", &self.site.setup.congestion])
             .stdin(Stdio::null())

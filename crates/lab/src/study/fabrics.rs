@@ -436,7 +436,7 @@ impl FabricsTestbed {
             // The target is in the namespace that all links share, with a client behind each link.
             links = Links::emulated(CLIENTS_MOST, conditions)?;
             let mut command = links.command()?;
-            command.args(["target", "--discovery", "none", "--listen", ANY_ADDRESS]);
+            command.args(["target", "--insecure", "--discovery", "none", "--listen", ANY_ADDRESS]);
             for (number, drive) in (1..).zip(&drives) {
                 command.args(["--export", &format!("drive{number}={drive}")]);
             }
@@ -447,7 +447,14 @@ impl FabricsTestbed {
         } else if remote {
             links = Links::emulated(1, conditions)?;
             let (mut command, address) = links.behind(1)?;
-            command.args(["target", "--discovery", "none", "--listen", &format!("{address}:4420")]);
+            command.args([
+                "target",
+                "--insecure",
+                "--discovery",
+                "none",
+                "--listen",
+                &format!("{address}:4420"),
+            ]);
             for (number, drive) in (1..).zip(&drives) {
                 command.args(["--export", &format!("drive{number}={drive}")]);
             }

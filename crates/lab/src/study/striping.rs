@@ -99,7 +99,16 @@ impl StripingTestbed {
             };
             let (mut command, address) = links.behind(link)?;
             let listen = format!("{address}:{port}");
-            command.args(["target", "--discovery", "none", "--listen", &listen, "--export", MEMORY]);
+            command.args([
+                "target",
+                "--insecure",
+                "--discovery",
+                "none",
+                "--listen",
+                &listen,
+                "--export",
+                MEMORY,
+            ]);
             let server = Server::start(command)?;
             uris.extend(server.ready["exports"][0]["uri"].as_str().map(str::to_owned));
             servers.push(server);

@@ -403,7 +403,7 @@ impl FilesystemTestbed {
         };
         let links = Links::emulated(1, Conditions::new(rtt, Some((RATE * settings.scale) as u64)))?;
         let (mut command, address) = links.behind(1)?;
-        command.args(["target", "--discovery", "none", "--listen", &format!("{address}:4420")]);
+        command.args(["target", "--insecure", "--discovery", "none", "--listen", &format!("{address}:4420")]);
         command.args(key.1.iter().flat_map(|size| ["--in-capsule", size]));
         command.args(congestion(key.2));
         for number in 1..=STRIPED {

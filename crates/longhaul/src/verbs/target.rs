@@ -56,10 +56,11 @@ as a new disk, even if another namespace was served from it before), standby
 A further export of the same NAME adds a namespace to the same subsystem.
 
 A space is a directory, or a block device (block:PATH), in which the hosts of
---admin make namespaces while the
-target runs ('longhaul ns', or 'nvme create-ns' of a Linux host). A host sees
-those that are attached to it. Without --keys, hosts are known by a name that they send
-themselves: beyond loopback a space then takes --insecure, and a trusted network.
+--admin make namespaces while the target runs ('longhaul ns', or 'nvme
+create-ns' of a Linux host). A host sees those that are attached to it.
+
+Without --keys, hosts are known by a name that they send themselves. To listen
+beyond loopback then takes --insecure, and a trusted network.
 
 SIGHUP reads the configuration files again and applies them: exports that are
 added or removed, their size=, allow-host=, delay=, rate= and error=, and
@@ -69,7 +70,7 @@ of the devices again, and open the file of --audit anew.
 SIGTERM completes the I/O under way, flushes, and exits 0.
 
 Example:
-  longhaul target --listen 0.0.0.0:4420 \\
+  longhaul target --listen 0.0.0.0:4420 --keys /etc/longhaul/keys \\
       --export scratch=file:/srv/scratch,size=100GiB")]
 pub(crate) struct TargetArgs {
     /// Address and port to listen on (:PORT for all IPv4 addresses; default port: 4420); may be
@@ -94,7 +95,7 @@ pub(crate) struct TargetArgs {
     /// ('longhaul key make --tls')
     #[arg(long, value_name = "POLICY", requires = "keys", value_parser = policies())]
     tls: Option<TlsPolicy>,
-    /// Serve spaces beyond loopback, though hosts are not authenticated
+    /// Listen beyond loopback, though hosts are not authenticated
     #[arg(long)]
     insecure: bool,
     /// Further address of the discovery controller: ADDR:PORT, or none [default: port 8009 of the
@@ -241,7 +242,9 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
             given.iter().map(TcpListener::local_addr).collect::<Result<_, _>>().map_err(Failure::failed)?
         }
     };
-    check_access(&args.space, &listen, args.insecure || args.keys.is_some())?;
+    if args.keys.is_none() && !args.insecure {
+        check_loopback(&listen)?;
+    }
     // Before anything is opened or made: a port that is taken changes nothing.
     let audit = args.audit.start(output)?;
     let metrics = args.metrics.start("the devices of the exports are being opened")?;
@@ -421,14 +424,15 @@ fn add_spaces(
     spaces.into_iter().map(add).collect()
 }
 
-/// Refuses spaces that any machine of the network could manage, unless that is asked for.
-fn check_access(spaces: &[SpaceSpec], listen: &[SocketAddr], insecure: bool) -> Result<(), Failure> {
+/// Refuses to listen where hosts of other machines, which need not prove who they are, reach what is served.
+fn check_loopback(listen: &[SocketAddr]) -> Result<(), Failure> {
     match listen.iter().find(|addr| !is_loopback(addr)) {
-        Some(addr) if !spaces.is_empty() && !insecure => Err(Failure::usage(format_args!(
-            "{addr} can be reached from other machines, and administrators of a space are known by a name that \
-             they send themselves: give --keys, so that they prove it, or --insecure if the network is trusted"
+        Some(addr) => Err(Failure::usage(format_args!(
+            "{addr} can be reached from other machines, and without keys a host is who it says: give --keys DIR, \
+             so that hosts prove who they are ('longhaul key make HOSTNQN --keys DIR'), or --insecure if every \
+             machine that reaches this address may read and write what is served"
         ))),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 

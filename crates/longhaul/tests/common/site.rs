@@ -39,7 +39,8 @@ impl Site {
     /// A target with an installation of its own.
     pub fn serve(&self, number: usize, listen: &str) -> Target {
         let space = format!("fast=dir:{},size=256MiB", text(&self.path(&format!("space{number}"))));
-        let args = ["target", "--json", "--discovery", "none", "--threads", "1", "--listen", listen];
+        let args =
+            ["target", "--json", "--insecure", "--discovery", "none", "--threads", "1", "--listen", listen];
         let mut command = command(&[&args[..], &["--space", &space, "--admin", ADMIN]].concat());
         command.env("XDG_STATE_HOME", self.path(&format!("state{number}")));
         Target::spawn(command)

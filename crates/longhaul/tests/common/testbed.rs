@@ -97,7 +97,17 @@ impl Testbed {
         let disk = self.dir.path().join("disk");
         let export =
             format!("d=file:{},size={SIZE},uuid=7d2a1f60-0000-4000-8000-000000000009", disk.display());
-        let args = ["target", "--listen", &listen, "--discovery", "none", "--json", "--export", &export];
+        let args = [
+            "target",
+            "--insecure",
+            "--listen",
+            &listen,
+            "--discovery",
+            "none",
+            "--json",
+            "--export",
+            &export,
+        ];
         let mut command = self.wan.server(1).command(env!("CARGO_BIN_EXE_longhaul"));
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped());
         command.env("XDG_CONFIG_HOME", "/nonexistent");
