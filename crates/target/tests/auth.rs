@@ -5,18 +5,22 @@
 #[path = "hostile/client.rs"]
 mod client;
 
-use client::{BLOCK, CC_ENABLE, Client, Done, HOSTNQN, NQN, Name, read, write};
+use client::{BLOCK, CC_ENABLE, Client, Done, HOSTNQN, NQN, Name, STRANGER, read, write};
 use longhaul_auth::{HostExchange, HostOptions, HostStep, Refused};
 use longhaul_block::BackendSpec;
 use longhaul_target::{Config, DhGroup, HashFunction, HostKey, Keys, Patience, Secret, Target};
 use longhaul_wire::command::{Sgl, Sqe, admin, fctype};
 use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::auth::{Authentication, authreq};
-use longhaul_wire::fabrics::{ConnectResponse, offset};
+use longhaul_wire::fabrics::{ConnectData, ConnectResponse, offset};
+use longhaul_wire::pdu::IcReq;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
+use zerocopy::IntoBytes;
 
 fn random(seed: u64) -> impl FnMut(&mut [u8]) {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -209,4 +213,87 @@ fn commands_and_messages_that_are_wrong_cost_themselves_or_the_queue() {
         queue.expect_end("a queue with a message that is none");
     }
     assert_eq!(prove(&mut queue, &name, key(1)), Ok(()), "the first queue goes on");
+}
+
+/// Messages of exchanges that the target answers of an address at once, and in each second from then on
+/// (docs/target-limits.md).
+const BURST: usize = 512;
+const RATE: usize = 50;
+
+/// Begins an exchange with a secret that is not the host's, and goes on as far as it is answered; the number of
+/// messages that were. `None`: it has no connection any more.
+fn begin_in_vain(client: &mut Client, name: &Name, answered: &AtomicUsize) -> Option<()> {
+    let options = HostOptions {
+        hostnqn: name.hostnqn.clone(),
+        subnqn: NQN.into(),
+        key: key(3),
+        hashes: HashFunction::ALL.into(),
+        groups: DhGroup::ALL.into(),
+    };
+    client.send(IcReq::new(0, 0, 0).as_bytes());
+    client.recv()?;
+    let connect = Sqe::connect(0, 31, 0, 0).with_sgl(Sgl::in_capsule(0, ConnectData::LEN as u32));
+    let connect = client.capsule(&connect.with_cid(1), name.connect_data(0xFFFF).as_bytes());
+    client.send(&connect);
+    client.recv()?;
+    let (_, message) = HostExchange::begin(options, 7);
+    let sqe = Sqe::authentication(fctype::AUTHENTICATION_SEND, message.len() as u32)
+        .with_sgl(Sgl::in_capsule(0, message.len() as u32));
+    // The same first message again and again: each begins the exchange anew.
+    loop {
+        let capsule = client.capsule(&sqe.with_cid(2), &message);
+        client.send(&capsule);
+        client.recv()?;
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Strangers that know a host's name ask for proofs without end. No more is answered than an address may ask for, and
+/// others go on meanwhile, and can prove who they are.
+#[test]
+fn exchanges_without_end_leave_others_their_service() {
+    const STRANGERS: usize = 4;
+    /// Long enough for many more messages than an address may have, were there no limit.
+    const FLOOD: Duration = Duration::from_secs(3);
+    let target = target(|_| {});
+    let host = Name::default();
+    let (mut admin, connected) = connect(&target, 0, 0xFFFF, &host);
+    assert_eq!(prove(&mut admin, &host, key(1)), Ok(()));
+    admin.result(&Sqe::property_set(offset::CC, false, CC_ENABLE));
+    let (mut queue, _) = connect(&target, 1, connected.cntlid, &host);
+    assert_eq!(prove(&mut queue, &host, key(1)), Ok(()));
+    let (over, answered, begun) = (AtomicBool::new(false), AtomicUsize::new(0), Instant::now());
+    // The latest connection of each stranger, which may be waiting for its turn at the end.
+    let streams: [Mutex<Option<std::net::TcpStream>>; STRANGERS] = Default::default();
+    std::thread::scope(|scope| {
+        for stream in &streams {
+            let (over, answered, addr) = (&over, &answered, target.addresses()[0]);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let mut client = Client::tcp_from(STRANGER, addr).expect("the kernel takes it");
+                    *stream.lock().expect("no panic") = Some(client.again().stream);
+                    let _ = begin_in_vain(&mut client, &Name::other(2), answered);
+                }
+            });
+        }
+        let mut round = 0_u8;
+        while answered.load(Ordering::Relaxed) < BURST || begun.elapsed() < FLOOD {
+            assert!(begun.elapsed() < client::PATIENCE, "{answered:?} of {BURST} were answered");
+            round = round.wrapping_add(1);
+            let block = vec![round; BLOCK];
+            assert_eq!(queue.call(&write(1, 7, BLOCK), &block).status, Status::SUCCESS);
+            assert_eq!(queue.call(&read(1, 7, BLOCK), &[]).data, block);
+            if round.is_multiple_of(8) {
+                assert_eq!(prove(&mut queue, &host, key(1)), Ok(()), "round {round}");
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        for stream in &streams {
+            let stream = stream.lock().expect("no panic");
+            let _ = stream.as_ref().map(|stream| stream.shutdown(Shutdown::Both));
+        }
+    });
+    let (answered, seconds) = (answered.into_inner(), begun.elapsed().as_secs_f64());
+    let most = BURST + (RATE as f64 * (seconds + 1.0)) as usize + STRANGERS;
+    assert!(answered <= most, "{answered} messages in {seconds:.1} s");
 }

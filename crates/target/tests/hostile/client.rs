@@ -8,6 +8,7 @@ use longhaul_wire::fabrics::{ConnectData, offset};
 use longhaul_wire::pdu::{
     CapsuleResp, CommonHeader, DataPdu, Fes, Format, IcReq, IcResp, PduType, TermReq, flags,
 };
+use socket2::{Domain, Socket, Type};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -19,6 +20,8 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const NQN: &str = "nqn.2014-08.org.example:disk";
 pub const HOSTNQN: &str = "nqn.2014-08.org.example:host";
 pub const HOSTID: Uuid = Uuid::from_u128(0x0102_0304);
+/// Where strangers are: another address of the loopback interface.
+pub const STRANGER: [u8; 4] = [127, 0, 0, 9];
 /// What a Linux host writes to CC.
 pub const CC_ENABLE: u64 = 0x0046_0001;
 pub const BLOCK: usize = 4096;
@@ -59,6 +62,14 @@ impl Client {
     /// A connection on which nothing was said yet.
     pub fn tcp(addr: SocketAddr) -> Client {
         Client::over(TcpStream::connect(addr).expect("connected"))
+    }
+
+    /// The same, from an address of this machine; more of one address than it may open are closed at once.
+    pub fn tcp_from(source: [u8; 4], to: SocketAddr) -> std::io::Result<Client> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((source, 0)).into())?;
+        socket.connect(&to.into())?;
+        Ok(Client::over(socket.into()))
     }
 
     /// The same, on a connection that was made elsewhere.

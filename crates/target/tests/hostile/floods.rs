@@ -1,7 +1,7 @@
 //! Strangers that never stop sending: connections, admin commands, commands that are refused. The
 //! rate of one address is limited, and other hosts are not slowed down.
 
-use crate::client::{BLOCK, CC_ENABLE, Client, Host, Name, PATIENCE, read};
+use crate::client::{BLOCK, CC_ENABLE, Client, Host, Name, PATIENCE, STRANGER, read};
 use crate::rig::{FILE, MEM, Rig};
 use longhaul_engine::EngineKind;
 use longhaul_target::Config;
@@ -9,15 +9,11 @@ use longhaul_wire::command::{ReadWrite, Sgl, Sqe, io};
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::fabrics::offset;
 use longhaul_wire::pdu::{CapsuleResp, IcReq, PduType};
-use socket2::{Domain, Socket, Type};
 use std::io::{ErrorKind, Read};
-use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// Where the strangers are: another address of the loopback interface.
-const STRANGER: [u8; 4] = [127, 0, 0, 9];
 /// Rounds of others beside a flood.
 const ROUNDS: usize = 20;
 /// Commands of a stranger that are under way on one queue.
@@ -27,13 +23,6 @@ const BURST: usize = 2000;
 const RATE: usize = 2000;
 /// Connections that an address may open at once.
 const CONNECTIONS: usize = 2048;
-
-fn connect_from(source: [u8; 4], to: SocketAddr) -> std::io::Result<TcpStream> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-    socket.bind(&SocketAddr::from((source, 0)).into())?;
-    socket.connect(&to.into())?;
-    Ok(socket.into())
-}
 
 /// Ends a flood when dropped, so that a test that fails does not wait for it without end.
 struct Ending<'a>(&'a AtomicBool);
@@ -207,8 +196,7 @@ pub fn half_open_connections_without_end(kind: EngineKind) {
     beside(&rig, |over| {
         let mut open = std::collections::VecDeque::new();
         while !over.load(Ordering::Relaxed) || opened.load(Ordering::Relaxed) < 400 {
-            let Ok(stream) = connect_from(STRANGER, rig.addr) else { continue };
-            let mut client = Client::over(stream);
+            let Ok(mut client) = Client::tcp_from(STRANGER, rig.addr) else { continue };
             client.send(&IcReq::new(0, 0, 0).as_bytes()[..60]);
             open.push_back(client);
             opened.fetch_add(1, Ordering::Relaxed);
@@ -216,6 +204,26 @@ pub fn half_open_connections_without_end(kind: EngineKind) {
                 open.pop_front();
             }
             assert!(rig.connections() <= 256, "{} connections", rig.connections());
+        }
+    });
+    rig.finish();
+}
+
+/// Complete Connects that are refused, each on a connection of its own, to a subsystem that there is not.
+pub fn refused_connects_without_end(kind: EngineKind) {
+    let Some(rig) = Rig::new(kind, |_| {}) else { return };
+    let name = Name { nqn: "nqn.2014-08.org.example:none".into(), ..Name::other(1) };
+    let refused = AtomicUsize::new(0);
+    beside(&rig, |over| {
+        while !over.load(Ordering::Relaxed) || refused.load(Ordering::Relaxed) < 200 {
+            let mut client = Client::tcp_from(STRANGER, rig.addr).expect("the kernel takes it");
+            client.send(IcReq::new(0, 0, 0).as_bytes());
+            // Beyond what an address may open it is closed instead.
+            if client.recv().is_some() {
+                let done = client.connect(&Sqe::connect(0, 31, 0, 0), &name.connect_data(0xFFFF));
+                assert!(!done.status.is_success());
+                refused.fetch_add(1, Ordering::Relaxed);
+            }
         }
     });
     rig.finish();
@@ -229,12 +237,12 @@ pub fn connections_that_come_and_go(kind: EngineKind) {
     beside(&rig, |over| {
         let mut opened = 0;
         while !over.load(Ordering::Relaxed) || opened < 2 * CONNECTIONS {
-            drop(connect_from(STRANGER, rig.addr).expect("the kernel takes it"));
+            drop(Client::tcp_from(STRANGER, rig.addr).expect("the kernel takes it"));
             opened += 1;
         }
         // A peer that stays hears its end at once: it has no place to wait for its turn in.
         let mut closed = |_| {
-            let mut stream = connect_from(STRANGER, rig.addr).expect("the kernel takes it");
+            let mut stream = Client::tcp_from(STRANGER, rig.addr).expect("the kernel takes it").stream;
             stream.set_read_timeout(Some(std::time::Duration::from_millis(100))).expect("time limit");
             match stream.read(&mut [0]) {
                 Ok(0) => true,

@@ -80,6 +80,7 @@ on_each_engine! {
     floods::descriptors_of_an_unknown_kind_without_end,
     floods::fabrics_commands_without_end,
     floods::half_open_connections_without_end,
+    floods::refused_connects_without_end,
     floods::connections_that_come_and_go,
     floods::reads_that_are_taken_byte_by_byte,
 }
