@@ -28,6 +28,11 @@ pub struct Generations<K = HostKey> {
     pub retired: Option<K>,
 }
 
+/// The number of the generation before that of this number.
+pub const fn number_before(number: u32) -> u32 {
+    number.saturating_sub(1)
+}
+
 impl<K> From<K> for Generations<K> {
     fn from(current: K) -> Generations<K> {
         Generations { number: 1, current, previous: None, retired: None }
@@ -37,14 +42,15 @@ impl<K> From<K> for Generations<K> {
 impl<K> Generations<K> {
     /// What a subsystem accepts, with the number of each generation.
     pub fn accepted(&self) -> impl Iterator<Item = (u32, &K)> {
-        let previous = self.previous.as_ref().map(|key| (self.number.saturating_sub(1), key));
+        let previous = self.previous.as_ref().map(|key| (number_before(self.number), key));
         [(self.number, &self.current)].into_iter().chain(previous)
     }
 
     /// The last generation that was retired, and its number.
     pub fn retired(&self) -> Option<(u32, &K)> {
-        let before = 1 + u32::from(self.previous.is_some());
-        self.retired.as_ref().map(|key| (self.number.saturating_sub(before), key))
+        let before = number_before(self.number);
+        let number = if self.previous.is_some() { number_before(before) } else { before };
+        self.retired.as_ref().map(|key| (number, key))
     }
 }
 

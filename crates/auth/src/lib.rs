@@ -33,7 +33,7 @@ pub use controller::{ControllerExchange, ControllerOptions, Progress};
 pub use group::DhGroup;
 pub use hash::HashFunction;
 pub use host::{HostExchange, HostOptions, HostStep};
-pub use keys::{Generations, HostKey, KeySource};
+pub use keys::{Generations, HostKey, KeySource, number_before};
 pub use psk::{Derivation, DeriveError, Identity, IdentityVersion, TlsKey, TlsKeyError, TlsPsk};
 pub use secret::{Secret, SecretError};
 

@@ -16,7 +16,7 @@
 //! Files that others can read are refused, as ssh refuses them.
 
 use crate::error::{Error, ErrorKind, Result};
-use longhaul_auth::{Generations, HashFunction, HostKey, KeySource, Secret, TlsKey};
+use longhaul_auth::{Generations, HashFunction, HostKey, KeySource, Secret, TlsKey, number_before};
 use longhaul_wire::nqn::Nqn;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::process::geteuid;
@@ -242,7 +242,7 @@ pub fn rotate(
                 "{}: targets still accept generation {} beside {}: 'longhaul key retire' ends that, or --force \
                  with the new one",
                 place.display(),
-                before.number.saturating_sub(1),
+                number_before(before.number),
                 before.number
             ),
         ));
@@ -276,7 +276,7 @@ pub fn retire(dir: &Path, host: &str) -> Result<u32> {
     }
     keys.retired = std::mem::take(&mut keys.previous).or(keys.retired);
     write(dir, host, &place, &keys)?;
-    Ok(keys.number.saturating_sub(1))
+    Ok(number_before(keys.number))
 }
 
 /// The directory of a host's keys.

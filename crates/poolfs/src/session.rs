@@ -309,18 +309,7 @@ impl FsSession {
         handle: u64,
         result: std::result::Result<T, Errno>,
     ) -> std::result::Result<T, Errno> {
-        let mut handles = lock(&self.handles);
-        if let Err(e) = result {
-            let node = handles.get(&handle).map(|open| Arc::clone(&open.node));
-            for (number, open) in handles.iter_mut() {
-                if *number != handle && node.as_ref().is_some_and(|node| Arc::ptr_eq(node, &open.node)) {
-                    open.error = Some(e);
-                }
-            }
-        } else if let Some(e) = handles.get_mut(&handle).and_then(|open| open.error.take()) {
-            return Err(e);
-        }
-        result
+        report_of(&mut lock(&self.handles), handle, result)
     }
 
     /// Returns the error of a handle at a close, and leaves it to the next sync as well: the close may be
@@ -330,8 +319,9 @@ impl FsSession {
         handle: u64,
         result: std::result::Result<(), Errno>,
     ) -> std::result::Result<(), Errno> {
-        let reported = self.report(handle, result);
-        if let (Err(e), Some(open)) = (reported, lock(&self.handles).get_mut(&handle)) {
+        let mut handles = lock(&self.handles);
+        let reported = report_of(&mut handles, handle, result);
+        if let (Err(e), Some(open)) = (reported, handles.get_mut(&handle)) {
             open.error = Some(e);
         }
         reported
@@ -428,4 +418,23 @@ fn begin(
         }
     }
     Err(Error::new(ErrorKind::Failed, "other hosts changed the file system each time: try again"))
+}
+
+/// See [`FsSession::report`].
+fn report_of<T>(
+    handles: &mut HashMap<u64, OpenHandle>,
+    handle: u64,
+    result: std::result::Result<T, Errno>,
+) -> std::result::Result<T, Errno> {
+    if let Err(e) = result {
+        let node = handles.get(&handle).map(|open| Arc::clone(&open.node));
+        for (number, open) in handles.iter_mut() {
+            if *number != handle && node.as_ref().is_some_and(|node| Arc::ptr_eq(node, &open.node)) {
+                open.error = Some(e);
+            }
+        }
+    } else if let Some(e) = handles.get_mut(&handle).and_then(|open| open.error.take()) {
+        return Err(e);
+    }
+    result
 }
