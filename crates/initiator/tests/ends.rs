@@ -290,7 +290,7 @@ fn connections_that_break_off_leave_nothing_behind() {
 /// The sockets of a target that was killed outlive its process for a moment.
 #[test]
 fn an_address_that_becomes_free_is_taken_over() {
-    let predecessor = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let predecessor = std::net::TcpListener::bind(common::LISTEN).expect("bound");
     let addr = predecessor.local_addr().expect("address");
     let config = || longhaul_target::Config { listen: vec![addr], ..Default::default() };
     let e = Target::start(config()).map(drop).expect_err("it stays in use");

@@ -273,7 +273,7 @@ fn short_names_are_looked_up() {
     target.export(other, "other", backend("mem:4MiB"), Uuid::new_v4()).expect("exported");
     let addr = target.addresses()[0];
 
-    let log = discover("127.0.0.1", addr.port(), Options::default()).expect("discovered");
+    let log = discover(&addr.ip().to_string(), addr.port(), Options::default()).expect("discovered");
     let mut names: Vec<_> = log.records.iter().filter_map(|r| r.uri()).collect();
     names.sort();
     assert_eq!(names, [format!("nvme+tcp://{addr}/{NQN}"), format!("nvme+tcp://{addr}/{other}")]);

@@ -84,7 +84,7 @@ impl Site {
 
     fn serve(&self, number: usize) -> Target {
         let mut target = self.command(&format!("target{number}"), &["target", "--json"]);
-        target.args(["--discovery", "none", "--threads", "1", "--listen", "127.0.0.1:0"]);
+        target.args(["--discovery", "none", "--threads", "1", "--listen", common::LISTEN]);
         let space = format!("s=dir:{},size=64MiB", text(&self.path(&format!("space{number}"))));
         match self.guard {
             Guard::Reservations => target.args(["--space", &space, "--admin", ADMIN]),

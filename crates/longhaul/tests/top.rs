@@ -104,7 +104,7 @@ fn a_load_is_seen_on_each_path_and_a_lost_target_too() {
     top.env("XDG_STATE_HOME", site.path("host")).env("XDG_RUNTIME_DIR", site.path("host"));
     let ran = common::finish(top.spawn().expect("started"));
     assert!(ran.code == Some(0) && !ran.stdout.contains('\x1b'), "{ran:?}");
-    for begin in ["pool    p ", "target  127.0.0.1", "volume  p/v ", "path    127.0.0.1"] {
+    for begin in ["pool    p ", "target  127.0.0.2", "volume  p/v ", "path    127.0.0.2"] {
         assert!(ran.stdout.lines().any(|line| line.starts_with(begin)), "no '{begin}' in {}", ran.stdout);
     }
     assert!(ran.stdout.contains("2 of 3") && ran.stdout.contains("degraded"), "{}", ran.stdout);

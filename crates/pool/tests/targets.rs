@@ -90,7 +90,7 @@ impl Site {
     }
 
     fn serve(&self, number: usize, port: u16) -> Target {
-        let config = Config { listen: vec![([127, 0, 0, 1], port).into()], threads: 1, ..Config::default() };
+        let config = Config { listen: vec![([127, 0, 0, 2], port).into()], threads: 1, ..Config::default() };
         let target = Target::start(config).expect("a target");
         let path = self.directory.path().join(number.to_string());
         let space = DirSpace::open(&path, Some(1 << 30)).expect("a space");
@@ -101,7 +101,7 @@ impl Site {
     }
 
     fn address(&self, number: usize) -> String {
-        format!("127.0.0.1:{}/nqn.2026-11.io.longhaul:test{number}:fast", self.ports[number])
+        format!("127.0.0.2:{}/nqn.2026-11.io.longhaul:test{number}:fast", self.ports[number])
     }
 
     fn host(&self, catalog: Arc<dyn Catalog>, spaces: Arc<dyn Spaces>) -> Host {
@@ -168,7 +168,7 @@ fn a_volume_is_made_used_and_removed_without_a_trace() {
         let site = Site::new(4);
         let targets = site.targets();
         for number in 0..4 {
-            let found = targets.find(&format!("127.0.0.1:{}", site.ports[number]));
+            let found = targets.find(&format!("127.0.0.2:{}", site.ports[number]));
             assert_eq!(found, Ok(site.address(number)));
         }
         let host = site.host(empty(&site.clock), Arc::<Targets>::clone(&targets));
@@ -195,7 +195,7 @@ fn a_volume_is_made_used_and_removed_without_a_trace() {
         let foreign = Pool::create(&host, "q", &[(site.address(0), "r".into())], Quota::default());
         let error = foreign.map(|_| ()).expect_err("in use").to_string();
         assert!(error.contains("uses it: admin-host made volume v there on 20"), "{error}");
-        assert!(error.contains(&format!("target 127.0.0.1:{}/fast is not used", site.ports[0])), "{error}");
+        assert!(error.contains(&format!("target 127.0.0.2:{}/fast is not used", site.ports[0])), "{error}");
 
         assert_eq!(pool.remove_volume("v"), Ok(Removed::Whole));
         assert_eq!(site.files(), 0);
@@ -496,7 +496,7 @@ fn a_lost_catalog_is_made_again_from_the_targets() {
 fn a_space_is_found_by_its_target() {
     let site = Site::new(1);
     let target = site.targets[0].as_ref().expect("a target");
-    let machine = format!("127.0.0.1:{}", site.ports[0]);
+    let machine = format!("127.0.0.2:{}", site.ports[0]);
     let node = Targets::new(options(NODE)).expect("a thread");
     let error = node.find(&machine).expect_err("not permitted").to_string();
     assert!(error.contains(&format!("--admin {NODE}")), "{error}");

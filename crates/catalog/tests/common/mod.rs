@@ -14,6 +14,9 @@ pub(crate) struct Etcd {
     _dir: tempfile::TempDir,
 }
 
+/// Where members listen.
+const HOST: &str = "127.0.0.2";
+
 /// Times that members are started, each time on other ports: other processes take ports, too.
 const TRIES: usize = 5;
 
@@ -29,7 +32,7 @@ impl Etcd {
     fn try_start(count: usize) -> Option<Etcd> {
         let dir = tempfile::tempdir().expect("a directory");
         let ports = free_ports(count * 2);
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let url = |port: u16| format!("http://{HOST}:{port}");
         let (clients, peers) = ports.split_at(count);
         let cluster: Vec<String> =
             peers.iter().enumerate().map(|(i, port)| format!("m{i}={}", url(*port))).collect();
@@ -51,7 +54,7 @@ impl Etcd {
                 .expect("etcd runs")
         };
         let members = (0..count).map(|i| Some(member(i))).collect();
-        let endpoints = clients.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let endpoints = clients.iter().map(|port| format!("{HOST}:{port}")).collect();
         let mut etcd = Etcd { members, endpoints, _dir: dir };
         etcd.is_up().then_some(etcd)
     }
@@ -115,8 +118,9 @@ fn log(dir: &Path, member: usize) -> PathBuf {
     dir.join(format!("m{member}.log"))
 }
 
+/// Connections of this machine begin at 127.0.0.1, so that none is given one of these ports while a member is
+/// down.
 fn free_ports(count: usize) -> Vec<u16> {
-    let held: Vec<TcpListener> =
-        (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind((HOST, 0)).expect("a port")).collect();
     held.iter().map(|listener| listener.local_addr().expect("bound").port()).collect()
 }

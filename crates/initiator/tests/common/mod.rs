@@ -37,9 +37,13 @@ pub fn engines() -> Vec<EngineConfig> {
     [EngineKind::Uring, EngineKind::Epoll].into_iter().filter(has).map(config).collect()
 }
 
+/// Where targets and relays listen, some of which are started again at the same port. Connections of this
+/// machine begin at 127.0.0.1, so that none is given that port meanwhile.
+pub const LISTEN: &str = "127.0.0.2:0";
+
 /// A target on a free port of loopback.
 pub fn target(change: impl FnOnce(&mut Config)) -> Target {
-    let listen = vec!["127.0.0.1:0".parse().expect("address")];
+    let listen = vec![LISTEN.parse().expect("address")];
     let mut config = Config { listen, threads: 2, ..Config::default() };
     change(&mut config);
     Target::start(config).expect("started")

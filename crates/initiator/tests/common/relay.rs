@@ -1,5 +1,6 @@
 //! A relay with switches: what a link does at its worst, on loopback.
 
+use super::LISTEN;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -57,7 +58,7 @@ pub struct Relay {
 impl Relay {
     /// Leads to `target`.
     pub fn start(target: SocketAddr) -> Relay {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let listener = TcpListener::bind(LISTEN).expect("bound");
         let addr = listener.local_addr().expect("address");
         let state = State {
             target,

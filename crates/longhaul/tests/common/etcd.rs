@@ -20,9 +20,9 @@ impl Etcd {
             longhaul_skip::skip!("etcd: {e}");
             return None;
         }
-        let free = || TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+        let free = || TcpListener::bind(super::LISTEN).expect("a port").local_addr().expect("bound").port();
         let (client, peer) = (free(), free());
-        let (at, peers) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+        let (at, peers) = (format!("http://127.0.0.2:{client}"), format!("http://127.0.0.2:{peer}"));
         let data = directory.join("etcd");
         let command = ["--name", "m", "--data-dir", super::text(&data), "--unsafe-no-fsync"];
         let urls = ["--listen-client-urls", &at, "--advertise-client-urls", &at];
@@ -40,7 +40,7 @@ impl Etcd {
         command.args(&self.command).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         self.child = Some(Running(command.spawn().expect("started")));
         let begun = Instant::now();
-        while TcpStream::connect(("127.0.0.1", self.client)).is_err() {
+        while TcpStream::connect(("127.0.0.2", self.client)).is_err() {
             assert!(begun.elapsed() < PATIENCE, "etcd does not serve");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -52,6 +52,6 @@ impl Etcd {
 
     /// The name of the catalog in it.
     pub fn catalog(&self) -> String {
-        format!("etcd:127.0.0.1:{}", self.client)
+        format!("etcd:127.0.0.2:{}", self.client)
     }
 }

@@ -177,10 +177,14 @@ pub struct Target {
     pub ready: Value,
 }
 
+/// Where servers listen, some of which are started again at the same port. Connections of this machine begin
+/// at 127.0.0.1, so that none is given that port meanwhile.
+pub const LISTEN: &str = "127.0.0.2:0";
+
 impl Target {
     /// Starts it with these exports and further arguments.
     pub fn start(exports: &[&str], more: &[&str]) -> Target {
-        let mut args = vec!["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json"];
+        let mut args = vec!["target", "--listen", LISTEN, "--discovery", "none", "--json"];
         args.extend(exports.iter().flat_map(|export| ["--export", export]));
         args.extend(more);
         Target::spawn(command(&args))
@@ -239,7 +243,7 @@ pub fn own_user() -> String {
 /// An agent that serves a directory on loopback, and its URI, which ends with a slash.
 pub fn agent(root: &Path, more: &[&str]) -> (Target, String) {
     let user = own_user();
-    let args = ["agent", "--listen", "127.0.0.1:0", "--json", "--insecure", "--user", &user, "--root"];
+    let args = ["agent", "--listen", LISTEN, "--json", "--insecure", "--user", &user, "--root"];
     let agent = Target::spawn(command(&[&args[..], &[text(root)], more].concat()));
     let uri = agent.ready["uri"].as_str().expect("a URI").to_owned();
     (agent, uri)

@@ -26,7 +26,7 @@ impl Site {
         let directory = tempfile::tempdir_in(root).expect("a directory");
         let mut site = Site { directory, targets: Vec::new() };
         for number in 0..count {
-            let target = site.serve(number, "127.0.0.1:0");
+            let target = site.serve(number, super::LISTEN);
             site.targets.push(Some(target));
         }
         site
