@@ -27,6 +27,10 @@ const BESIDE: f64 = 0.8;
 const MEETING: Duration = Duration::from_secs(5);
 const WINDOW: Duration = Duration::from_secs(6);
 
+/// Bytes that a plain stream has sent when a copy joins it, and how often they are looked at.
+const UNDER_WAY: u64 = 4 << 20;
+const LOOK: Duration = Duration::from_millis(10);
+
 struct Case {
     rate: u64,
     rtt: Duration,
@@ -48,9 +52,9 @@ enum Subject {
     /// As users get it.
     Measured,
     Fixed(u32),
-    /// As users get it, beside one iperf3 stream.
+    /// As users get it, joining one iperf3 stream.
     Beside,
-    /// One iperf3 stream beside another one.
+    /// One iperf3 stream that joins another one.
     Plain,
 }
 
@@ -91,9 +95,9 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     }
     section.notes.push(format!(
         "{} files of the same size, {} in all, from memory to a file system, `--fsync none`. Of the best fixed \
-         number: of the one with the greatest median, in the same round. Beside iperf3: both begin at the same \
-         time, and iperf3 is measured for {WINDOW:?} after {MEETING:?}; the last line of a link is iperf3 beside \
-         another iperf3 that began with it. Wire: packets of up to 9,000 bytes with their IP headers, lost ones \
+         number: of the one with the greatest median, in the same round. Beside iperf3: the copy joins an \
+         iperf3 stream that has sent 4 MiB, which is measured for {WINDOW:?} after its first {MEETING:?}; the last \
+         line of a link is iperf3 beside another iperf3 that joined it so. Wire: packets of up to 9,000 bytes with their IP headers, lost ones \
          too",
         scaled(setup, FILES),
         longhaul_block::units::format_size(scaled(setup, BYTES)),
@@ -144,9 +148,9 @@ fn measure(setup: &Setup, place: &Place, tree: &Path, case: &Case, section: &mut
             let before = link.statistics()?.links[0].there.bytes_in;
             let (rate, beside) = match subject {
                 Subject::Measured | Subject::Fixed(_) => (copy()?, f64::NAN),
-                Subject::Beside => together(copy, || one.run(met, true, 128 << 10))?,
+                Subject::Beside => joining(&link, copy, || one.run(met, true, 128 << 10))?,
                 Subject::Plain => {
-                    together(|| two.run(met, true, 128 << 10), || one.run(met, true, 128 << 10))?
+                    joining(&link, || two.run(met, true, 128 << 10), || one.run(met, true, 128 << 10))?
                 }
             };
             let wire = (link.statistics()?.links[0].there.bytes_in - before) as f64 / bytes;
@@ -190,13 +194,20 @@ fn measure(setup: &Setup, place: &Place, tree: &Path, case: &Case, section: &mut
     Ok(())
 }
 
-/// Runs both at the same time: what each brought.
-fn together(
+/// Runs `one` beside `other`, once that has sent [`UNDER_WAY`]: what each brought. Of two plain streams that begin
+/// a tenth of a second apart, the first has three quarters of the link for a long time.
+fn joining(
+    link: &Link,
     one: impl FnOnce() -> Result<f64>,
     other: impl FnOnce() -> Result<f64> + Send,
 ) -> Result<(f64, f64)> {
+    let sent = || -> Result<u64> { Ok(link.statistics()?.links[0].there.bytes_in) };
+    let begun = sent()? + UNDER_WAY;
     std::thread::scope(|scope| {
         let other = scope.spawn(other);
+        while sent()? < begun && !other.is_finished() {
+            std::thread::sleep(LOOK);
+        }
         let one = one()?;
         Ok((one, other.join().expect("a thread that does not panic")?))
     })
