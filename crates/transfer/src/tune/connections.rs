@@ -30,10 +30,8 @@ const TIMES: usize = 2;
 const TIMES_LOST: usize = 4;
 /// Samples in which the connections have to be the limit before more are tried.
 const SURE: u32 = 3;
-/// Samples that a rate is averaged over; and after a try with random losses that was convincing: the next one
-/// is likely to be, and a short copy has no time for more.
+/// Samples that a rate is averaged over.
 const MEASURED: u32 = 4;
-const MEASURED_CONVINCED: u32 = 1;
 /// Samples between two tries: at first, and at most.
 const HOLD: u32 = 8;
 const HOLD_MOST: u32 = 256;
@@ -118,8 +116,6 @@ pub(crate) struct ConnectionTuner {
     best: f64,
     /// The last try did not help: the next step is smaller.
     failed: bool,
-    /// The last try was convincing, and random losses were the limit.
-    convinced: bool,
     state: StreamsPhase,
 }
 
@@ -135,7 +131,6 @@ impl ConnectionTuner {
             hold: HOLD,
             best: 0.0,
             failed: false,
-            convinced: false,
             state,
         }
     }
@@ -164,11 +159,7 @@ impl ConnectionTuner {
                 let convinces = self.now > from && sample.rate > (1.0 + CONVINCING) * before.rate;
                 self.state = match left {
                     0 => StreamsPhase::Try { from, before, limiter, mean: Mean::default() },
-                    _ if convinces && left <= self.settle / 2 => {
-                        let kept = self.keep();
-                        self.convinced = limiter == Limiter::Loss;
-                        return kept;
-                    }
+                    _ if convinces && left <= self.settle / 2 => return self.keep(),
                     left => StreamsPhase::Settle { from, before, limiter, left: left - 1 },
                 };
             }
@@ -181,8 +172,7 @@ impl ConnectionTuner {
 
     fn before(&mut self, mean: Mean, sample: StreamSample) -> Option<CountChange> {
         let (mean, limiter) = (mean.add(sample), sample.limiter);
-        let enough = if self.convinced { MEASURED_CONVINCED } else { MEASURED.max(SURE) };
-        if mean.samples < enough {
+        if mean.samples < MEASURED.max(SURE) {
             self.state = StreamsPhase::Before { mean, limiter };
             return None;
         }
@@ -198,7 +188,6 @@ impl ConnectionTuner {
             return None;
         }
         self.set(to);
-        self.convinced = false;
         self.state = StreamsPhase::Settle { from, before: mean, limiter, left: self.settle };
         Some(CountChange { from, to, why: format!("{}: {to} are tried", limiter.why()) })
     }
@@ -318,16 +307,6 @@ mod tests {
                 let found = numbers.iter().position(|&n| n as f64 >= needed);
                 assert!(found.is_some_and(|at| at < 80), "{limiter:?}, {needed}: after {found:?}");
             }
-        }
-    }
-
-    #[test]
-    fn with_random_losses_a_short_copy_has_its_connections_soon() {
-        for (needed, most) in [(12.0, 35), (30.0, 45)] {
-            let path = SimulatedPath { each: 100.0 / needed, limiter: Limiter::Loss, ..PATH };
-            let (numbers, _) = path.run(&mut ConnectionTuner::new(1, 32, 5), 200);
-            let found = numbers.iter().position(|&n| n as f64 >= needed);
-            assert!(found.is_some_and(|at| at < most), "{needed}: after {found:?}");
         }
     }
 
