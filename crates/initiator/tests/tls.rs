@@ -144,7 +144,7 @@ fn discovery_says_which_addresses_take_tls_alone() {
         (TlsPolicy::Allowed, (treq::SECURE_UNSPECIFIED, tsas::TLS_1_3)),
     ] {
         let target = secured(policy, |config| {
-            config.discovery = Some("127.0.0.2:0".parse().expect("an address"));
+            config.discovery = Some("127.0.0.3:0".parse().expect("an address"));
         });
         export(&target, "mem:32MiB");
         let (io, discovery) = (target.addresses()[0], target.discovery_address().expect("an address"));
@@ -417,14 +417,14 @@ fn recorded_hello(target: &Target) -> Vec<u8> {
 #[test]
 fn where_tls_is_required_no_address_takes_a_connect_without_it() {
     let target = secured(TlsPolicy::Required, |config| {
-        config.discovery = Some("127.0.0.2:0".parse().expect("an address"));
+        config.discovery = Some("127.0.0.3:0".parse().expect("an address"));
         // A host that could prove itself without TLS.
         config.keys = Some(Keys::new(Arc::new(BothKeys)));
     });
     export(&target, "mem:32MiB");
     let addr = target.discovery_address().expect("an address");
     let plain = Options { tls: false, keys: Some(Arc::new(BothKeys)), ..options(1) };
-    assert!(discover("127.0.0.2", addr.port(), plain.clone()).is_ok(), "what there is may be asked");
+    assert!(discover("127.0.0.3", addr.port(), plain.clone()).is_ok(), "what there is may be asked");
     let before = incidents(&target).authentication;
     let refused = failure(&format!("nvme+tcp://{addr}/{NQN}"), plain.clone()).to_string();
     assert!(refused.contains("not allowed"), "{refused}");
