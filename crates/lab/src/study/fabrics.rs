@@ -5,7 +5,7 @@
 //! clients of one target, each on a host (a namespace) of its own.
 
 use super::device::{AttachedDevice, missing};
-use super::links::{Links, Scratch, Server};
+use super::links::{Links, Scratch, Server, serve_at};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, result, suited_scale};
 use crate::filesystems::DeviceFormat;
 use crate::published::{fabrics as said, filesystems};
@@ -436,31 +436,22 @@ impl FabricsTestbed {
             // The target is in the namespace that all links share, with a client behind each link.
             links = Links::emulated(CLIENTS_MOST, conditions)?;
             let mut command = links.command()?;
-            command.args(["target", "--insecure", "--discovery", "none", "--listen", ANY_ADDRESS]);
+            serve_at(&mut command, ANY_ADDRESS);
             for (number, drive) in (1..).zip(&drives) {
                 command.args(["--export", &format!("drive{number}={drive}")]);
             }
             let target = Server::start(command)?;
-            let exports = target.ready["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
-            drives = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
+            drives = target.uris();
             servers = vec![target];
         } else if remote {
             links = Links::emulated(1, conditions)?;
             let (mut command, address) = links.behind(1)?;
-            command.args([
-                "target",
-                "--insecure",
-                "--discovery",
-                "none",
-                "--listen",
-                &format!("{address}:4420"),
-            ]);
+            serve_at(&mut command, &format!("{address}:4420"));
             for (number, drive) in (1..).zip(&drives) {
                 command.args(["--export", &format!("drive{number}={drive}")]);
             }
             let target = Server::start(command)?;
-            let exports = target.ready["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
-            drives = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
+            drives = target.uris();
             let (mut command, address) = links.behind(1)?;
             command.args(["netbench", "--listen", &format!("{address}:7411")]);
             servers = vec![target, Server::start(command)?];

@@ -289,7 +289,18 @@ impl Server {
     }
 }
 
+/// Makes the command that of a target on a testbed, which no other host reaches.
+pub(super) fn serve_at(command: &mut Command, listen: &str) {
+    command.args(["target", "--insecure", "--discovery", "none", "--listen", listen]);
+}
+
 impl Server {
+    /// The URIs of a target's exports.
+    pub(super) fn uris(&self) -> Vec<String> {
+        let exports = self.ready["exports"].as_array().into_iter().flatten();
+        exports.filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect()
+    }
+
     /// How often `words` are in its standard error.
     pub(super) fn has_said(&self, words: &str) -> usize {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);

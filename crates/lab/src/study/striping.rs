@@ -3,7 +3,7 @@
 //! say how many ports the client had: here each server has a link of its own, or all
 //! share one port of the client, where their answers collide (incast).
 
-use super::links::{Links, Server};
+use super::links::{Links, Server, serve_at};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, result};
 use crate::striping::{GIGABIT_ETHERNET, SERVERS, TRANSPORTS, Transport, UNITS};
 use crate::{Error, Outcome};
@@ -98,19 +98,10 @@ impl StripingTestbed {
                 Ports::One => (1, 4419 + server),
             };
             let (mut command, address) = links.behind(link)?;
-            let listen = format!("{address}:{port}");
-            command.args([
-                "target",
-                "--insecure",
-                "--discovery",
-                "none",
-                "--listen",
-                &listen,
-                "--export",
-                MEMORY,
-            ]);
+            serve_at(&mut command, &format!("{address}:{port}"));
+            command.args(["--export", MEMORY]);
             let server = Server::start(command)?;
-            uris.extend(server.ready["exports"][0]["uri"].as_str().map(str::to_owned));
+            uris.extend(server.uris());
             servers.push(server);
         }
         Ok(StripingTestbed { key, uris, _servers: servers, links })

@@ -8,7 +8,7 @@
 mod ask;
 
 use super::device::{self, AttachedDevice};
-use super::links::{Links, Scratch, Server};
+use super::links::{Links, Scratch, Server, serve_at};
 use super::{Defaults, Experiment, PlanEntry, Results, Settings, result, suited_scale};
 use crate::filesystems::{
     BS, BYTES, DEVICES, DeviceFormat, FAR, Load, NEAR, On, SMALL_LOG, STRIPED, WORKLOADS, in_capsule,
@@ -403,15 +403,14 @@ impl FilesystemTestbed {
         };
         let links = Links::emulated(1, Conditions::new(rtt, Some((RATE * settings.scale) as u64)))?;
         let (mut command, address) = links.behind(1)?;
-        command.args(["target", "--insecure", "--discovery", "none", "--listen", &format!("{address}:4420")]);
+        serve_at(&mut command, &format!("{address}:4420"));
         command.args(key.1.iter().flat_map(|size| ["--in-capsule", size]));
         command.args(congestion(key.2));
         for number in 1..=STRIPED {
             command.args(["--export", &format!("device{number}={}", drive_of(settings))]);
         }
         let target = Server::start(command)?;
-        let exports = target.ready["exports"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let uris = exports.iter().filter_map(|export| export["uri"].as_str().map(str::to_owned)).collect();
+        let uris = target.uris();
         let (mut command, address) = links.behind(1)?;
         command.args(["netbench", "--listen", &format!("{address}:7411")]);
         let servers = vec![target, Server::start(command)?];
