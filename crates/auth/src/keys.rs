@@ -48,9 +48,8 @@ impl<K> Generations<K> {
 
     /// The last generation that was retired, and its number.
     pub fn retired(&self) -> Option<(u32, &K)> {
-        let before = number_before(self.number);
-        let number = if self.previous.is_some() { number_before(before) } else { before };
-        self.retired.as_ref().map(|key| (number, key))
+        let accepted = self.accepted().map(|(number, _)| number).last()?;
+        self.retired.as_ref().map(|key| (number_before(accepted), key))
     }
 }
 

@@ -61,8 +61,8 @@ fn receive(client: &mut Client) -> Done {
     client.call(&Sqe::authentication(fctype::AUTHENTICATION_RECEIVE, 4096), &[])
 }
 
-/// What the host's end of the exchange came to.
-fn prove(client: &mut Client, name: &Name, key: HostKey) -> Result<(), Refused> {
+/// An exchange of a host that has this key, and its first message.
+fn begin(name: &Name, key: HostKey) -> (HostExchange, Vec<u8>) {
     let options = HostOptions {
         hostnqn: name.hostnqn.clone(),
         subnqn: NQN.into(),
@@ -70,7 +70,12 @@ fn prove(client: &mut Client, name: &Name, key: HostKey) -> Result<(), Refused> 
         hashes: HashFunction::ALL.into(),
         groups: DhGroup::ALL.into(),
     };
-    let (mut exchange, mut message) = HostExchange::begin(options, 7);
+    HostExchange::begin(options, 7)
+}
+
+/// What the host's end of the exchange came to.
+fn prove(client: &mut Client, name: &Name, key: HostKey) -> Result<(), Refused> {
+    let (mut exchange, mut message) = begin(name, key);
     loop {
         assert_eq!(send(client, &message).status, Status::SUCCESS);
         let answer = receive(client);
@@ -223,20 +228,13 @@ const RATE: usize = 50;
 /// Begins an exchange with a secret that is not the host's, and goes on as far as it is answered; the number of
 /// messages that were. `None`: it has no connection any more.
 fn begin_in_vain(client: &mut Client, name: &Name, answered: &AtomicUsize) -> Option<()> {
-    let options = HostOptions {
-        hostnqn: name.hostnqn.clone(),
-        subnqn: NQN.into(),
-        key: key(3),
-        hashes: HashFunction::ALL.into(),
-        groups: DhGroup::ALL.into(),
-    };
     client.send(IcReq::new(0, 0, 0).as_bytes());
     client.recv()?;
     let connect = Sqe::connect(0, 31, 0, 0).with_sgl(Sgl::in_capsule(0, ConnectData::LEN as u32));
     let connect = client.capsule(&connect.with_cid(1), name.connect_data(0xFFFF).as_bytes());
     client.send(&connect);
     client.recv()?;
-    let (_, message) = HostExchange::begin(options, 7);
+    let (_, message) = begin(name, key(3));
     let sqe = Sqe::authentication(fctype::AUTHENTICATION_SEND, message.len() as u32)
         .with_sgl(Sgl::in_capsule(0, message.len() as u32));
     // The same first message again and again: each begins the exchange anew.
@@ -249,7 +247,7 @@ fn begin_in_vain(client: &mut Client, name: &Name, answered: &AtomicUsize) -> Op
 }
 
 /// Strangers that know a host's name ask for proofs without end. No more is answered than an address may ask for, and
-/// others go on meanwhile, and can prove who they are.
+/// other hosts are served meanwhile, and can authenticate.
 #[test]
 fn exchanges_without_end_leave_others_their_service() {
     const STRANGERS: usize = 4;
