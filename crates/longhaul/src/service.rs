@@ -1,5 +1,5 @@
-//! What the service manager gives a service, and is told by it: sockets (sd_listen_fds(3)), and the state
-//! of the service (sd_notify(3)).
+//! The interface to the service manager: sockets that it passes to the service (sd_listen_fds(3)), and
+//! notifications of the state of the service (sd_notify(3)).
 //!
 //! Invariants:
 //! - without a manager nothing is sent, and an error of one is no error of the service;
@@ -42,7 +42,10 @@ impl Manager {
         let socket = named.and_then(|name| match connect(&name) {
             Ok(socket) => Some(Arc::new(socket)),
             Err(e) => {
-                tracing::warn!("NOTIFY_SOCKET {}: the service manager is told nothing: {e}", name.display());
+                tracing::warn!(
+                    "NOTIFY_SOCKET {}: the service manager gets no notifications: {e}",
+                    name.display()
+                );
                 None
             }
         });
@@ -54,7 +57,7 @@ impl Manager {
     fn send(&self, message: &str) {
         let Some((socket, to)) = self.socket.as_deref() else { return };
         if let Err(e) = socket.send_to_addr(message.as_bytes(), to) {
-            tracing::debug!("the service manager is not told: {e}");
+            tracing::debug!("the service manager has not got a notification: {e}");
         }
     }
 

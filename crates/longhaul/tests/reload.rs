@@ -1,4 +1,4 @@
-//! A running target that reads its configuration again, and what the service manager is told and gives.
+//! A running target that reads its configuration again, and its interface to the service manager.
 
 mod common;
 
@@ -251,7 +251,7 @@ fn what_a_host_uses_is_removed_by_force_alone() {
     assert_eq!((names(&forced, "removed"), names(&forced, "added")), (vec!["b".into()], vec!["c".into()]));
     assert_eq!((&forced["lost"][0], &forced["forced"]), (&HOST.into(), &true.into()), "{forced}");
     used.read_at(&mut read, 0).expect_err("it was removed");
-    connected_as(&target.uri(1), HOST).map(drop).expect_err("there is none");
+    connected_as(&target.uri(1), HOST).map(drop).expect_err("the export was removed");
     connect(&format!("nvme+tcp://{}/c", target.addr())).expect("the new one");
     target.stop();
     let audit = site.audit();

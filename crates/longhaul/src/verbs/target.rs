@@ -424,13 +424,13 @@ fn add_spaces(
     spaces.into_iter().map(add).collect()
 }
 
-/// Refuses to listen where hosts of other machines, which need not prove who they are, reach what is served.
+/// Refuses addresses beyond loopback, for a target that authenticates no hosts.
 fn check_loopback(listen: &[SocketAddr]) -> Result<(), Failure> {
     match listen.iter().find(|addr| !is_loopback(addr)) {
         Some(addr) => Err(Failure::usage(format_args!(
-            "{addr} can be reached from other machines, and without keys a host is who it says: give --keys DIR, \
-             so that hosts prove who they are ('longhaul key make HOSTNQN --keys DIR'), or --insecure if every \
-             machine that reaches this address may read and write what is served"
+            "{addr} can be reached from other machines, and without keys the target authenticates no host: give \
+             --keys DIR ('longhaul key make HOSTNQN --keys DIR' makes keys), or --insecure if every machine that \
+             reaches this address may read and write what is served"
         ))),
         None => Ok(()),
     }

@@ -142,7 +142,7 @@ impl OpenExport {
         Ok(if self.export.may_move() { prepared.shared() } else { prepared })
     }
 
-    /// What programs are told of it; `alone`: it is the only namespace of its subsystem.
+    /// Its fields in events; `alone`: it is the only namespace of its subsystem.
     pub(super) fn fields(&self, target: &Target, nsid: u32, alone: bool) -> ExportFields {
         let OpenExport { export, nqn, uuid, source, .. } = self;
         let info = source.info();
