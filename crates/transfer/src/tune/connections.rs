@@ -24,10 +24,13 @@ const CONVINCING: f64 = 0.5;
 const LOSS: f64 = 0.03;
 /// Decay of the best rate for each sample.
 const FORGET: f64 = 0.9998;
-/// Factor of the next try: in general, and with random losses, which leave each connection
-/// a small fixed rate.
+/// Factor of the next try.
 const TIMES: usize = 2;
-const TIMES_LOST: usize = 4;
+/// Random losses leave each connection a small fixed rate, so all connections are tried at once, and as
+/// many are kept as carry the rate that they reach, with this reserve; all of them unless far fewer do, since
+/// the rate of a few connections is unsteady.
+const RESERVE: f64 = 1.25;
+const FAR_FEWER: usize = 2;
 /// Samples in which the connections have to be the limit before more are tried.
 const SURE: u32 = 3;
 /// Samples that a rate is averaged over.
@@ -156,10 +159,16 @@ impl ConnectionTuner {
             }
             StreamsPhase::Before { .. } => self.state = StreamsPhase::Hold(0),
             StreamsPhase::Settle { from, before, limiter, left } => {
-                let convinces = self.now > from && sample.rate > (1.0 + CONVINCING) * before.rate;
+                // How many are needed of all is known only when all carry what they can.
+                let is_of_all = limiter == Limiter::Loss && self.now == self.most;
+                let convinces =
+                    self.now > from && !is_of_all && sample.rate > (1.0 + CONVINCING) * before.rate;
                 self.state = match left {
                     0 => StreamsPhase::Try { from, before, limiter, mean: Mean::default() },
-                    _ if convinces && left <= self.settle / 2 => return self.keep(),
+                    _ if convinces && left <= self.settle / 2 => {
+                        self.keep();
+                        return None;
+                    }
                     left => StreamsPhase::Settle { from, before, limiter, left: left - 1 },
                 };
             }
@@ -180,7 +189,8 @@ impl ConnectionTuner {
         let from = self.now;
         let to = match limiter {
             Limiter::Path => from - from.div_ceil(4).min(from - 1),
-            Limiter::Loss if !self.failed => (TIMES_LOST * from).min(self.most),
+            // A slow start that overflows a short queue loses segments once, before these samples.
+            Limiter::Loss if !self.failed && mean.retransmitted > 0.0 => self.most,
             _ => (TIMES * from).min(self.most),
         };
         if to == from {
@@ -214,7 +224,11 @@ impl ConnectionTuner {
             Limiter::Buffer | Limiter::Window => change >= GAIN + again,
         };
         if kept {
-            return self.keep();
+            self.keep();
+            return match limiter {
+                Limiter::Loss => self.reduce(from, before.rate, mean.rate),
+                _ => None,
+            };
         }
         let (to, tried) = (from, self.now);
         self.set(to);
@@ -231,11 +245,24 @@ impl ConnectionTuner {
         self.now = number;
     }
 
-    fn keep(&mut self) -> Option<CountChange> {
+    fn keep(&mut self) {
         self.hold = HOLD;
         self.failed = false;
         self.state = StreamsPhase::Hold(0);
-        None
+    }
+
+    /// Gives up those that `rate` does not need: `from` connections carried `before`.
+    fn reduce(&mut self, from: usize, before: f64, rate: f64) -> Option<CountChange> {
+        let each = (before / from as f64).max(f64::MIN_POSITIVE);
+        let needed = (RESERVE * rate / each).ceil() as usize;
+        let (tried, to) = (self.now, needed.max(from + 1));
+        if FAR_FEWER * to > tried {
+            return None;
+        }
+        self.set(to);
+        self.state = StreamsPhase::Hold(self.settle);
+        let why = format!("{tried} carry what {to} can");
+        Some(CountChange { from: tried, to, why })
     }
 }
 
@@ -277,7 +304,8 @@ mod tests {
                 let rate = 1e6 * (self.each * shown).min(self.carries) * noise;
                 let full = now >= self.needed();
                 let limiter = if full { Limiter::Path } else { self.limiter };
-                let retransmitted = self.overflow * (now - self.needed().max(1.0)).max(0.0);
+                let random = if self.limiter == Limiter::Loss { 0.005 } else { 0.0 };
+                let retransmitted = random + self.overflow * (now - self.needed().max(1.0)).max(0.0);
                 streams.sample(StreamSample { rate, waits: true, limiter, retransmitted });
                 numbers.push(streams.now());
                 late += if n >= samples / 2 { rate / f64::from(samples - samples / 2) } else { 0.0 };
@@ -307,6 +335,19 @@ mod tests {
                 let found = numbers.iter().position(|&n| n as f64 >= needed);
                 assert!(found.is_some_and(|at| at < 80), "{limiter:?}, {needed}: after {found:?}");
             }
+        }
+    }
+
+    /// Four seconds sooner than by doubling their number.
+    #[test]
+    fn random_losses_are_overcome_at_once_and_by_no_more_than_that_takes() {
+        for needed in [2.0, 5.0, 12.0, 25.0] {
+            let path = SimulatedPath { each: 100.0 / needed, limiter: Limiter::Loss, ..PATH };
+            let (numbers, _) = path.run(&mut ConnectionTuner::new(1, 32, 5), 40);
+            let all = numbers.iter().position(|&n| n == 32).expect("all are tried");
+            assert!(all <= 10, "{needed}: after {all} samples");
+            let last = numbers[39] as f64;
+            assert!((needed..=1.5 * needed + 1.0).contains(&last), "{needed}: {last} of {numbers:?}");
         }
     }
 
