@@ -197,6 +197,7 @@ pub(crate) fn namespace(blocks: u64, block_shift: u8, bits: u8) -> NamespaceView
         discard: true,
         discard_zeroes: true,
         shared: true,
+        reader: bits & 0x40 != 0,
         persistent_reservations: bits & 0x20 != 0,
         ana_group: 1,
         ana_state: AnaState::from_code(if bits & 0x40 != 0 { bits } else { 1 }),

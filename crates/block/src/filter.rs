@@ -155,10 +155,14 @@ impl<F: Around> BlockDevice for Filtered<F> {
     fn open(&self) -> Open<'_> {
         Box::pin(async move {
             let inner = self.inner.open().await?;
-            let io: Rc<dyn BlockIo> = Rc::new(FilteredIo { inner, filter: Arc::clone(&self.filter) });
-            Ok(io)
+            Ok(around(inner, Arc::clone(&self.filter)))
         })
     }
+}
+
+/// An open device with a filter around it, which others may share.
+pub fn around<F: Around>(inner: Rc<dyn BlockIo>, filter: Arc<F>) -> Rc<dyn BlockIo> {
+    Rc::new(FilteredIo { inner, filter })
 }
 
 struct FilteredIo<F> {

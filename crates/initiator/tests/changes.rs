@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use longhaul_block::{BlockDevice, Blocking, IoError, WriteFlags};
 use longhaul_engine::{Buf, BufMut, Config as EngineConfig, Engine};
 use longhaul_initiator::{ControllerEvent, Error, Options};
-use longhaul_target::HostAccess;
+use longhaul_target::{HostAccess, HostRights};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -116,7 +116,7 @@ fn queues_are_no_longer_than_the_controller_has_them() {
 #[test]
 fn only_hosts_that_are_allowed_come_in() {
     let friend = "nqn.2026-11.io.longhaul:test:friend";
-    let target = target(|config| config.hosts = HostAccess::Only([friend.to_owned()].into()));
+    let target = target(|config| config.hosts.all = HostAccess::Only([friend.to_owned()].into()).into());
     let uri = export(&target, "mem:8MiB");
     let e = connect(&uri, Options::default()).expect_err("a stranger");
     assert!(matches!(e, Error::Refused { .. }), "{e}");
@@ -130,14 +130,39 @@ fn only_hosts_that_are_allowed_come_in() {
 fn a_subsystem_may_have_hosts_of_its_own() {
     let [friend, other] = ["friend", "other"].map(|name| format!("nqn.2026-11.io.longhaul:test:{name}"));
     let target = target(|config| {
-        config.hosts = HostAccess::Only([friend.clone()].into());
-        config.hosts_of.insert(NQN.into(), HostAccess::Only([other.clone()].into()));
+        config.hosts.all = HostAccess::Only([friend.clone()].into()).into();
+        config.hosts.of.insert(NQN.into(), HostAccess::Only([other.clone()].into()).into());
     });
     let uri = export(&target, "mem:8MiB");
     let of = |name: &str| Options { hostnqn: name.to_owned(), ..Options::default() };
     let e = connect(&uri, of(&friend)).expect_err("a host of the other subsystems");
     assert!(matches!(e, Error::Refused { .. }), "{e}");
     disk(&uri, of(&other)).write_at(&pattern(4096, 1), 0).expect("written");
+}
+
+/// One host publishes, and others read.
+#[test]
+fn a_host_that_may_only_read_changes_nothing() {
+    let [writer, reader, stranger] =
+        ["writer", "reader", "stranger"].map(|name| format!("nqn.2026-11.io.longhaul:test:{name}"));
+    let only = |names: &[&String]| HostAccess::Only(names.iter().map(|name| (*name).clone()).collect());
+    let target = target(|config| {
+        let rights = HostRights { read: only(&[&writer, &reader]), write: only(&[&writer]) };
+        config.hosts.of.insert(NQN.into(), rights);
+    });
+    let uri = export(&target, "mem:8MiB");
+    let of = |name: &str| Options { hostnqn: name.to_owned(), ..Options::default() };
+    connect(&uri, of(&stranger)).map(drop).expect_err("it is on no list");
+    let (writes, reads) = (disk(&uri, of(&writer)), disk(&uri, of(&reader)));
+    assert_eq!((writes.info().read_only, reads.info().read_only), (false, true));
+    writes.write_at(&pattern(65_536, 1), 0).expect("written");
+    assert_eq!(reads.write_at(&[1; 4096], 0), Err(IoError::ReadOnly));
+    assert_eq!(reads.write_zeroes(0, 4096), Err(IoError::ReadOnly));
+    assert_eq!(reads.discard(0, 4096), Err(IoError::ReadOnly));
+    reads.flush().expect("nothing to flush");
+    assert!(read(&reads, 0, 65_536).expect("it may read") == pattern(65_536, 1));
+    writes.write_at(&pattern(4096, 2), 0).expect("it goes on");
+    assert!(read(&reads, 0, 4096).expect("read") == pattern(4096, 2));
 }
 
 #[test]

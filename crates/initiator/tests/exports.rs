@@ -6,9 +6,12 @@ use common::{NQN, backend, connect, disk, export, hold_disk, in_time, pattern, r
 use longhaul_block::filter::OpKind;
 use longhaul_block::{BackendSpec, BlockDevice, Blocking, IoError};
 use longhaul_initiator::{ControllerEvent, Error, Options};
-use longhaul_target::{ChangeError, HostAccess, HostLists, InUse, Target, TargetChanges};
+use longhaul_target::{
+    ChangeError, HostAccess, HostLists, HostRates, HostRights, InUse, Target, TargetChanges,
+};
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 const OTHER: &str = "nqn.2026-11.io.longhaul:test:other";
@@ -31,7 +34,7 @@ fn add(target: &Target, device: Arc<dyn BlockDevice>) -> String {
 
 /// A host that takes no lost connection up again.
 fn impatient() -> Options {
-    Options { ctrl_loss: Some(std::time::Duration::ZERO), ..Options::default() }
+    Options { ctrl_loss: Some(Duration::ZERO), ..Options::default() }
 }
 
 #[test]
@@ -108,7 +111,10 @@ fn a_host_that_is_not_allowed_any_more_is_ended_by_force_alone() {
     let (one, two) = (disk(&uri, as_host("one")), disk(&uri, as_host("two")));
     let only = |names: &[&str]| {
         let hosts = names.iter().map(|name| as_host(name).hostnqn).collect();
-        Some(HostLists { all: HostAccess::Any, of: [(NQN.to_owned(), HostAccess::Only(hosts))].into() })
+        Some(HostLists {
+            of: [(NQN.to_owned(), HostAccess::Only(hosts).into())].into(),
+            ..HostLists::default()
+        })
     };
     target.change(TargetChanges { hosts: only(&["one", "two"]), ..changes() }).expect("both are allowed");
     connect(&uri, as_host("three")).map(drop).expect_err("a host that is not on the list");
@@ -126,6 +132,87 @@ fn a_host_that_is_not_allowed_any_more_is_ended_by_force_alone() {
     assert!(read(&two, 0, 4096).expect("the other one goes on") == pattern(4096, 1));
     target.change(TargetChanges { hosts: only(&["two", "three"]), ..changes() }).expect("a host more");
     connect(&uri, as_host("three")).expect("it may connect now");
+}
+
+/// Every host may read; these may write.
+fn writers(names: &[&str]) -> Option<HostLists> {
+    let write = HostAccess::Only(names.iter().map(|name| host(name).hostnqn).collect());
+    let rights = HostRights { read: HostAccess::Any, write };
+    Some(HostLists { of: [(NQN.to_owned(), rights)].into(), ..HostLists::default() })
+}
+
+/// A host of this name, which takes no lost connection up again.
+fn host(name: &str) -> Options {
+    Options { hostnqn: format!("nqn.2014-08.org.example:{name}"), ..impatient() }
+}
+
+#[test]
+fn the_right_to_write_is_given_at_once_and_taken_by_force_alone() {
+    let target = target(|_| {});
+    let uri = export(&target, "mem:8MiB");
+    target.change(TargetChanges { hosts: writers(&["one"]), ..changes() }).expect("nobody is connected");
+    let (one, two) = (disk(&uri, host("one")), disk(&uri, host("two")));
+    one.write_at(&pattern(4096, 1), 0).expect("it may write");
+    assert_eq!(two.write_at(&pattern(4096, 2), 0), Err(IoError::ReadOnly));
+    target.change(TargetChanges { hosts: writers(&["one", "two"]), ..changes() }).expect("a writer more");
+    two.write_at(&pattern(4096, 2), 4096).expect("on the same connection");
+    let Err(ChangeError::InUse(in_use)) =
+        target.change(TargetChanges { hosts: writers(&["one"]), ..changes() })
+    else {
+        panic!("the second host could not write any more");
+    };
+    assert_eq!(in_use, [InUse { nqn: NQN.into(), nsids: vec![], hosts: vec![host("two").hostnqn] }]);
+    two.write_at(&pattern(4096, 3), 8192).expect("nothing has changed");
+    target.change(TargetChanges { hosts: writers(&["one"]), force: true, ..changes() }).expect("forced");
+    two.write_at(&pattern(4096, 4), 0).expect_err("its controller has ended");
+    let two = disk(&uri, host("two"));
+    assert_eq!(two.write_at(&pattern(4096, 4), 0), Err(IoError::ReadOnly));
+    let expected = [pattern(4096, 1), pattern(4096, 2), pattern(4096, 3)].concat();
+    assert!(read(&two, 0, 12_288).expect("it may read") == expected);
+    one.write_at(&pattern(4096, 5), 0).expect("the other one goes on");
+}
+
+/// The time that a host takes to read 1 MiB.
+fn time_to_read(disk: &Blocking) -> Duration {
+    let begin = Instant::now();
+    (0..16).for_each(|n| _ = read(disk, n * 65_536, 65_536).expect("read"));
+    begin.elapsed()
+}
+
+#[test]
+fn a_host_is_as_fast_as_it_may_be_on_all_its_connections() {
+    // 1 MiB takes a second.
+    let slow = HostRates { of: [(host("one").hostnqn, 8 << 20)].into(), ..HostRates::default() };
+    let target = target(|config| config.host_rates = slow.clone());
+    let uri = export(&target, "mem:8MiB");
+    let (one, same, other) = (disk(&uri, host("one")), disk(&uri, host("one")), disk(&uri, host("two")));
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| time_to_read(&same));
+        (time_to_read(&one), second.join().expect("no panic"))
+    });
+    assert!(first.max(second) >= Duration::from_millis(1990), "{first:?} {second:?}");
+    until("a host without a limit", || time_to_read(&other) < Duration::from_millis(500));
+    let rates = |host_rates: HostRates| TargetChanges { host_rates: Some(host_rates), ..changes() };
+    target.change(rates(HostRates::default())).expect("without limits");
+    until("another rate on the same connection", || time_to_read(&one) < Duration::from_millis(500));
+    target.change(rates(HostRates { all: Some(8 << 20), ..HostRates::default() })).expect("for all hosts");
+    assert!(time_to_read(&other) >= Duration::from_millis(990));
+    assert!(time_to_read(&one) >= Duration::from_millis(990));
+    target.change(rates(HostRates { all: Some(8 << 30), ..HostRates::default() })).expect("faster");
+    until("another rate on the same connection", || time_to_read(&one) < Duration::from_millis(500));
+}
+
+/// Hosts that may only read hear of changes as others do.
+#[test]
+fn a_host_that_may_only_read_sees_what_is_added() {
+    let target = target(|_| {});
+    target.change(TargetChanges { hosts: writers(&[]), ..changes() }).expect("nobody is connected");
+    let first = disk(&export(&target, "mem:8MiB"), host("one"));
+    read(&first, 0, 4096).expect("read");
+    let second = disk(&export(&target, "mem:4MiB"), host("one"));
+    assert!(second.info().read_only && second.info().size == 4 << 20);
+    assert_eq!(second.write_at(&[1; 4096], 0), Err(IoError::ReadOnly));
+    read(&first, 0, 4096).expect("its view was made anew");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use common::{connect, engines, export, target};
 use longhaul_block::{BlockIo, IoError, WriteFlags};
 use longhaul_engine::{Buf, BufMut, Engine, timeout};
 use longhaul_initiator::{Options, PersistChange, Registrant, RemoteIo, ReservationType};
+use longhaul_target::{HostAccess, HostRights};
 use std::rc::Rc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -122,5 +123,29 @@ fn a_long_report_is_read_to_its_end() {
         let mut keys: Vec<u64> = report.registrants.iter().map(|one| one.key).collect();
         keys.sort_unstable();
         assert_eq!(keys, (1..=70).collect::<Vec<u64>>());
+    });
+}
+
+/// It would keep the hosts out that may write.
+#[test]
+fn a_host_that_may_only_read_reserves_nothing() {
+    let nqn = |id: u128| format!("nqn.2014-08.org.nvmexpress:uuid:{}", Uuid::from_u128(id));
+    let one = HostAccess::Only([nqn(1)].into());
+    let target = target(|config| config.hosts.all = HostRights { read: HostAccess::Any, write: one });
+    let uri = export(&target, "mem:16MiB,block=4096");
+    let options = Options::default();
+    Engine::new(&options.engine).expect("engine").block_on(async {
+        let (writer, reader) = (host(&uri, &options, 1).await, host(&uri, &options, 2).await);
+        let side = reader.reservation().expect("offered");
+        let denied = |result: Result<(), IoError>| {
+            assert!(matches!(&result, Err(IoError::Refused(why)) if why.contains("Denied")), "{result:?}");
+        };
+        denied(side.register(2, PersistChange::None).await);
+        denied(side.acquire(2, EXCLUSIVE).await);
+        writer.reservation().expect("offered").register(1, PersistChange::None).await.expect("it may");
+        denied(side.preempt(2, 1, EXCLUSIVE).await);
+        denied(side.release(1, EXCLUSIVE).await);
+        assert_eq!(side.report().await.expect("a report").registrants.len(), 1);
+        write(&writer).await.expect("nothing has changed");
     });
 }

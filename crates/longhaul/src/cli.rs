@@ -33,6 +33,8 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Serve files, block devices and memory over NVMe/TCP
     Target(verbs::target::TargetArgs),
+    /// Show and control the targets that run on this host
+    Ctl(verbs::ctl::CtlArgs),
     /// List the exports of a target
     Discover(verbs::discover::DiscoverArgs),
     /// Show a remote namespace and the path to it

@@ -27,6 +27,9 @@ const PERSONAL: &str = "longhaul/config.toml";
 /// Flags that only make sense on the command line.
 const NEVER: [&str; 3] = ["help", "version", "show-config"];
 
+/// The verb that takes nothing from files: it has to reach a target whose file is wrong.
+const WITHOUT: &str = "ctl";
+
 /// Stand-alone name of a flag while a value in a file is checked.
 const CHECKED_KEY: &str = "key-alone";
 
@@ -49,7 +52,9 @@ struct Merged<'a> {
 /// Reads the files, and adds what they say to the command line; `None` without a verb.
 fn merge<'a>(command: &'a Command, args: &[OsString]) -> Result<Option<Merged<'a>>, Failure> {
     let Some((verb, at)) = find_verb(command, args) else { return Ok(None) };
-    let files = files().into_iter().map(|path| read(&path)).collect::<Result<Vec<_>, _>>()?;
+    let is_free = verb.first().is_some_and(|(name, _)| name == WITHOUT);
+    let files = if is_free { Vec::new() } else { files() };
+    let files = files.into_iter().map(|path| read(&path)).collect::<Result<Vec<_>, _>>()?;
     let mut settings = VerbSettings::new();
     for (path, table) in files.iter().flatten() {
         check(path, command, table, &[])?;

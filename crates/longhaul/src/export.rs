@@ -1,6 +1,7 @@
 //! Exports, as given on the command line.
 
 use crate::exit::Failure;
+use crate::hosts::HostNames;
 use longhaul_block::{Backend, BackendSpec, BlockDevice, FilterSpec};
 use longhaul_device::arrays::{ArrayRecord, ArrayWatch};
 use longhaul_device::{Device, Opener, arrays};
@@ -38,9 +39,8 @@ pub(crate) struct Export {
     /// Another host may serve the device: this one takes it once that has ended, and reports it as
     /// inaccessible until then.
     pub(crate) standby: bool,
-    /// NQNs of the hosts that may connect to the subsystem; empty: the allow-list of the
-    /// target applies.
-    pub(crate) allow_hosts: Vec<String>,
+    /// Hosts that may connect to the subsystem; empty: those of the target.
+    pub(crate) hosts: HostNames,
 }
 
 impl FromStr for Export {
@@ -52,7 +52,7 @@ impl FromStr for Export {
         check_name(name)?;
         // Options of the export itself; all others belong to the back end.
         let (mut nqn, mut uuid, mut create, mut standby) = (None, None, false, false);
-        let mut allow_hosts = Vec::new();
+        let mut hosts = HostNames::default();
         let mut backend = Vec::new();
         for part in rest.split(',') {
             if let Some(value) = part.strip_prefix("nqn=") {
@@ -60,7 +60,9 @@ impl FromStr for Export {
             } else if let Some(value) = part.strip_prefix("uuid=") {
                 uuid = Some(value.parse().map_err(|_| format!("uuid={value} is not a UUID"))?);
             } else if let Some(value) = part.strip_prefix("allow-host=") {
-                allow_hosts.push(value.to_owned());
+                hosts.writers.push(value.to_owned());
+            } else if let Some(value) = part.strip_prefix("read-only-host=") {
+                hosts.readers.push(value.to_owned());
             } else if part == "create" {
                 create = true;
             } else if part == "standby" {
@@ -74,7 +76,7 @@ impl FromStr for Export {
             [arrays::SCHEME, longhaul_pool::SCHEME, SCHEME].iter().any(|scheme| backend.starts_with(scheme));
         let source = match named {
             true if backend.contains(',') => {
-                let taken = "uuid=, nqn=, allow-host=, standby and create";
+                let taken = "uuid=, nqn=, allow-host=, read-only-host=, standby and create";
                 return Err(format!(
                     "an array, a volume or a remote namespace takes no options here but {taken}"
                 ));
@@ -83,7 +85,7 @@ impl FromStr for Export {
             false => Source::Backend(BackendSpec::parse(&backend).map_err(|e| e.to_string())?),
         };
         let export =
-            Export { name: name.to_owned(), source, nqn, volume: None, uuid, create, standby, allow_hosts };
+            Export { name: name.to_owned(), source, nqn, volume: None, uuid, create, standby, hosts };
         if standby && !export.may_move() {
             return Err("only an array or a volume can be taken over: standby is for array:NAME and \
                         volume:POOL/NAME"

@@ -12,10 +12,12 @@ mod events;
 mod exit;
 mod export;
 mod helper;
+mod hosts;
 mod live;
 mod metrics;
 mod output;
 mod pools;
+mod rpc;
 mod screen;
 mod service;
 mod verbs;
@@ -53,6 +55,7 @@ fn tell(failure: &Failure, output: Output) -> ExitCode {
 fn run(cli: Cli, values: VerbValues, output: Output) -> Outcome {
     match cli.verb {
         Verb::Target(args) => verbs::target::run(args, values, output),
+        Verb::Ctl(args) => verbs::ctl::run(&args, output),
         Verb::Discover(args) => verbs::discover::run(&args, output),
         Verb::Info(args) => verbs::info::run(&args, output),
         Verb::Key(args) => verbs::key::run(args, output),

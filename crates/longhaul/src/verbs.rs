@@ -6,6 +6,7 @@ pub(crate) mod attach;
 pub(crate) mod bench;
 pub(crate) mod connections;
 pub(crate) mod cp;
+pub(crate) mod ctl;
 pub(crate) mod dataset;
 pub(crate) mod demo;
 pub(crate) mod diagnose;

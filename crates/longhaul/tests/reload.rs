@@ -3,7 +3,7 @@
 mod common;
 
 use common::{PATIENCE, PROGRAM, Running, Target, connect, finish, signal, text, until};
-use longhaul_block::{BlockDevice, Blocking};
+use longhaul_block::{BlockDevice, Blocking, IoError};
 use longhaul_engine::procfs::Process;
 use longhaul_initiator::{ControllerEvent, Options, PathOptions, RemoteDevice};
 use longhaul_load::AcknowledgedWrites;
@@ -352,6 +352,67 @@ fn hosts_that_are_allowed_change() {
     let second = Blocking::open(connected_as(&target.uri(0), two).expect("it is allowed")).expect("opened");
     second.read_at(&mut read, 0).expect("read");
     assert_eq!(read, [7; 4096]);
+    target.stop();
+}
+
+#[test]
+fn hosts_that_may_only_read_change() {
+    let with = |hosts: &str| format!("[target]\nexport = [\"a=mem:8MiB{hosts}\"]\n");
+    let (one, two) = ("nqn.2014-08.org.example:one", "nqn.2014-08.org.example:two");
+    let site = Site::new(&with(&format!(",allow-host={one},read-only-host={two}")));
+    let target = site.start(&["--audit", text(&site.path("audit"))]);
+    let open =
+        |host: &str| Blocking::open(connected_as(&target.uri(0), host).expect("connected")).expect("opened");
+    let (first, second) = (open(one), open(two));
+    first.write_at(&[7; 4096], 0).expect("written");
+    assert_eq!(second.write_at(&[8; 4096], 0), Err(IoError::ReadOnly));
+    let both = site.reload(&target, &with(&format!(",allow-host={one},allow-host={two}")), "reloaded");
+    assert_eq!(both["changed"][0]["options"].as_array().map(Vec::len), Some(2), "{both}");
+    second.write_at(&[8; 4096], 4096).expect("on the same connection");
+    let every = with(&format!(",allow-host={one},read-only-host=*"));
+    let refused = site.reload(&target, &every, "not_reloaded");
+    assert_eq!(refused["in_use"][0]["hosts"][0], two, "{refused}");
+    assert!(refused["message"].as_str().is_some_and(|text| text.contains("not be allowed to use a as now")));
+    signal(&target.child, "USR1");
+    assert_eq!(target.event("reloaded")["lost"][0], two);
+    let again = open(two);
+    assert_eq!(again.write_at(&[9; 4096], 0), Err(IoError::ReadOnly));
+    let contradicts = with(&format!(",allow-host={one},read-only-host={one}"));
+    let refused = site.reload(&target, &contradicts, "not_reloaded");
+    assert!(refused["message"].as_str().is_some_and(|text| text.contains("leave one out")), "{refused}");
+    let mut read = [0; 8192];
+    again.read_at(&mut read, 0).expect("read");
+    assert_eq!((&read[..4096], &read[4096..]), (&[7; 4096][..], &[8; 4096][..]));
+    target.stop();
+    let audit = site.audit();
+    let connects = audit.iter().filter(|line| line["event"] == "connected");
+    let rights: Vec<_> = connects.map(|line| (line["host"].as_str(), line["read_only"].as_bool())).collect();
+    assert_eq!(rights, [(Some(one), Some(false)), (Some(two), Some(true)), (Some(two), Some(true))]);
+    let export = audit.iter().find(|line| line["event"] == "export").expect("a change");
+    assert_eq!(
+        (&export["hosts"][1], export["read_only_hosts"].as_array().map(Vec::len)),
+        (&two.into(), Some(0))
+    );
+}
+
+#[test]
+fn rates_of_hosts_change_on_the_same_connection() {
+    let with = |rate: &str| format!("[target]\n{rate}export = [\"a=mem:8MiB\"]\n");
+    let site = Site::new(&with("host-rate = [\"1Mbit\"]\n"));
+    let target = site.start(&[]);
+    let used = Blocking::open(connected_as(&target.uri(0), HOST).expect("connected")).expect("opened");
+    let time = || {
+        let begin = Instant::now();
+        used.read_at(&mut [0; 256 << 10], 0).expect("read");
+        begin.elapsed()
+    };
+    assert!(time() >= Duration::from_millis(2090));
+    let twice = with(&format!("host-rate = [\"{HOST}=1Mbit\", \"{HOST}=2Mbit\"]\n"));
+    let refused = site.reload(&target, &twice, "not_reloaded");
+    assert!(refused["message"].as_str().is_some_and(|text| text.contains("twice for host")), "{refused}");
+    let event = site.reload(&target, &with(""), "reloaded");
+    assert_eq!(event["settings"][0], "host-rate", "{event}");
+    until("reads without a limit", || time() < Duration::from_secs(1));
     target.stop();
 }
 

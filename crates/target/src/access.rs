@@ -1,23 +1,51 @@
-//! Which hosts may connect to which subsystem: a setting that changes while the target runs.
+//! Which hosts may connect to which subsystem, and which of them may write: settings that change while the
+//! target runs.
 
-use crate::config::Config;
 use crate::subsystem::lock;
 use longhaul_proto::controller::HostAccess;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// Hosts that may connect.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What hosts may do with a subsystem.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostRights {
+    /// Hosts that may connect and read.
+    pub read: HostAccess,
+    /// Those of them that may also write, and reserve namespaces.
+    pub write: HostAccess,
+}
+
+impl HostRights {
+    /// Whether the host may connect.
+    pub fn may_read(&self, hostnqn: &str) -> bool {
+        self.read.allows(hostnqn)
+    }
+
+    /// Whether the host may connect and write.
+    pub fn may_write(&self, hostnqn: &str) -> bool {
+        self.read.allows(hostnqn) && self.write.allows(hostnqn)
+    }
+}
+
+/// These hosts may read and write, and no others.
+impl From<HostAccess> for HostRights {
+    fn from(hosts: HostAccess) -> HostRights {
+        HostRights { read: hosts.clone(), write: hosts }
+    }
+}
+
+/// The rights of hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostLists {
     /// To subsystems that have no list of their own.
-    pub all: HostAccess,
+    pub all: HostRights,
     /// To these subsystems, by NQN, in place of [`all`](Self::all).
-    pub of: BTreeMap<String, HostAccess>,
+    pub of: BTreeMap<String, HostRights>,
 }
 
 impl HostLists {
-    /// Which hosts may connect to the subsystem of this NQN.
-    pub fn of(&self, nqn: &str) -> &HostAccess {
+    /// What hosts may do with the subsystem of this NQN.
+    pub fn of(&self, nqn: &str) -> &HostRights {
         self.of.get(nqn).unwrap_or(&self.all)
     }
 }
@@ -32,12 +60,11 @@ pub(crate) struct Access {
 
 impl Access {
     /// Those that a target starts with.
-    pub(crate) fn new(config: &Config) -> Access {
-        let lists = HostLists { all: config.hosts.clone(), of: config.hosts_of.clone() };
+    pub(crate) fn new(lists: HostLists) -> Access {
         Access { lists: RwLock::new(lists), order: Mutex::default() }
     }
 
-    pub(crate) fn of(&self, nqn: &str) -> HostAccess {
+    pub(crate) fn of(&self, nqn: &str) -> HostRights {
         self.lists.read().unwrap_or_else(PoisonError::into_inner).of(nqn).clone()
     }
 

@@ -174,7 +174,8 @@ fn connect_admin(
         };
         return connection.refuse(slot, reply, why);
     }
-    tracing::info!("{}: controller {cntlid} of {} for {hostnqn}", connection.peer(), subsystem.nqn);
+    let rights = if link.is_reader() { ", which may only read" } else { "" };
+    tracing::info!("{}: controller {cntlid} of {} for {hostnqn}{rights}", connection.peer(), subsystem.nqn);
     connection.counts_for(&hostnqn);
     let timer = spawn(keep_alive(Rc::clone(connection), Arc::clone(&link)));
     let limits = QueueLimits {
@@ -186,7 +187,7 @@ fn connect_admin(
     let pace = target.admin.of(connection.origin(), now());
     let (held, waiting) = (RefCell::default(), RefCell::default());
     if auth.is_none() {
-        connection.tell_connected(cntlid, connection.secured().map(|secured| secured.generation));
+        connection.tell_connected(&link, connection.secured().map(|secured| secured.generation));
     }
     let admin = AdminQueue { link, subsystem, held, pace, waiting, _timer: timer };
     let reply = connection.become_authenticated(auth, params.reply());

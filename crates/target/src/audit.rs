@@ -8,7 +8,7 @@
 
 use crate::connection::{Connection, Role};
 use crate::space::{Managed, SpaceChange};
-use crate::subsystem::{Namespace, Subsystem};
+use crate::subsystem::{Link, Namespace, Subsystem};
 use futures_channel::oneshot;
 use longhaul_auth::Refused;
 use longhaul_engine::{now, timeout};
@@ -212,6 +212,8 @@ pub enum AuditEvent {
         generation: Option<u32>,
         /// Its connection uses TLS.
         tls: bool,
+        /// It may only read.
+        reader: bool,
     },
     /// A host was refused.
     Refused {
@@ -450,26 +452,25 @@ impl Connection {
     }
 
     /// The host has the controller, with this generation of its secret or key.
-    pub(crate) fn tell_connected(&self, controller: u16, generation: Option<u32>) {
+    pub(crate) fn tell_connected(&self, link: &Link, generation: Option<u32>) {
         if let Some(audit) = &self.target.config.audit {
             self.connected.set(Some(now()));
             let (host, tls) = (self.audit_host(), self.secured().is_some());
-            audit.tell(AuditEvent::Connected { host, controller, generation, tls }, None);
+            let (controller, reader) = (link.cntlid, link.is_reader());
+            audit.tell(AuditEvent::Connected { host, controller, generation, tls, reader }, None);
         }
     }
 
     /// The host has authenticated itself, on any queue.
     pub(crate) fn tell_authenticated(&self, generation: u32) {
         self.is_proved.set(true);
-        let controller = match &*self.role.borrow() {
-            Role::Admin(admin) => admin.link.cntlid,
-            _ => return,
-        };
-        self.tell_connected(controller, Some(generation));
+        if let Role::Admin(admin) = &*self.role.borrow() {
+            self.tell_connected(&admin.link, Some(generation));
+        }
     }
 
     /// The controller of this admin queue has ended.
-    pub(crate) fn tell_disconnected(&self, link: &crate::subsystem::Link) {
+    pub(crate) fn tell_disconnected(&self, link: &Link) {
         let since: Option<Instant> = self.connected.take();
         if let Some((audit, since)) = self.target.config.audit.as_ref().zip(since) {
             let event = AuditEvent::Disconnected {

@@ -11,6 +11,7 @@
 
 use crate::access::HostLists;
 use crate::exports::{PreparedExport, check_exports, full};
+use crate::rates::HostRates;
 use crate::subsystem::{Door, Link, Message, NSID_MAX, Namespace, Subsystem};
 use crate::target::{Error, Shared, Target};
 use longhaul_block::{BlockDevice, IoResult, TellsLosses};
@@ -37,8 +38,10 @@ pub struct TargetChanges {
     pub replaced: Vec<(String, u32, Arc<dyn BlockDevice>)>,
     /// Namespaces to add. Identifiers of those that are removed are free for them.
     pub added: Vec<PreparedExport>,
-    /// Which hosts may connect, if that changes.
+    /// Which hosts may connect, and which of them may write, if that changes.
     pub hosts: Option<HostLists>,
+    /// How fast hosts may read and write, if that changes.
+    pub host_rates: Option<HostRates>,
     /// How many connections there may be, if that changes.
     pub max_connections: Option<usize>,
     /// Done once nothing else can keep the change from being made, and before hosts see anything of it. If it
@@ -53,7 +56,8 @@ pub struct TargetChanges {
 pub struct InUse {
     /// NQN of the subsystem.
     pub nqn: String,
-    /// Namespaces that would be removed; none where hosts would not be allowed any more.
+    /// Namespaces that would be removed; none where hosts would not be allowed to connect, or to write, any
+    /// more.
     pub nsids: Vec<u32>,
     /// NQNs of the hosts.
     pub hosts: Vec<String>,
@@ -91,16 +95,21 @@ struct Concerned {
 }
 
 impl Concerned {
+    /// Whether the host of a controller keeps its rights.
+    fn leaves(&self, lists: &HostLists, link: &Link) -> bool {
+        let rights = lists.of(&self.subsystem.nqn);
+        if link.is_reader() { rights.may_read(&link.hostnqn) } else { rights.may_write(&link.hostnqn) }
+    }
+
     /// Controllers of hosts that lose what they use.
     fn losers(&self, lists: &HostLists) -> Vec<Arc<Link>> {
-        let keeps =
-            |link: &Arc<Link>| self.nsids.is_empty() && lists.of(&self.subsystem.nqn).allows(&link.hostnqn);
+        let keeps = |link: &Arc<Link>| self.nsids.is_empty() && self.leaves(lists, link);
         self.subsystem.links().into_iter().filter(|link| !keeps(link)).collect()
     }
 
     /// Controllers that end: the others stay, with the namespaces that are left.
     fn ending(&self, lists: &HostLists) -> Vec<Arc<Link>> {
-        let stays = |link: &Arc<Link>| !self.ends && lists.of(&self.subsystem.nqn).allows(&link.hostnqn);
+        let stays = |link: &Arc<Link>| !self.ends && self.leaves(lists, link);
         self.subsystem.links().into_iter().filter(|link| !stays(link)).collect()
     }
 }
@@ -150,9 +159,13 @@ impl Target {
         if let Some(limit) = changes.max_connections {
             shared.connections.set_limit(limit);
         }
+        let other_rates = changes.host_rates.is_some_and(|rates| shared.rates.set(rates));
         shared.access.set(lists.clone());
         for subsystem in shared.all().iter().chain([&shared.discovery]) {
             subsystem.set_hosts(lists.of(&subsystem.nqn));
+            if other_rates {
+                subsystem.reopen_all();
+            }
         }
         let mut ending = Vec::new();
         let mut removed = Vec::new();
@@ -180,7 +193,8 @@ impl Target {
         drop(doors);
         // The discovery subsystem has no exports: its controllers end without force.
         let discovering = lists.of(DISCOVERY_NQN);
-        ending.extend(shared.discovery.links().into_iter().filter(|link| !discovering.allows(&link.hostnqn)));
+        ending
+            .extend(shared.discovery.links().into_iter().filter(|link| !discovering.may_read(&link.hostnqn)));
         if shows {
             shared.discovery_changed();
         }
@@ -189,6 +203,19 @@ impl Target {
         let ended = self.threads[0].handle().spawn(move || end(ending, removed));
         applied.faults = ended.wait().unwrap_or_default();
         Ok(applied)
+    }
+
+    /// Ends the controllers of a host in order: commands under way complete. It may connect again, if it is
+    /// allowed and has its key. Returns how many there were. Blocks.
+    pub fn disconnect(&self, hostnqn: &str) -> usize {
+        let all = self.shared.all();
+        let links = all.iter().chain([&self.shared.discovery]).flat_map(|subsystem| subsystem.links());
+        let ending: Vec<Arc<Link>> = links.filter(|link| link.hostnqn == hostnqn).collect();
+        let count = ending.len();
+        let ended = self.threads[0].handle().spawn(move || end(ending, Vec::new()));
+        // Nothing was removed that could be lost.
+        let _ = ended.wait();
+        count
     }
 
     /// The namespace identifiers that are in use in a subsystem of exports.
@@ -380,7 +407,7 @@ mod tests {
         let target = target();
         target.export(A, "x", disk(), Uuid::new_v4()).expect("exported");
         let only = |host: &str| HostAccess::Only([host.to_owned()].into());
-        let hosts = HostLists { all: only("one"), of: [(B.to_owned(), only("two"))].into() };
+        let hosts = HostLists { all: only("one").into(), of: [(B.to_owned(), only("two").into())].into() };
         let added = vec![prepared(&target, B)];
         let changes = TargetChanges { hosts: Some(hosts), added, ..TargetChanges::default() };
         target.change(changes).expect("changed");

@@ -1,13 +1,13 @@
 //! The configuration of a target.
 
+use crate::access::HostLists;
 use crate::audit::Audit;
 use crate::auth::Keys;
 use crate::memory::Memory;
+use crate::rates::HostRates;
 use crate::tls::TlsPolicy;
 use longhaul_engine::Config as EngineConfig;
-use longhaul_proto::controller::HostAccess;
 use longhaul_proto::target::IN_CAPSULE_MAX;
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,11 +90,10 @@ pub struct Config {
     pub hdr_digest: bool,
     /// Grant data digests to hosts that ask.
     pub data_digest: bool,
-    /// Which hosts may connect to subsystems that do not say so themselves.
-    pub hosts: HostAccess,
-    /// Which hosts may connect to these subsystems, by NQN, in place of
-    /// [`hosts`](Self::hosts).
-    pub hosts_of: BTreeMap<String, HostAccess>,
+    /// Which hosts may connect, and which of them may write.
+    pub hosts: HostLists,
+    /// How fast they may read and write.
+    pub host_rates: HostRates,
     /// How hosts prove who they are: those that are in it may connect, and no others. Without it a host is
     /// who it says.
     pub keys: Option<Keys>,
@@ -128,8 +127,8 @@ impl Default for Config {
             congestion: None,
             hdr_digest: true,
             data_digest: true,
-            hosts: HostAccess::Any,
-            hosts_of: BTreeMap::new(),
+            hosts: HostLists::default(),
+            host_rates: HostRates::default(),
             keys: None,
             tls: TlsPolicy::Off,
             max_queues: MAX_QUEUES,

@@ -17,6 +17,7 @@ use crate::long::Long;
 use crate::pieces::in_pieces;
 use crate::reserved::Reserved;
 use crate::subsystem::{Link, Namespace, Subsystem, lock};
+use longhaul_block::filter::around;
 use longhaul_block::{BlockIo, IoError, WriteFlags, ZeroFlags};
 use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_proto::controller::io::{IoCommand, Limits, deallocate_ranges, parse};
@@ -250,6 +251,10 @@ impl IoQueue {
                     namespace.opened();
                     let presence = namespace.users.enter();
                     namespace.device.open().await.map(|io| {
+                        let io = match connection.target.rates.of(&this.link.hostnqn) {
+                            Some(bound) => around(io, bound),
+                            None => io,
+                        };
                         let io = in_pieces(io, &namespace.device.info(), this.limits.max_transfer);
                         let written = this.link.written(nsid, &namespace);
                         let reserved = Arc::clone(&namespace.reserved);

@@ -30,6 +30,7 @@ mod pace;
 mod patience;
 mod pieces;
 mod quiet;
+mod rates;
 mod refusals;
 mod reserved;
 mod share;
@@ -42,7 +43,7 @@ mod subsystem;
 mod target;
 mod tls;
 
-pub use access::HostLists;
+pub use access::{HostLists, HostRights};
 pub use audit::{
     Audit, AuditEvent, AuditHost, Recorded, RefusalReason, ReservationAction, SpaceAction, SpaceEvent,
 };
@@ -54,7 +55,10 @@ pub use exports::PreparedExport;
 pub use longhaul_auth::{DhGroup, Generations, HashFunction, HostKey, KeySource, Secret, SecretError};
 pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Registration, ReservationRecord};
-pub use observer::{HOSTS_MAX, HostStatistics, IncidentCounts, NamespaceStatistics, Observer, Statistics};
+pub use observer::{
+    ControllerStatus, HOSTS_MAX, HostStatistics, IncidentCounts, NamespaceStatistics, Observer, Statistics,
+};
+pub use rates::HostRates;
 pub use space::{
     BlockSpace, BlockSpaceOptions, DirSpace, NamespaceLabel, NewNamespace, ReservationStores, Space,
     SpaceCapacity, SpaceError, SpaceNamespace, SpaceSpec, check_name,

@@ -6,7 +6,7 @@
 //! - the number of hosts that are counted apart is bounded.
 
 use crate::counts::{AllCounters, CommandCounts};
-use crate::subsystem::{Message, lock};
+use crate::subsystem::{Link, Message, Subsystem, lock};
 use crate::target::{Shared, Target};
 use futures_channel::mpsc;
 use longhaul_engine::Handle;
@@ -219,6 +219,23 @@ pub struct HostStatistics {
     pub round_trip: Option<Duration>,
 }
 
+/// A controller at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerStatus {
+    /// NQN of its subsystem.
+    pub nqn: String,
+    /// Its identifier.
+    pub cntlid: u16,
+    /// NQN of its host.
+    pub hostnqn: String,
+    /// Its host may only read.
+    pub reader: bool,
+    /// Bytes that the host has read.
+    pub bytes_read: u64,
+    /// Bytes that the host has written.
+    pub bytes_written: u64,
+}
+
 /// A target at a moment.
 #[derive(Clone, Debug)]
 pub struct Statistics {
@@ -278,6 +295,23 @@ impl Observer {
             return Err(format!("{accepting} of {} listeners accept connections", self.listeners));
         }
         Ok(())
+    }
+
+    /// The controllers of namespaces; none if the target has ended.
+    pub fn controllers(&self) -> Vec<ControllerStatus> {
+        let subsystems = self.shared.upgrade().map(|shared| shared.all()).unwrap_or_default();
+        let of = |subsystem: &Arc<Subsystem>| {
+            let status = |link: &Arc<Link>| ControllerStatus {
+                nqn: subsystem.nqn.clone(),
+                cntlid: link.cntlid,
+                hostnqn: link.hostnqn.clone(),
+                reader: link.is_reader(),
+                bytes_read: link.health.bytes_read.load(Ordering::Relaxed),
+                bytes_written: link.health.bytes_written.load(Ordering::Relaxed),
+            };
+            subsystem.links().iter().map(status).collect::<Vec<_>>()
+        };
+        subsystems.iter().flat_map(of).collect()
     }
 
     /// What the target has counted; `None` if it has ended. Commands are counted if

@@ -9,6 +9,7 @@
 //!   namespace;
 //! - an identifier belongs to one controller of both.
 
+use crate::access::HostRights;
 use crate::attendance::{Attendance, Presence};
 use crate::config::Config;
 use crate::counts::AllCounters;
@@ -141,6 +142,7 @@ impl Namespace {
             volatile_cache: info.volatile_cache,
             discard: info.discard,
             discard_zeroes: info.discard,
+            reader: false,
             shared: self.made.as_ref().is_none_or(|made| made.shared),
             persistent_reservations: self.reserved.can_persist(),
             // Access changes for one export at a time, and for a space as a whole.
@@ -182,6 +184,8 @@ pub(crate) struct Subsystem {
     /// The view without namespaces; held while the view is made anew.
     base: Mutex<SubsystemView>,
     namespaces: Mutex<BTreeMap<u32, Namespace>>,
+    /// Hosts that may write. Changed while `controllers` is held.
+    writers: Mutex<HostAccess>,
     view: RwLock<Arc<SubsystemView>>,
     generation: AtomicU64,
     /// Number of changes of ANA states so far.
@@ -199,7 +203,7 @@ pub(crate) struct Subsystem {
 }
 
 impl Subsystem {
-    pub(crate) fn new(nqn: String, name: String, config: &Config, hosts: HostAccess) -> Subsystem {
+    pub(crate) fn new(nqn: String, name: String, config: &Config, hosts: HostRights) -> Subsystem {
         Subsystem::with_space(nqn, name, config, hosts, None)
     }
 
@@ -207,12 +211,12 @@ impl Subsystem {
         nqn: String,
         name: String,
         config: &Config,
-        hosts: HostAccess,
+        hosts: HostRights,
         managed: Option<Managed>,
     ) -> Subsystem {
         let serial =
             Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes()).simple().to_string()[..SERIAL].to_owned();
-        let base = view_of(&nqn, &serial, config, hosts);
+        let base = view_of(&nqn, &serial, config, hosts.read);
         Subsystem {
             nqn,
             name,
@@ -221,6 +225,7 @@ impl Subsystem {
             base: Mutex::new(base),
             door: Mutex::new(Door::Open),
             namespaces: Mutex::default(),
+            writers: Mutex::new(hosts.write),
             generation: AtomicU64::new(1),
             access_changes: AtomicU64::new(0),
             managed,
@@ -255,7 +260,9 @@ impl Subsystem {
 
     /// The namespaces as the protocol shows them to the host of a controller.
     pub(crate) fn view_for(&self, link: &Link) -> Arc<SubsystemView> {
-        let Some(managed) = &self.managed else { return self.view() };
+        if self.managed.is_none() && !link.is_reader() {
+            return self.view();
+        }
         let generation = self.generation();
         let mut shown = lock(&link.shown);
         if let Some((of, view)) = &*shown
@@ -263,15 +270,24 @@ impl Subsystem {
         {
             return Arc::clone(view);
         }
-        let namespaces = self.namespaces().clone();
-        let visible = namespaces.iter().filter(|(_, ns)| ns.is_for(&link.hostnqn));
-        let content = NvmContent {
-            max_nsid: managed.max_nsid(),
-            namespaces: visible.map(|(&nsid, ns)| ns.view(nsid)).collect(),
-            ana: Some(0),
-            space: managed.view_for(&link.hostnqn, &namespaces),
-        };
-        let view = Arc::new(SubsystemView { content: Content::Nvm(content), ..lock(&self.base).clone() });
+        let mut view = SubsystemView::clone(&self.view());
+        if let Content::Nvm(content) = &mut view.content {
+            if let Some(managed) = &self.managed {
+                let namespaces = self.namespaces().clone();
+                let visible = namespaces.iter().filter(|(_, ns)| ns.is_for(&link.hostnqn));
+                *content = NvmContent {
+                    max_nsid: managed.max_nsid(),
+                    namespaces: visible.map(|(&nsid, ns)| ns.view(nsid)).collect(),
+                    ana: Some(0),
+                    space: managed.view_for(&link.hostnqn, &namespaces),
+                };
+            }
+            if link.is_reader() {
+                content.space = None;
+                content.namespaces = content.namespaces.drain(..).map(NamespaceView::for_reader).collect();
+            }
+        }
+        let view = Arc::new(view);
         *shown = Some((generation, Arc::clone(&view)));
         view
     }
@@ -294,6 +310,13 @@ impl Subsystem {
         view.content = Content::Nvm(content);
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(view);
         self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Has all I/O queues open their devices anew, also those that come to their next command before they
+    /// are told.
+    pub(crate) fn reopen_all(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+        self.reopen();
     }
 
     /// Has the I/O queues of all controllers close what they have open.
@@ -360,12 +383,30 @@ impl Subsystem {
         }
     }
 
-    /// Which hosts may connect from now on.
-    pub(crate) fn set_hosts(&self, hosts: &HostAccess) {
-        let mut base = lock(&self.base);
-        base.hosts = hosts.clone();
-        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
-        *view = Arc::new(SubsystemView { hosts: hosts.clone(), ..(**view).clone() });
+    /// What hosts may do from now on. A controller of a host that may write now sees its namespaces anew;
+    /// those of hosts that may not any more are the caller's to end.
+    pub(crate) fn set_hosts(&self, hosts: &HostRights) {
+        {
+            let mut base = lock(&self.base);
+            base.hosts = hosts.read.clone();
+            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+            *view = Arc::new(SubsystemView { hosts: hosts.read.clone(), ..(**view).clone() });
+        }
+        let promoted: Vec<Arc<Link>> = {
+            let controllers = lock(&self.controllers);
+            *lock(&self.writers) = hosts.write.clone();
+            let writes = |link: &&Arc<Link>| hosts.write.allows(&link.hostnqn);
+            controllers.values().filter(writes).filter(|link| link.set_reader(false)).cloned().collect()
+        };
+        if promoted.is_empty() {
+            return;
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+        let nsids: Vec<u32> = self.namespaces().keys().copied().collect();
+        for link in promoted {
+            link.tell(&nsids);
+            link.refresh_io();
+        }
     }
 
     /// Adds a controller, unless the subsystem has none at this moment, or for this host.
@@ -378,6 +419,7 @@ impl Subsystem {
             Door::Closed => return Err(NotAdmitted::Busy),
             Door::Removed => return Err(NotAdmitted::Removed),
         }
+        link.set_reader(!lock(&self.writers).allows(&link.hostnqn));
         controllers.insert(link.cntlid, Arc::clone(link));
         Ok(())
     }
@@ -553,7 +595,9 @@ pub(crate) struct Link {
     pub(crate) cntlid: u16,
     /// NQN of its host.
     pub(crate) hostnqn: String,
-    /// What its host sees of a space, and the generation that it is of.
+    /// Its host may only read.
+    reader: AtomicBool,
+    /// What its host sees of a space, or may only read, and the generation that it is of.
     shown: Mutex<Option<(u64, Arc<SubsystemView>)>>,
     pub(crate) controller: Mutex<Controller>,
     pub(crate) traffic: Traffic,
@@ -598,6 +642,7 @@ impl Link {
         Link {
             cntlid,
             hostnqn: controller.hostnqn().to_owned(),
+            reader: AtomicBool::new(false),
             shown: Mutex::default(),
             traffic: controller.traffic(),
             controller: Mutex::new(controller),
@@ -607,6 +652,16 @@ impl Link {
             write_through: AtomicBool::new(false),
             written: Mutex::default(),
         }
+    }
+
+    /// Whether its host may only read.
+    pub(crate) fn is_reader(&self) -> bool {
+        self.reader.load(Ordering::Acquire)
+    }
+
+    /// Returns whether that is a change.
+    fn set_reader(&self, reader: bool) -> bool {
+        self.reader.swap(reader, Ordering::AcqRel) != reader
     }
 
     /// What the controller has written to a namespace since its last flush,

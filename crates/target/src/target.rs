@@ -8,6 +8,7 @@ use crate::memory::Memory;
 use crate::observer::{Hosts, Incidents, Observer};
 use crate::pace::{self, Paces};
 use crate::quiet::Quiet;
+use crate::rates::RateLimits;
 use crate::space::{Managed, ReservationStores, Space};
 use crate::store::Writer;
 use crate::subsystem::{Message, Subsystem, lock, view_of};
@@ -115,6 +116,8 @@ pub(crate) struct Shared {
     pub(crate) incidents: Incidents,
     /// What is counted of hosts.
     pub(crate) hosts: Hosts,
+    /// What limits hosts.
+    pub(crate) rates: RateLimits,
     /// Listeners that accept connections.
     pub(crate) accepting: AtomicUsize,
     stopping: AtomicBool,
@@ -136,7 +139,7 @@ impl Shared {
     /// on every address is shown with the address that the host has used.
     pub(crate) fn discovery_view(&self, local: SocketAddr) -> Arc<SubsystemView> {
         let lists = self.access.lists();
-        let hosts = lists.of(DISCOVERY_NQN).clone();
+        let hosts = lists.of(DISCOVERY_NQN).read.clone();
         let mut view = view_of(DISCOVERY_NQN, self.discovery.serial(), &self.config, hosts);
         let mut records = Vec::new();
         let mut add = |nqn: &str, target, addr: SocketAddr, port_id| {
@@ -147,7 +150,7 @@ impl Shared {
                     discovery_entry(nqn, target, addr, port_id, ENTRIES_BEFORE_CONNECT),
                     self.tls_at(addr),
                 ),
-                hosts: lists.of(nqn).clone(),
+                hosts: lists.of(nqn).read.clone(),
             });
         };
         let ports: Vec<_> = (1u16..).zip(lock(&self.listening).clone()).collect();
@@ -263,7 +266,7 @@ impl Target {
             }
         }
         let long = Thread::background("target-long", config.engine.clone()).map_err(Error::Thread)?;
-        let access = Access::new(&config);
+        let access = Access::new(config.hosts.clone());
         let hosts = access.of(DISCOVERY_NQN);
         let shared = Arc::new(Shared {
             long: long.handle(),
@@ -281,6 +284,7 @@ impl Target {
             quiet: Kinds::default(),
             incidents: Incidents::default(),
             hosts: Hosts::default(),
+            rates: RateLimits::new(config.host_rates.clone()),
             accepting: AtomicUsize::new(0),
             config,
             stopping: AtomicBool::new(false),

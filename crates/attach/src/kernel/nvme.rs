@@ -4,7 +4,7 @@ use super::{KernelSide, appears, open};
 use crate::device::Local;
 use crate::error::AttachError;
 use crate::served::Requests;
-use longhaul_target::{Config, HostAccess, Target};
+use longhaul_target::{Config, HostAccess, HostLists, Target};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
@@ -38,7 +38,8 @@ impl Host {
         let (nqn, host) = (format!("{PREFIX}{id}"), format!("nqn.2014-08.org.nvmexpress:uuid:{id}"));
         // Every program on this machine reaches the port: the target admits only
         // the random host NQN, which only the kernel knows.
-        let hosts = HostAccess::Only(BTreeSet::from([host.clone()]));
+        let only = HostAccess::Only(BTreeSet::from([host.clone()]));
+        let hosts = HostLists { all: only.into(), ..HostLists::default() };
         let listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let failed =
             |e: longhaul_target::Error| AttachError::NoKernel(format!("the target on loopback: {e}"));

@@ -5,7 +5,7 @@
 
 use super::{Around, Op, OpKind};
 use crate::IoFuture;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The time by which an idle device may be ahead of its rate: below the resolution of timers, so
@@ -16,24 +16,43 @@ const BURST: Duration = Duration::from_millis(1);
 /// earlier than it allows. All else is free.
 #[derive(Debug)]
 pub struct Bound {
-    bytes_per_second: f64,
+    state: Mutex<BoundState>,
+}
+
+#[derive(Debug)]
+struct BoundState {
+    bits_per_second: u64,
     /// When all that was begun so far will be done.
-    done: Mutex<Option<Instant>>,
+    done: Option<Instant>,
 }
 
 impl Bound {
     /// So many bits a second, as networks have them.
     pub fn new(bits_per_second: u64) -> Bound {
-        Bound { bytes_per_second: bits_per_second.max(1) as f64 / 8.0, done: Mutex::new(None) }
+        Bound { state: Mutex::new(BoundState { bits_per_second, done: None }) }
+    }
+
+    /// Its rate in bits a second.
+    pub fn rate(&self) -> u64 {
+        self.state().bits_per_second
+    }
+
+    /// Changes the rate for what begins from now on.
+    pub fn set(&self, bits_per_second: u64) {
+        self.state().bits_per_second = bits_per_second;
+    }
+
+    fn state(&self) -> MutexGuard<'_, BoundState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When so many bytes more may be done, at `now`.
     fn take(&self, bytes: u64, now: Instant) -> Instant {
-        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
-        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        let time = Duration::from_secs_f64(8.0 * bytes as f64 / state.bits_per_second.max(1) as f64);
         let earliest = now.checked_sub(BURST).unwrap_or(now);
-        let end = done.map_or(earliest, |done| done.max(earliest)) + time;
-        *done = Some(end);
+        let end = state.done.map_or(earliest, |done| done.max(earliest)) + time;
+        state.done = Some(end);
         end
     }
 }
@@ -75,6 +94,8 @@ mod tests {
         assert_eq!(bound.take(50, now + ms(100)), now + ms(199));
         // Unused time is not credited.
         assert_eq!(bound.take(10, now + ms(1000)), now + ms(1009));
+        bound.set(16_000);
+        assert_eq!(bound.take(10, now + ms(1009)), now + ms(1014));
     }
 
     #[test]

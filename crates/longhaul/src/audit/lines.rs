@@ -73,12 +73,13 @@ pub(super) fn encode(time: Duration, record: &AuditRecord, dropped: u64) -> Stri
         AuditRecord::Stopped(event) => frame.line(event),
         AuditRecord::Reopened => frame.line(AuditReopened {}),
         AuditRecord::Export(event) => {
-            let hosts = names(&event.hosts);
-            frame.line(ExportAudited { hosts, ..event.clone() })
+            let (hosts, read_only_hosts) = (names(&event.hosts), names(&event.read_only_hosts));
+            frame.line(ExportAudited { hosts, read_only_hosts, ..event.clone() })
         }
         AuditRecord::Reloaded(event) => {
-            let (hosts, lost) = (names(&event.hosts), names(&event.lost));
-            frame.line(AuditReloaded { hosts, lost, ..event.clone() })
+            let [hosts, read_only_hosts, lost] =
+                [&event.hosts, &event.read_only_hosts, &event.lost].map(|list| names(list));
+            frame.line(AuditReloaded { hosts, read_only_hosts, lost, ..event.clone() })
         }
         AuditRecord::NotReloaded(event) => {
             frame.line(AuditNotReloaded { error: beginning(&event.error, LIST) })
@@ -112,10 +113,19 @@ impl Frame<'_> {
 
     fn event(&self, event: &AuditEvent) -> String {
         match event {
-            AuditEvent::Connected { host, controller, generation, tls } => {
+            AuditEvent::Connected { host, controller, generation, tls, reader } => {
                 let Host { host, hostid, address, subsystem } = Host::of(host);
-                let (controller, generation, tls) = (*controller, *generation, *tls);
-                self.line(HostConnected { host, hostid, address, subsystem, controller, generation, tls })
+                let (controller, generation, tls, read_only) = (*controller, *generation, *tls, *reader);
+                self.line(HostConnected {
+                    host,
+                    hostid,
+                    address,
+                    subsystem,
+                    controller,
+                    generation,
+                    tls,
+                    read_only,
+                })
             }
             AuditEvent::Refused { host, why } => {
                 let Host { host, hostid, address, subsystem } = Host::of(host);
@@ -385,6 +395,7 @@ mod tests {
                 controller: 17,
                 generation: Some(2),
                 tls: true,
+                reader: false,
             }),
             AuditRecord::Event(AuditEvent::Refused {
                 host: host(user),
@@ -424,11 +435,13 @@ mod tests {
                 uuid: uuid.to_string(),
                 options: vec!["allow-host".to_owned()],
                 hosts: vec![user.to_owned()],
+                read_only_hosts: Vec::new(),
             }),
             AuditRecord::Reloaded(AuditReloaded {
                 forced: true,
                 settings: vec!["max-connections".to_owned()],
                 hosts: Vec::new(),
+                read_only_hosts: Vec::new(),
                 lost: vec!["nqn.2014-08.org.example:other".to_owned()],
             }),
             AuditRecord::NotReloaded(AuditNotReloaded {

@@ -156,7 +156,7 @@ mod tests {
     fn connected(ip: u32, is_authenticated: bool) -> AuditEvent {
         let AuditEvent::Refused { host, .. } = refused(ip, "host") else { unreachable!("made above") };
         let host = AuditHost { is_authenticated, ..host };
-        AuditEvent::Connected { host, controller: 1, generation: None, tls: false }
+        AuditEvent::Connected { host, controller: 1, generation: None, tls: false, reader: false }
     }
 
     #[test]

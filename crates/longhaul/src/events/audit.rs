@@ -53,6 +53,8 @@ pub(crate) struct HostConnected {
     pub(crate) generation: Option<u32>,
     /// Its connection is encrypted with TLS.
     pub(crate) tls: bool,
+    /// It may only read (`read-only-host`).
+    pub(crate) read_only: bool,
 }
 
 /// A host was refused.
@@ -163,8 +165,11 @@ pub(crate) struct ExportAudited {
     pub(crate) uuid: String,
     /// Names of the options that have changed.
     pub(crate) options: Vec<String>,
-    /// Hosts of its own list (`allow-host=`); empty where that of the target applies, or it was removed.
+    /// Hosts of its own list that may read and write (`allow-host=`).
     pub(crate) hosts: Vec<String>,
+    /// Hosts of its own list that may only read (`read-only-host=`). Where both are empty, the lists of the
+    /// target apply, or it was removed.
+    pub(crate) read_only_hosts: Vec<String>,
 }
 
 /// The configuration was read again, and is in force; `export` lines stand before it.
@@ -175,8 +180,11 @@ pub(crate) struct AuditReloaded {
     pub(crate) forced: bool,
     /// Keys of other settings that were applied.
     pub(crate) settings: Vec<String>,
-    /// Hosts of the target's list (`--allow-host`), if that was applied; empty where every host is allowed.
+    /// Hosts of the target's list that may read and write (`--allow-host`), if a list was applied.
     pub(crate) hosts: Vec<String>,
+    /// Hosts of the target's list that may only read (`--read-only-host`), if a list was applied. Where both
+    /// are empty, every host may read and write.
+    pub(crate) read_only_hosts: Vec<String>,
     /// Hosts that have lost what they used.
     pub(crate) lost: Vec<String>,
 }

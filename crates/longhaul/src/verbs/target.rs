@@ -1,6 +1,7 @@
 //! `longhaul target`.
 
 mod changes;
+pub(crate) mod control;
 mod exports;
 mod reload;
 mod serving;
@@ -15,10 +16,12 @@ use crate::events::{
 };
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
+use crate::hosts::{HostNames, HostRate, host_rates, parse_host_rate};
 use crate::metrics::MetricsArgs;
 use crate::output::Output;
 use crate::service::{self, Manager};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use control::{Control, Order};
 use exports::{OpenExport, Taken, host_lists};
 use longhaul_device::{Opener, state};
 use longhaul_engine::address::{self, ListenAddress, reachable};
@@ -30,11 +33,13 @@ use longhaul_target::{
     is_loopback,
 };
 use reload::Reloader;
+use serde_json::json;
 use serving::{EndedExport, Serving};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 /// Port of discovery controllers.
 const DISCOVERY_PORT: u16 = 8009;
@@ -50,9 +55,10 @@ Back ends:
   volume:POOL/NAME         a volume of a pool (longhaul volume)
   nvme+tcp://HOST/SUBNQN   a namespace of another target, passed on
 Options after a back end: ro, block=512|4096, delay=TIME, rate=RATE,
-error=SHARE, uuid=UUID, nqn=NQN, allow-host=HOSTNQN, create (serve the medium
-as a new disk, even if another namespace was served from it before), standby
-(an array or volume that another host serves: take it over when that ends).
+error=SHARE, uuid=UUID, nqn=NQN, allow-host=HOSTNQN, read-only-host=HOSTNQN,
+create (serve the medium as a new disk, even if another namespace was served
+from it before), standby (an array or volume that another host serves: take it
+over when that ends).
 A further export of the same NAME adds a namespace to the same subsystem.
 
 A space is a directory, or a block device (block:PATH), in which the hosts of
@@ -63,11 +69,13 @@ Without --keys, hosts are known by a name that they send themselves. To listen
 beyond loopback then takes --insecure, and a trusted network.
 
 SIGHUP reads the configuration files again and applies them: exports that are
-added or removed, their size=, allow-host=, delay=, rate= and error=, and
---allow-host and --max-connections. It is refused if a host would lose an export
-that it uses; SIGUSR1 does the same, and has hosts lose it. Both read the sizes
+added or removed, their size=, allow-host=, read-only-host=, delay=, rate= and
+error=, and --allow-host, --read-only-host, --host-rate and --max-connections.
+It is refused if a host would lose an export that it uses, or the right to write
+to it; SIGUSR1 does the same, and has hosts lose it. Both read the sizes
 of the devices again, and open the file of --audit anew.
-SIGTERM completes the I/O under way, flushes, and exits 0.
+SIGTERM completes the I/O under way, flushes, and exits 0. 'longhaul ctl' does the
+same, and shows who is connected.
 
 Example:
   longhaul target --listen 0.0.0.0:4420 --keys /etc/longhaul/keys \\
@@ -111,9 +119,18 @@ pub(crate) struct TargetArgs {
     /// Threads [default: one for each CPU, at most 8]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Allow only this host, except for exports with their own allow-host=; may be repeated
+    /// Allow this host to read and write, and no host that is not named, except for exports with
+    /// lists of their own; may be repeated
     #[arg(long, value_name = "HOSTNQN")]
     allow_host: Vec<String>,
+    /// Allow this host to read, and no host that is not named; '*' for every other host; may be
+    /// repeated
+    #[arg(long, value_name = "HOSTNQN")]
+    read_only_host: Vec<String>,
+    /// Most that a host may read and write together, in bits per second, or each host without a rate
+    /// of its own; may be repeated
+    #[arg(long, value_name = "[HOSTNQN=]RATE", value_parser = parse_host_rate)]
+    host_rate: Vec<HostRate>,
     /// NQN of this host, as targets see it whose namespaces are exported again
     #[arg(long, value_name = "NQN")]
     hostnqn: Option<String>,
@@ -154,6 +171,16 @@ impl TargetArgs {
             keys: self.keys.clone().map(|Keys(keys)| keys as _),
             ..defaults
         }
+    }
+
+    /// The hosts of the target's lists.
+    fn hosts(&self) -> Result<HostNames, Failure> {
+        if let Some(admin) = self.admin.iter().find(|admin| self.read_only_host.contains(admin)) {
+            return Err(Failure::usage(format!(
+                "host {admin} is named by --admin and by --read-only-host: an administrator may write"
+            )));
+        }
+        Ok(HostNames { writers: self.allow_host.clone(), readers: self.read_only_host.clone() })
     }
 
     fn config(&self, listen: &[SocketAddr]) -> Result<Config, Failure> {
@@ -261,8 +288,9 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
     let opened = exports::open(exports, &opener, &state, Taken::default())?;
     let spaces = open_spaces(&args, &opened, &state)?;
     let mut config = args.config(&listen)?;
-    let lists = host_lists(&args.allow_host, opened.iter().map(|open| (&*open.export, &*open.nqn)));
-    (config.hosts, config.hosts_of) = (lists.all, lists.of);
+    let hosts = args.hosts()?;
+    config.host_rates = host_rates(&args.host_rate).map_err(Failure::usage)?;
+    config.hosts = host_lists(&hosts, opened.iter().map(|open| (&*open.export, &*open.nqn)))?;
     config.audit = audit.clone().map(|audit| Arc::new(audit) as _);
     let target = Target::start_on(config, given)?;
     if let Some(audit) = &audit {
@@ -289,6 +317,9 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
             metrics.add(Arc::new(TargetSource::new(target.observer())));
             metrics.set_ready();
         }
+        let (orders, next) = channel();
+        let listen = target.addresses().iter().map(ToString::to_string).collect();
+        let control = Control::start(target.observer(), listen, orders.clone());
         ready(&target, metrics.as_ref(), &shown, &shown_spaces, output);
         for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
             match args.tls.unwrap_or_default() {
@@ -312,17 +343,28 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         };
         manager.ready(&status(&serving));
         let watchdog = manager.watch(target.observer().threads());
-        let (allow_host, audit) = (args.allow_host.clone(), audit.clone());
-        let mut reloader = Reloader { serving, values, allow_host, state: &state, audit, output };
-        for signal in signals.forever() {
-            if signal != SIGHUP && signal != SIGUSR1 {
-                break;
-            }
+        let audit = audit.clone();
+        let mut reloader = Reloader { serving, values, hosts, state: &state, audit, output };
+        let until_stop = signals.handle();
+        scope.spawn(move || signals.forever().try_for_each(|signal| orders.send(Order::Signal(signal))));
+        for order in next {
+            let (force, reply) = match order {
+                Order::Signal(signal) if signal == SIGHUP || signal == SIGUSR1 => (signal == SIGUSR1, None),
+                Order::Reload { force, reply } => (force, Some(reply)),
+                Order::Disconnect { hostnqn, reply } => {
+                    let controllers = target.disconnect(&hostnqn);
+                    tracing::info!("{hostnqn}: {controllers} controllers were ended by the control socket");
+                    let _ = reply.send(Ok(json!({ "host": hostnqn, "controllers": controllers })));
+                    continue;
+                }
+                Order::Signal(_) | Order::Stop => break,
+            };
             manager.reloading();
             if let Some(audit) = &reloader.audit {
                 audit.reopen();
             }
-            let applied = reloader.reload(signal == SIGUSR1);
+            let result = reloader.reload(force);
+            let applied = result.is_ok();
             for (name, nsid, info) in target.refresh() {
                 output.note(format_args!("{name}: namespace {nsid} has {} bytes now", info.size));
                 output.event(&ExportResized { name, nsid, size: info.size });
@@ -332,7 +374,11 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
                 true => manager.ready(&status),
                 false => manager.ready(&format!("{status}; the configuration was not applied: see the log")),
             }
+            // The client may have disconnected meanwhile.
+            let _ = reply.map(|reply| reply.send(result));
         }
+        until_stop.close();
+        drop(control);
         if let Some(metrics) = &metrics {
             metrics.set_not_ready("the target is stopping");
         }

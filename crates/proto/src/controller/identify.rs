@@ -254,7 +254,7 @@ pub(super) fn identify_namespace(ns: &NamespaceView) -> IdentifyNamespace {
         nows: zero_based(ns.optimal_io.max(ns.granularity), ns),
         nvmcap: u128::from(ns.blocks) << ns.block_shift,
         anagrpid: ns.ana_group,
-        nsattr: if ns.read_only { nsattr::WRITE_PROTECTED } else { 0 },
+        nsattr: if ns.is_writable() { 0 } else { nsattr::WRITE_PROTECTED },
         nguid: ns.nguid,
         ..Default::default()
     };
@@ -274,7 +274,7 @@ fn independent(ns: &NamespaceView) -> IndependentNamespace {
         nmic: if ns.shared { nmic::SHARED } else { 0 },
         rescap: reservations(ns),
         anagrpid: ns.ana_group,
-        nsattr: if ns.read_only { nsattr::WRITE_PROTECTED } else { 0 },
+        nsattr: if ns.is_writable() { 0 } else { nsattr::WRITE_PROTECTED },
         nstat: nstat::READY,
         ..Default::default()
     }

@@ -227,8 +227,14 @@ fn check_access(ns: &NamespaceView, opcode: u8) -> Result<(), Status> {
     }
     let writes = matches!(opcode, io::WRITE | io::WRITE_ZEROES | io::DATASET_MANAGEMENT);
     //= NVMe Base 2.1, Namespace Write Protection: commands that change a write protected namespace are refused
-    if ns.read_only && writes {
+    if writes && !ns.is_writable() {
         return Err(Status::WRITE_PROTECTED.dnr());
+    }
+    let reserves =
+        matches!(opcode, io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE | io::RESERVATION_RELEASE);
+    //= NVMe Base 2.1, Status Code: a command that the host has no right to gets Operation Denied
+    if ns.reader && reserves {
+        return Err(Status::OPERATION_DENIED.dnr());
     }
     Ok(())
 }

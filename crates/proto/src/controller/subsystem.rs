@@ -152,6 +152,9 @@ pub struct NamespaceView {
     pub nguid: [u8; 16],
     /// The controller refuses writes.
     pub read_only: bool,
+    /// The host of the controller may only read: the controller refuses its writes, and the
+    /// reservations that would keep other hosts from writing.
+    pub reader: bool,
     /// Acknowledged writes may be lost in a crash until Flush.
     pub volatile_cache: bool,
     /// Deallocation gives space back.
@@ -172,6 +175,16 @@ impl NamespaceView {
     /// Logical block size in bytes.
     pub fn block_size(&self) -> u32 {
         1 << self.block_shift
+    }
+
+    /// Whether the host of the controller can write.
+    pub fn is_writable(&self) -> bool {
+        !self.read_only && !self.reader
+    }
+
+    /// The same, as a host sees it that may only read.
+    pub fn for_reader(self) -> NamespaceView {
+        NamespaceView { reader: true, persistent_reservations: false, ..self }
     }
 }
 

@@ -55,6 +55,7 @@ pub(super) fn namespace(nsid: u32, blocks: u64, block_shift: u8) -> NamespaceVie
         discard: true,
         discard_zeroes: true,
         shared: true,
+        reader: false,
         persistent_reservations: nsid == 1,
         ana_group: 1,
         ana_state: AnaState::Optimized,

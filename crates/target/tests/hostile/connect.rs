@@ -146,7 +146,7 @@ pub fn io_queue(kind: EngineKind) {
 //= test: NVMe Base 2.1, Connect command
 pub fn hosts_that_are_not_allowed(kind: EngineKind) {
     let allowed = HostAccess::Only([HOSTNQN.to_owned()].into());
-    let Some(rig) = Rig::new(kind, |config| config.hosts = allowed) else { return };
+    let Some(rig) = Rig::new(kind, |config| config.hosts.all = allowed.into()) else { return };
     let data = ConnectData::new(HOSTID, 0xFFFF, NQN, "nqn.2014-08.org.example:stranger");
     let sqe = in_capsule(&Sqe::connect(0, 31, 0, 0), data.as_bytes());
     let named = InvalidParameter::data(512).to_dw0();

@@ -6,7 +6,9 @@ use longhaul_block::FilterSpec;
 use uuid::Uuid;
 
 /// Keys that are applied while the target runs. The directory of `keys` is read at each connection.
-const LIVE: [&str; 3] = ["export", "allow-host", "max-connections"];
+const LIVE: [&str; 5] = ["export", HOST_LISTS[0], HOST_LISTS[1], "host-rate", "max-connections"];
+/// Keys of the lists of hosts.
+pub(super) const HOST_LISTS: [&str; 2] = ["allow-host", "read-only-host"];
 
 /// An export that is served, and its UUID.
 pub(super) type Served<'a> = (&'a Export, Uuid);
@@ -60,7 +62,7 @@ impl ExportChanges {
             if removed.into_iter().any(|gone| gone.has_medium_of(export)) {
                 return Err(format!(
                     "export {}: what it serves cannot be opened anew while it is served, and only size=, allow-host=, \
-                     delay=, rate=, error= and stats change without that: take it out of the configuration, reload, \
+                     read-only-host=, delay=, rate=, error= and stats change without that: take it out of the configuration, reload, \
                      and add it as it is to be",
                     export.name
                 ));
@@ -85,12 +87,9 @@ impl KeptExport {
         let filters = before.filters() != export.filters();
         let size = export.file_size().filter(|size| before.file_size().is_none_or(|before| *size > before));
         let mut options = changed_filters(before.filters(), export.filters());
-        let sorted = |export: &Export| {
-            let mut hosts = export.allow_hosts.clone();
-            hosts.sort();
-            hosts
-        };
-        options.extend((sorted(before) != sorted(export)).then_some("allow-host"));
+        let (old, new) = (before.hosts.sorted(), export.hosts.sorted());
+        options.extend((old.writers != new.writers).then_some(HOST_LISTS[0]));
+        options.extend((old.readers != new.readers).then_some(HOST_LISTS[1]));
         options.extend(size.map(|_| "size"));
         KeptExport { served: at, after, options, filters, size }
     }

@@ -4,11 +4,12 @@ use super::standby::Standby;
 use crate::events::ExportFields;
 use crate::exit::Failure;
 use crate::export::Export;
+use crate::hosts::HostNames;
 use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_device::{Device, Opener};
 use longhaul_engine::address::reachable;
 use longhaul_initiator::IO_PORT;
-use longhaul_target::{HostAccess, HostLists, MediumSpec, PreparedExport, ServedMedium, Target, TargetState};
+use longhaul_target::{HostLists, MediumSpec, PreparedExport, ServedMedium, Target, TargetState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -164,23 +165,26 @@ impl OpenExport {
     }
 }
 
-/// Which hosts may connect: those of `--allow-host`, and of exports with a list of their own.
+/// What hosts may do: those of the target, and of exports with lists of their own.
+///
+/// # Errors
+/// A host is in a list of hosts that may write, and in one of hosts that may not.
 pub(super) fn host_lists<'a>(
-    all: &[String],
+    all: &HostNames,
     exports: impl Iterator<Item = (&'a Export, &'a str)>,
-) -> HostLists {
-    let only = |hosts: &[String]| HostAccess::Only(hosts.iter().cloned().collect());
-    let mut lists =
-        HostLists { all: if all.is_empty() { HostAccess::Any } else { only(all) }, of: BTreeMap::new() };
-    for (Export { allow_hosts: hosts, .. }, nqn) in
-        exports.filter(|(export, _)| !export.allow_hosts.is_empty())
-    {
-        let list = lists.of.entry(nqn.to_owned()).or_insert_with(|| only(&[]));
-        if let HostAccess::Only(list) = list {
-            list.extend(hosts.iter().cloned());
-        }
+) -> Result<HostLists, Failure> {
+    let mut of: BTreeMap<&str, HostNames> = BTreeMap::new();
+    for (Export { hosts, .. }, nqn) in exports.filter(|(export, _)| !export.hosts.is_empty()) {
+        let names = of.entry(nqn).or_default();
+        names.writers.extend(hosts.writers.iter().cloned());
+        names.readers.extend(hosts.readers.iter().cloned());
     }
-    lists
+    let of = of.into_iter().map(|(nqn, names)| {
+        let rights = names.rights().map_err(|why| Failure::usage(format!("exports of {nqn}: {why}")))?;
+        Ok((nqn.to_owned(), rights))
+    });
+    let all = all.rights().map_err(Failure::usage)?;
+    Ok(HostLists { all, of: of.collect::<Result<_, Failure>>()? })
 }
 
 /// The shortest URI of an export: discovery resolves its name to an NQN, and a subsystem with
@@ -199,6 +203,7 @@ pub(super) fn short(at: SocketAddr, name: &str, nqn: &str, (nsid, alone): (u32, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use longhaul_target::{HostAccess, HostRights};
 
     #[test]
     fn short_uris_name_one_namespace() {
@@ -222,9 +227,29 @@ mod tests {
         let exports =
             [export("a=mem:1MiB,allow-host=x"), export("b=mem:1MiB"), export("a=mem:1MiB,allow-host=y")];
         let named = exports.iter().map(|export| (export, &*export.name));
-        let only = |hosts: &[&str]| HostAccess::Only(hosts.iter().map(|host| (*host).to_owned()).collect());
-        let expected = HostLists { all: HostAccess::Any, of: [("a".to_owned(), only(&["x", "y"]))].into() };
-        assert_eq!(host_lists(&[], named.clone()), expected);
-        assert_eq!(host_lists(&["z".to_owned()], named), HostLists { all: only(&["z"]), ..expected });
+        let only = |hosts: &[&str]| {
+            HostRights::from(HostAccess::Only(hosts.iter().map(|host| (*host).to_owned()).collect()))
+        };
+        let of = [("a".to_owned(), only(&["x", "y"]))].into();
+        let expected = HostLists { of, ..HostLists::default() };
+        let lists = |all: &HostNames| host_lists(all, named.clone()).map_err(|e| e.message);
+        assert_eq!(lists(&HostNames::default()), Ok(expected.clone()));
+        let z = HostNames { writers: vec!["z".to_owned()], readers: Vec::new() };
+        assert_eq!(lists(&z), Ok(HostLists { all: only(&["z"]), ..expected }));
+    }
+
+    #[test]
+    fn a_host_has_one_right_to_a_subsystem() {
+        let export = |text: &str| text.parse::<Export>().expect(text);
+        let one = export("a=mem:1MiB,allow-host=x,read-only-host=y");
+        let (same, other) = (export("a=mem:1MiB,read-only-host=y"), export("a=mem:1MiB,allow-host=y"));
+        let lists = |exports: [&Export; 2]| {
+            let named = exports.into_iter().map(|export| (export, "nqn"));
+            host_lists(&HostNames::default(), named).map_err(|e| e.message)
+        };
+        let rights = lists([&one, &same]).expect("y may read").of("nqn").clone();
+        assert!(rights.may_write("x") && rights.may_read("y") && !rights.may_write("y"), "{rights:?}");
+        let e = lists([&one, &other]).expect_err("y may write to one of them");
+        assert!(e.contains("exports of nqn: host y is named by allow-host"), "{e}");
     }
 }

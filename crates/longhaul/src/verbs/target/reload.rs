@@ -6,7 +6,7 @@
 //! - a configuration that is not applied changes nothing, also not what the next one is compared with;
 //! - a setting that needs a restart keeps no other one from being applied.
 
-use super::changes::{ExportChanges, KeptExport, SettingChanges};
+use super::changes::{ExportChanges, HOST_LISTS, KeptExport, SettingChanges};
 use super::exports::{self, OpenExport, Taken, host_lists};
 use super::serving::Serving;
 use crate::audit::{AuditLog, AuditRecord};
@@ -18,8 +18,11 @@ use crate::events::{
 };
 use crate::exit::{Exit, Failure};
 use crate::export::Export;
+use crate::hosts::{HostNames, host_rates};
 use crate::output::Output;
+use crate::rpc::{RpcError, RpcResult};
 use longhaul_target::{Applied, ChangeError, Error, InUse, TargetChanges, TargetState};
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 
@@ -28,7 +31,7 @@ pub(super) struct Reloader<'scope, 'env> {
     pub(super) serving: Serving<'scope, 'env>,
     /// The settings in force.
     pub(super) values: VerbValues,
-    pub(super) allow_host: Vec<String>,
+    pub(super) hosts: HostNames,
     pub(super) state: &'env TargetState,
     pub(super) audit: Option<AuditLog>,
     pub(super) output: Output,
@@ -61,26 +64,20 @@ struct GrowingFile {
 
 /// A configuration that was applied.
 struct Done {
-    added: Vec<(ExportFields, Vec<String>)>,
+    added: Vec<(ExportFields, HostNames)>,
     removed: Vec<ExportRemoved>,
-    changed: Vec<(ExportChanged, Vec<String>)>,
+    changed: Vec<(ExportChanged, HostNames)>,
     settings: SettingChanges,
     applied: Applied,
 }
 
 impl Reloader<'_, '_> {
     /// Reads the configuration again, applies it, and reports what has changed, or why nothing has. With
-    /// `force`, hosts may lose what they use. Returns whether it was applied.
-    pub(super) fn reload(&mut self, force: bool) -> bool {
+    /// `force`, hosts may lose what they use. The result is what the control socket answers.
+    pub(super) fn reload(&mut self, force: bool) -> RpcResult {
         match self.apply(force) {
-            Ok(done) => {
-                self.report(done, force);
-                true
-            }
-            Err(refusal) => {
-                self.report_refusal(refusal);
-                false
-            }
+            Ok(done) => Ok(self.report(done, force)),
+            Err(refusal) => Err(self.report_refusal(refusal)),
         }
     }
 
@@ -90,6 +87,7 @@ impl Reloader<'_, '_> {
             return Err(Failure::failed("the command line is not that of a target").into());
         };
         let target = self.serving.target;
+        let (hosts, host_rates) = (args.hosts()?, host_rates(&args.host_rate).map_err(Failure::usage)?);
         let settings = SettingChanges::between(&self.values, &values);
         let served: Vec<_> =
             self.serving.exports.iter().map(|served| (&*served.export, served.uuid)).collect();
@@ -111,14 +109,15 @@ impl Reloader<'_, '_> {
             removed: gone.map(|served| (served.nqn.clone(), served.nsid)).collect(),
             replaced: replaced.collect(),
             added,
-            hosts: Some(host_lists(&args.allow_host, stays.chain(comes))),
+            hosts: Some(host_lists(&hosts, stays.chain(comes))?),
+            host_rates: Some(host_rates),
             max_connections: live("max-connections").then_some(args.max_connections as usize),
             last_step: Some(Box::new(|| grow(growing))),
             force,
         });
         let applied = applied.map_err(|e| self.refusal(e))?;
         self.values = settings.applied(&self.values, &values);
-        self.allow_host = args.allow_host;
+        self.hosts = hosts;
         Ok(self.take_over(changes, kept, opened, settings, applied))
     }
 
@@ -183,7 +182,7 @@ impl Reloader<'_, '_> {
                     uuid: served.uuid.to_string(),
                     options,
                 };
-                changed.push((event, export.allow_hosts.clone()));
+                changed.push((event, export.hosts.clone()));
             }
             served.export = export.into();
         }
@@ -203,7 +202,7 @@ impl Reloader<'_, '_> {
         for (open, &nsid) in opened.into_iter().zip(&applied.nsids) {
             let alone = self.serving.target.nsids(&open.nqn).len() == 1;
             let fields = open.fields(self.serving.target, nsid, alone);
-            added.push((fields, open.export.allow_hosts.clone()));
+            added.push((fields, open.export.hosts.clone()));
             self.serving.add(open, nsid);
         }
         Done { added, removed, changed, settings, applied }
@@ -227,7 +226,7 @@ impl Reloader<'_, '_> {
             let hosts = hosts.iter().map(|host| if host.is_empty() { "a host without a name" } else { host });
             let hosts = hosts.collect::<Vec<_>>().join(", ");
             match nsids.is_empty() {
-                true => format!("{hosts} would not be allowed to use {names}, and is connected"),
+                true => format!("{hosts} would not be allowed to use {names} as now, and is connected"),
                 false => format!("{names} would be removed, and is in use by {hosts}"),
             }
         };
@@ -246,7 +245,7 @@ impl Reloader<'_, '_> {
         Refusal { failure: Failure::new(Exit::Refused, message), in_use: events.collect() }
     }
 
-    fn report(&self, done: Done, forced: bool) {
+    fn report(&self, done: Done, forced: bool) -> Value {
         let Done { added, removed, changed, settings, applied } = done;
         let SettingChanges { live, restart } = settings;
         for fault in &applied.faults {
@@ -280,18 +279,23 @@ impl Reloader<'_, '_> {
             }
             for export in &removed {
                 let at = (&*export.name, &*export.nqn, export.nsid, &*export.uuid);
-                audit.record(audited("remove", at, &[], &[]));
+                audit.record(audited("remove", at, &[], &HostNames::default()));
             }
             for (export, hosts) in &changed {
                 let at = (&*export.name, &*export.nqn, export.nsid, &*export.uuid);
                 audit.record(audited("change", at, &export.options, hosts));
             }
-            let is_live = live.iter().any(|key| key == "allow-host");
-            let allowed = if is_live { self.allow_host.clone() } else { Vec::new() };
-            let (settings, lost) = (live.clone(), hosts.clone());
-            audit.record(AuditRecord::Reloaded(AuditReloaded { forced, settings, hosts: allowed, lost }));
+            let is_live = live.iter().any(|key| HOST_LISTS.contains(&key.as_str()));
+            let lists = if is_live { self.hosts.clone() } else { HostNames::default() };
+            audit.record(AuditRecord::Reloaded(AuditReloaded {
+                forced,
+                settings: live.clone(),
+                hosts: lists.writers,
+                read_only_hosts: lists.readers,
+                lost: hosts.clone(),
+            }));
         }
-        self.output.event(&Reloaded {
+        let event = Reloaded {
             forced,
             added: added.into_iter().map(|(export, _)| export).collect(),
             removed,
@@ -299,18 +303,25 @@ impl Reloader<'_, '_> {
             settings: live,
             restart,
             lost: hosts,
-        });
+        };
+        self.output.event(&event);
+        let mut answer = serde_json::to_value(event).unwrap_or_default();
+        answer["text"] = said.into();
+        answer
     }
 
-    fn report_refusal(&self, refusal: Refusal) {
-        let Refusal { failure: Failure { message, .. }, in_use } = refusal;
+    fn report_refusal(&self, refusal: Refusal) -> RpcError {
+        let Refusal { failure: Failure { message, exit, .. }, in_use } = refusal;
         self.output.note(format_args!(
             "longhaul: the configuration is not applied, and nothing has changed: {message}"
         ));
         if let Some(audit) = &self.audit {
             audit.record(AuditRecord::NotReloaded(AuditNotReloaded { error: message.clone() }));
         }
-        self.output.event(&NotReloaded { message, in_use });
+        let data =
+            serde_json::to_value(&in_use).map(|in_use| json!({ "in_use": in_use })).unwrap_or_default();
+        self.output.event(&NotReloaded { message: message.clone(), in_use });
+        RpcError { code: exit as i64, message, data }
     }
 }
 
@@ -340,7 +351,7 @@ fn audited(
     action: &'static str,
     (name, nqn, nsid, uuid): (&str, &str, u32, &str),
     options: &[String],
-    hosts: &[String],
+    hosts: &HostNames,
 ) -> AuditRecord {
     AuditRecord::Export(ExportAudited {
         action,
@@ -349,7 +360,8 @@ fn audited(
         nsid,
         uuid: uuid.to_owned(),
         options: options.to_vec(),
-        hosts: hosts.to_vec(),
+        hosts: hosts.writers.clone(),
+        read_only_hosts: hosts.readers.clone(),
     })
 }
 

@@ -187,6 +187,33 @@ fn access_states() {
     }
 }
 
+//= test: NVMe Base 2.1, Namespace Write Protection
+//= test: NVMe Base 2.1, Status Code
+#[test]
+fn a_host_that_may_only_read_neither_writes_nor_reserves() {
+    let limits = Limits::of(&subsystem());
+    let keys = |opcode, data| Sqe::new(opcode).with_nsid(1).with_sgl(Sgl::transport(data));
+    let cases = [
+        (on_1(io::READ, rw(0, 1)), None),
+        (on_1(io::COMPARE, rw(0, 1)), None),
+        (rw(0, 1).to_sqe(io::VERIFY, 1), None),
+        (Sqe::flush(1), None),
+        (keys(io::RESERVATION_REPORT, 4).with_cdw(11, 1), None),
+        (on_1(io::WRITE, rw(0, 1)), Some(Status::WRITE_PROTECTED)),
+        (rw(0, 1).to_sqe(io::WRITE_ZEROES, 1), Some(Status::WRITE_PROTECTED)),
+        (Sqe::deallocate(1, 1), Some(Status::WRITE_PROTECTED)),
+        (keys(io::RESERVATION_REGISTER, 16), Some(Status::OPERATION_DENIED)),
+        (keys(io::RESERVATION_ACQUIRE, 16).with_cdw(10, 1 << 8), Some(Status::OPERATION_DENIED)),
+        (keys(io::RESERVATION_RELEASE, 8).with_cdw(10, 1 << 8), Some(Status::OPERATION_DENIED)),
+    ];
+    let writer = namespace(1, 1000, 12);
+    let reader = writer.clone().for_reader();
+    for (sqe, expected) in cases {
+        assert_eq!(parse(&sqe, Some(&writer), &limits).err(), None, "{sqe:?}");
+        assert_eq!(parse(&sqe, Some(&reader), &limits).err(), expected.map(Status::dnr), "{sqe:?}");
+    }
+}
+
 //= test: NVM Command Set 1.1, Dataset Management command
 #[test]
 fn ranges_are_checked_before_any_is_given() {
