@@ -87,6 +87,7 @@ pub use error::{Error, Result};
 pub use info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp};
 pub use io::{Abort, RemoteIo};
 pub use longhaul_conn::TLS_MISSING;
+pub use longhaul_wire::nqn::DISCOVERY_NQN;
 pub use longhaul_wire::reservation::{PersistChange, Registrant, ReservationReport, ReservationType};
 pub use multipath::{MultipathDevice, MultipathIo, PathState, PathStatus};
 pub use options::Options;

@@ -14,6 +14,7 @@ mod export;
 mod helper;
 mod hosts;
 mod live;
+mod mdns;
 mod metrics;
 mod output;
 mod pools;

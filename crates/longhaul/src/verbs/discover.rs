@@ -1,29 +1,76 @@
 //! `longhaul discover`.
 
-use crate::arguments::InitiatorArgs;
+use crate::arguments::{InitiatorArgs, parse_time};
 use crate::events::{DiscoveryRecord, DiscoverySummary};
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::mdns;
 use crate::output::Output;
-use longhaul_initiator::{IO_PORT, SCHEME, discover, parse_authority};
+use longhaul_initiator::{Discovery, IO_PORT, Options, SCHEME, discover, parse_authority};
+use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DiscoverArgs {
     /// Address of the target, or a URI of one of its devices [default port: 4420; discovery
     /// controllers also use 8009]
-    #[arg(value_name = "HOST[:PORT]|URI")]
-    host: String,
+    #[arg(value_name = "HOST[:PORT]|URI", required_unless_present = "mdns")]
+    host: Option<String>,
+    /// Ask the local network for discovery controllers (mDNS, _nvme-disc._tcp), and list the
+    /// exports of those that answer
+    #[arg(long, conflicts_with = "host")]
+    mdns: bool,
+    /// Time to wait for answers of --mdns
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "2s", requires = "mdns")]
+    mdns_time: Duration,
     #[command(flatten)]
     initiator: InitiatorArgs,
 }
 
 pub(crate) fn run(args: &DiscoverArgs, output: Output) -> Outcome {
+    let options = args.initiator.options();
+    let Some(given) = &args.host else { return on_this_network(args.mdns_time, &options, output) };
     // Only the host of a URI matters.
-    let host = args.host.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(&args.host);
+    let host = given.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(given);
     let host = host.split(['/', '?']).next().unwrap_or(host);
     let (host, port) = parse_authority(host).map_err(|e| {
-        Failure::usage(format!("'{}': {e}; the form is HOST[:PORT], as in dtn1:{IO_PORT}", args.host))
+        Failure::usage(format!("'{given}': {e}; the form is HOST[:PORT], as in dtn1:{IO_PORT}"))
     })?;
-    let log = discover(&host, port, args.initiator.options())?;
+    show(&discover(&host, port, options)?, output);
+    Ok(())
+}
+
+/// Lists the exports of all controllers that answer.
+fn on_this_network(time: Duration, options: &Options, output: Output) -> Outcome {
+    let controllers = mdns::browse(time)?;
+    if controllers.is_empty() {
+        return Err(Failure::new(
+            Exit::Unreachable,
+            format_args!(
+                "no discovery controller of this network has answered within {} s: targets announce themselves with \
+                 --mdns",
+                time.as_secs_f64()
+            ),
+        ));
+    }
+    let mut failed = None;
+    for at in &controllers {
+        match discover(&at.ip().to_string(), at.port(), options.clone()) {
+            Ok(log) => show(&log, output),
+            Err(e) => {
+                output.note(format_args!("longhaul: {at}: {e}"));
+                failed = Some(*at);
+            }
+        }
+    }
+    match failed {
+        None => Ok(()),
+        Some(at) => Err(Failure::new(
+            Exit::Partly,
+            format_args!("{at} has answered by mDNS, and did not list its exports"),
+        )),
+    }
+}
+
+fn show(log: &Discovery, output: Output) {
     for record in &log.records {
         output.event(&DiscoveryRecord {
             subtype: record.kind_name().into(),
@@ -58,5 +105,4 @@ pub(crate) fn run(args: &DiscoverArgs, output: Output) -> Outcome {
             log.generation
         ));
     }
-    Ok(())
 }

@@ -17,6 +17,7 @@ use crate::events::{
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
 use crate::hosts::{HostNames, HostRate, host_rates, parse_host_rate};
+use crate::mdns::Announcement;
 use crate::metrics::MetricsArgs;
 use crate::output::Output;
 use crate::service::{self, Manager};
@@ -110,6 +111,9 @@ pub(crate) struct TargetArgs {
     /// first --listen address, if it is free]
     #[arg(long, value_name = "ADDR:PORT")]
     discovery: Option<String>,
+    /// Announce the discovery controller on the local network (mDNS, _nvme-disc._tcp)
+    #[arg(long)]
+    mdns: bool,
     /// Largest in-capsule data of a write, which saves a round trip
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_bytes)]
     in_capsule: u64,
@@ -320,6 +324,14 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         let (orders, next) = channel();
         let listen = target.addresses().iter().map(ToString::to_string).collect();
         let control = Control::start(target.observer(), listen, orders.clone());
+        let announcement = announce(&args, &target);
+        let announcement = match announcement {
+            Ok(announcement) => announcement,
+            Err(failure) => {
+                serving.end();
+                return Err(failure);
+            }
+        };
         ready(&target, metrics.as_ref(), &shown, &shown_spaces, output);
         for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
             match args.tls.unwrap_or_default() {
@@ -382,6 +394,7 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         if let Some(metrics) = &metrics {
             metrics.set_not_ready("the target is stopping");
         }
+        drop(announcement);
         manager.stopping();
         output.event(&Stopping {});
         drop(watchdog);
@@ -394,6 +407,12 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
     }
     output.event(&ServiceSummary { clean });
     if clean { Ok(()) } else { Err(Failure::failed("not everything could be made durable; see above")) }
+}
+
+/// Announces the discovery controller, if that is asked for.
+fn announce(args: &TargetArgs, target: &Target) -> Result<Option<Announcement>, Failure> {
+    let at = target.discovery_address().unwrap_or(target.addresses()[0]);
+    args.mdns.then(|| Announcement::start(at)).transpose()
 }
 
 /// A number of things in words.
