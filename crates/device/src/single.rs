@@ -9,6 +9,7 @@ use crate::arrays::{Registry, paths_json};
 use crate::error::{Error, Result};
 use crate::runtime;
 use longhaul_block::BlockDevice;
+use longhaul_engine::net::connections;
 use longhaul_initiator::{Outage, RemoteDevice};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -76,8 +77,8 @@ fn listen(path: &Path, seen: SeenVolume) -> Result<()> {
     runtime::make()?;
     let listener = UnixListener::bind(path).map_err(failed)?;
     let answers = move || {
-        for stream in listener.incoming() {
-            let (Ok(stream), Some(device)) = (stream, seen.device.upgrade()) else { return };
+        for stream in connections(&listener) {
+            let Some(device) = seen.device.upgrade() else { return };
             answer(&stream, &seen, &device);
         }
     };

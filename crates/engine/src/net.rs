@@ -2,9 +2,11 @@
 
 mod info;
 mod life;
+mod local;
 
 pub use info::TcpInfo;
 pub use life::Life;
+pub use local::connections;
 
 use crate::driver::{Driver, Interest, op};
 use crate::exec::{try_with_core, turn, with_core};

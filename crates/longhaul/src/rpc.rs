@@ -6,6 +6,7 @@
 //! - a client that says nothing, or too much, costs its own connection and no other one;
 //! - a request that was taken is answered before the server ends.
 
+use longhaul_engine::net::connections;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fs;
@@ -110,7 +111,7 @@ impl RpcServer {
         let answering = Arc::<Answering>::default();
         let counted = Arc::clone(&answering);
         let accept = move || {
-            for stream in listener.incoming().flatten() {
+            for stream in connections(&listener) {
                 let (answer, mine, counted) = (Arc::clone(&answer), Arc::clone(&open), Arc::clone(&counted));
                 if open.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS {
                     open.fetch_sub(1, Ordering::AcqRel);

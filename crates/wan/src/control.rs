@@ -9,6 +9,7 @@
 //! - a change holds when its answer is sent.
 
 use crate::{Change, Conditions, Error, Statistics, Wan};
+use longhaul_engine::net::connections;
 use rustix::net::Shutdown;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -145,7 +146,7 @@ impl Control {
         let listener = Arc::new(UnixListener::bind(&path).map_err(Error::system(what()))?);
         let (socket, wan) = (Arc::clone(&listener), Arc::clone(wan));
         let serve = move || {
-            while let Ok((stream, _)) = socket.accept() {
+            for stream in connections(&socket) {
                 if let Err(e) = answer(&wan, stream) {
                     tracing::debug!("wan: a request went wrong: {e}");
                 }

@@ -12,6 +12,7 @@ use crate::opener::Opener;
 use crate::runtime;
 use futures_util::FutureExt;
 use longhaul_array::ArrayDevice;
+use longhaul_engine::net::connections;
 use longhaul_engine::{Config, Engine};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -261,9 +262,8 @@ impl ArrayServer {
         };
         let listener = registry.with_rights(listen).map_err(wrong)??;
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
+            for stream in connections(&listener) {
                 // A thread for each request: a scrub takes hours, and must not delay a status.
-                let Ok(stream) = stream else { return };
                 let (array, opener) = (Arc::downgrade(&array), opener.clone());
                 std::thread::spawn(move || {
                     let Some(array) = array.upgrade() else { return };

@@ -6,6 +6,7 @@
 
 use super::socket_of;
 use crate::error::{Error, ErrorKind, Result};
+use longhaul_engine::net::connections;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -56,7 +57,7 @@ impl DetachServer {
         std::thread::Builder::new()
             .name("longhaul-ctl".into())
             .spawn(move || {
-                for stream in listener.incoming().flatten() {
+                for stream in connections(&listener) {
                     let mut line = String::new();
                     let read = BufReader::new(Read::take(&stream, REQUEST_MAX)).read_line(&mut line);
                     let line = line.trim();
