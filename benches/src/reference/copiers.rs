@@ -81,6 +81,8 @@ pub(crate) struct Copier {
     pub(crate) root: PathBuf,
     /// More arguments of `longhaul`.
     pub(crate) extra: Vec<String>,
+    /// Of `longhaul`: what a copy has learned of the path is there for the next one.
+    pub(crate) remembers: bool,
     config: TempDir,
 }
 
@@ -192,7 +194,7 @@ impl Copier {
             await_listening(setup, &address)?;
         }
         let root = root.to_owned();
-        Ok(Copier { who, server, address, root, extra: Vec::new(), config })
+        Ok(Copier { who, server, address, root, extra: Vec::new(), remembers: false, config })
     }
 
     /// Copies a small tree to see whether it does.
@@ -225,6 +227,12 @@ impl Copier {
         let there = there.display();
         match self.who {
             Who::Longhaul | Who::Encrypted => {
+                // Another one for each copy that is to know nothing.
+                let state = self.config.path().join(if self.remembers { "known" } else { "unknown" });
+                if !self.remembers {
+                    let _ = fs::remove_dir_all(&state);
+                }
+                command.env("XDG_STATE_HOME", state);
                 command.args(if update { &["sync"][..] } else { &["cp", "-r"] });
                 command.args(["--fsync", "none", "--json", "--congestion", &setup.congestion]);
                 if self.who == Who::Encrypted {

@@ -4,8 +4,9 @@
 mod common;
 
 use common::far::{address, link, serve, serve_behind};
-use common::{PROGRAM, finish, longhaul};
+use common::{PROGRAM, Target, emulated, finish, longhaul, own_user, text};
 use longhaul_wan::relay::{Link, Relay};
+use longhaul_wan::{Conditions, WanPlan};
 use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -71,6 +72,58 @@ fn sixty_four_queues_are_ready_within_six_round_trips_of_a_link() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     eprintln!("info took {:?}, from start to end", begun.elapsed());
     assert_eq!(ran.events()[0]["setup"]["round_trips"], 4, "{ran:?}");
+}
+
+#[test]
+fn a_later_copy_begins_with_the_connections_of_an_earlier_one() {
+    let mut conditions = Conditions::new(40 * MS, Some(200_000_000));
+    (conditions.there.loss, conditions.back.loss) = (0.01, 0.01);
+    let Some(wan) = emulated(WanPlan::new(WanPlan::unique_name("d"), conditions)) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut content = vec![0; 64 << 20];
+    fastrand::Rng::with_seed(1).fill(&mut content);
+    // One that is copied before its tuner tries another number.
+    for (name, size) in [("long", content.len()), ("short", 2 << 20)] {
+        std::fs::write(dir.path().join(name), &content[..size]).expect("written");
+    }
+    std::fs::create_dir(dir.path().join("there")).expect("made");
+    let (listen, root) = (format!("{}:7400", wan.server_address(1)), dir.path().join("there"));
+    let mut agent = wan.server(1).bound_command(PROGRAM);
+    agent.args([
+        "agent",
+        "--json",
+        "--insecure",
+        "--user",
+        &own_user(),
+        "--listen",
+        &listen,
+        "--root",
+        text(&root),
+    ]);
+    agent.env("XDG_CONFIG_HOME", "/nonexistent").stdin(Stdio::null()).stdout(Stdio::piped());
+    let _agent = Target::spawn(agent);
+    let copy = |name: &str, more: &[&str]| {
+        let mut command = wan.client().bound_command(PROGRAM);
+        command.args(["cp", "--json", "--fsync", "none", "--congestion", "cubic"]).args(more);
+        command.args([text(&dir.path().join(name)), &format!("lh://{listen}/")]);
+        command.env("XDG_CONFIG_HOME", "/nonexistent").env("XDG_STATE_HOME", dir.path().join("state"));
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let ran = finish(child.expect("started"));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let summary = ran.events().pop().expect("a summary");
+        let chosen = summary["chosen"].as_array().expect("numbers").clone();
+        chosen.into_iter().filter(|chosen| chosen["stage"] == "network").collect::<Vec<_>>()
+    };
+    assert_eq!(copy("short", &[])[0]["number"], 1);
+    let first = copy("long", &[]);
+    let kept = std::fs::read_to_string(dir.path().join("state/longhaul/paths")).expect("a number is kept");
+    let found: u64 =
+        kept.lines().nth(1).and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a line");
+    assert!(found > 1, "{kept} {first:?}");
+    let later = copy("short", &[]);
+    assert_eq!(later[0]["number"], found, "{later:?}");
+    assert!(later[0]["why"].as_str().is_some_and(|why| why.contains("an earlier copy")), "{later:?}");
+    assert_eq!(copy("short", &["--streams", "2"])[0]["number"], 2);
 }
 
 #[test]

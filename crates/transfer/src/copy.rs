@@ -12,7 +12,7 @@ use crate::receive::null_sink::is_null_sink;
 use crate::send::synthetic;
 use crate::session::error::SessionError;
 use crate::tree::root::{last_name, means_contents, split, trimmed};
-use crate::tune::Concurrency;
+use crate::tune::{Concurrency, KnownPaths};
 use crate::wire::{CopyDirection, Counts, Onward, Options, Placement, Refusal, Request, show};
 use endpoint::{Endpoint, Server};
 use longhaul_engine::{Config, Thread};
@@ -54,6 +54,8 @@ pub struct CopySpec {
 pub struct Settings {
     /// Number of data connections.
     pub streams: Concurrency,
+    /// Where numbers of connections are kept from one copy to the next, by the address that is sent to.
+    pub known_paths: Option<KnownPaths>,
     /// Reader threads on this machine.
     pub readers: Concurrency,
     /// Writer threads on this machine.
@@ -79,6 +81,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             streams: Concurrency::Measured,
+            known_paths: None,
             readers: Concurrency::Measured,
             writers: Concurrency::Measured,
             read_ahead: None,

@@ -63,5 +63,5 @@ pub use monitor::{Chosen, Monitor, Note, Snapshot};
 pub use queue::Gauge;
 pub use session::error::SessionError;
 pub use tree::filter::Filter;
-pub use tune::{Concurrency, FILE_WORK};
+pub use tune::{Concurrency, FILE_WORK, KnownPaths};
 pub use wire::Stage;

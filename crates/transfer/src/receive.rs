@@ -269,6 +269,7 @@ impl ReceiveSession {
                 StageProgress { files: counts.files + counts.others, bytes: counts.bytes, limits }
             }),
             set: Box::new(|number| self.workers.set(number)),
+            kept: None,
             files: Some(WaitingFiles { service: &queues.service, waiting: Box::new(|| queues.jobs.len()) }),
         };
         let report = |tuned: Tuned| {

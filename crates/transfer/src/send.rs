@@ -26,7 +26,7 @@ use crate::tree::scan::FoundEntry;
 use crate::tune::gate::Gate;
 use crate::tune::service::ServiceTimes;
 use crate::tune::workers::Workers;
-use crate::tune::{Concurrency, Connections, StageProgress, TunedStage, WaitingFiles, follow};
+use crate::tune::{Concurrency, Connections, KnownPaths, StageProgress, TunedStage, WaitingFiles, follow};
 use crate::wire::{
     BATCH_ENTRIES, BLOCK, Batch, Compare, Content, Counts, Frame, Refusal, Scanned, Stage, Tuned,
 };
@@ -36,16 +36,18 @@ use forward::ScanForwarder;
 use futures_util::future::{Either, select, try_join_all};
 use longhaul_engine::net::TcpInfo;
 use longhaul_engine::sync::Notify;
-use longhaul_engine::{BufPool, Task, now, spawn};
+use longhaul_engine::{BufPool, Task, now, spawn, wall_time};
 use rate_limit::RateLimit;
 use read::{ReadWork, Reader};
 use spec::SendSpec;
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Entries that may wait to be read: enough for every thread to fill batches, in a few
 /// MB of names.
@@ -107,6 +109,7 @@ pub(crate) async fn send(
     monitor.watch(Stage::Send, move || items.gauge());
     let abort = StopReaders(Arc::clone(&queues));
     let (query, dry_run, rate) = (spec.query, spec.options.dry_run, spec.rate);
+    let known_paths = spec.known_paths.clone();
     if rate > 0 {
         links.iter().for_each(|link| link.tx.limit(rate));
     } else {
@@ -119,9 +122,16 @@ pub(crate) async fn send(
     let streams = if rate > 0 { Concurrency::Fixed(streams.streams()) } else { streams };
     let sockets: Vec<_> = links.iter().filter_map(|link| link.tx.stream()).collect();
     let path = Connections { streams: sockets.clone(), sends: true };
-    let active = streams.streams().min(links.len());
+    let known = if streams == Concurrency::Measured { PathToKeep::new(known_paths, &path) } else { None };
+    let earlier = match &known {
+        Some(known) => known.earlier().await,
+        None => None,
+    };
+    let active = earlier.unwrap_or(streams.streams()).min(links.len());
     monitor.choose(Stage::Read, false, readers.start(), "to begin with");
-    monitor.choose(Stage::Send, false, active, "to begin with");
+    let why =
+        if earlier.is_some() { "as many as an earlier copy to this address needed" } else { "to begin with" };
+    monitor.choose(Stage::Send, false, active, why);
     let session = Rc::new(SendSession {
         sender: RefCell::new(Sender::new(links.len())),
         readers,
@@ -129,6 +139,7 @@ pub(crate) async fn send(
         service,
         streams,
         active: Cell::new(active),
+        kept: Cell::new(active),
         wake: links.iter().map(|_| Notify::new()).collect(),
         sent: Cell::new(0),
         queues,
@@ -153,7 +164,35 @@ pub(crate) async fn send(
         watcher.set_sockets(TcpInfo::together(&infos));
     }
     drop(abort);
+    if let Some(known) = known.filter(|_| result.is_ok()) {
+        known.keep(session.kept.get()).await;
+    }
     result
+}
+
+/// A path whose number of connections is kept.
+struct PathToKeep {
+    paths: KnownPaths,
+    to: IpAddr,
+    round_trip: Duration,
+}
+
+impl PathToKeep {
+    /// None of a connection that is not TCP's.
+    fn new(paths: Option<KnownPaths>, path: &Connections) -> Option<PathToKeep> {
+        let round_trip = path.least_round_trip();
+        Some(PathToKeep { paths: paths?, to: path.peer()?, round_trip })
+    }
+
+    async fn earlier(&self) -> Option<usize> {
+        let (paths, to, round_trip, now) = (self.paths.clone(), self.to, self.round_trip, wall_time());
+        longhaul_engine::blocking(move || paths.streams(to, round_trip, now)).await
+    }
+
+    async fn keep(self, streams: usize) {
+        let (PathToKeep { paths, to, round_trip }, now) = (self, wall_time());
+        longhaul_engine::blocking(move || paths.keep(to, round_trip, streams, now)).await;
+    }
 }
 
 /// Starts the scanner thread and the first reader threads; aborting the queues ends them.
@@ -237,6 +276,8 @@ struct SendSession {
     /// Data connections: those with an index below `active` carry data, the others wait.
     streams: Concurrency,
     active: Cell<usize>,
+    /// How many of them their tuner keeps.
+    kept: Cell<usize>,
     wake: Vec<Notify>,
     /// Bytes of content written to the sockets.
     sent: Cell<u64>,
@@ -337,6 +378,7 @@ impl SendSession {
                 limits: items.gauge().fill < 0.5 && !work.is_empty(),
             }),
             set: Box::new(|number| self.workers.set(number)),
+            kept: None,
             files: Some(WaitingFiles {
                 service: &self.service,
                 // Blocks of a file that is open weigh nothing in the queue.
@@ -357,6 +399,7 @@ impl SendSession {
                 self.use_streams(number);
                 number
             }),
+            kept: Some(Box::new(|number| self.kept.set(number))),
             files: None,
         };
         let report = |tuned: Tuned| {
@@ -457,6 +500,7 @@ mod tests {
             readers: Concurrency::Fixed(2),
             rate: 0,
             read_ahead: None,
+            known_paths: None,
             into: None,
         };
         let thread = longhaul_engine::Thread::start("test", Default::default()).expect("an engine");

@@ -3,6 +3,7 @@
 
 pub(crate) mod connections;
 pub(crate) mod gate;
+mod known;
 pub(crate) mod limiter;
 pub(crate) mod ramp;
 pub(crate) mod service;
@@ -12,6 +13,8 @@ mod tests;
 pub(crate) mod threads;
 pub(crate) mod workers;
 
+pub use known::KnownPaths;
+
 use crate::monitor::Monitor;
 use crate::wire::Tuned;
 use limiter::TcpCounters;
@@ -19,6 +22,7 @@ use longhaul_engine::net::TcpStream;
 use longhaul_engine::{now, sleep_until};
 use stage::StageTuner;
 pub(crate) use stage::{StageProgress, TunedStage, WaitingFiles};
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use threads::CountChange;
@@ -158,6 +162,16 @@ impl Connections {
     /// The kernel's counters of all connections.
     fn counted(&self, at: Duration) -> TcpCounters {
         TcpCounters::of(at, self.streams.iter().filter_map(|stream| stream.info().ok()))
+    }
+
+    /// The peer's address.
+    pub(crate) fn peer(&self) -> Option<IpAddr> {
+        Some(self.streams.first()?.peer_addr().ok()?.ip())
+    }
+
+    /// The least round trip of all connections.
+    pub(crate) fn least_round_trip(&self) -> Duration {
+        self.counted(Duration::ZERO).min_rtt
     }
 
     fn congestion(&self) -> String {

@@ -51,6 +51,8 @@ const CASES: [Case; 5] = [
 enum Subject {
     /// As users get it.
     Measured,
+    /// The same, after an earlier copy to the same address.
+    Again,
     Fixed(u32),
     /// As users get it, joining one iperf3 stream.
     Beside,
@@ -132,9 +134,17 @@ fn measure(setup: &Setup, place: &Place, tree: &Path, case: &Case, section: &mut
     let met = &Setup { ramp: MEETING, runtime: WINDOW, ..setup.clone() };
     let name = format!("{}, {}", link::rate(case.rate), link::round_trip(case.rtt));
     let mut subjects = vec![Subject::Measured];
+    if case.loss > 0.0 {
+        subjects.push(Subject::Again);
+        copier.remembers = true;
+        copier.copy(setup, tree, "copy", false, None)?;
+        copier.clear("copy")?;
+    }
+    let first_fixed = subjects.len();
     subjects.extend(case.fixed.iter().map(|&n| Subject::Fixed(n)));
     subjects.extend([Subject::Beside, Subject::Plain]);
     let measured = setup.interleave(&subjects, |&subject| {
+        copier.remembers = matches!(subject, Subject::Again);
         copier.extra = match subject {
             Subject::Fixed(n) => vec!["--streams".into(), n.to_string()],
             _ => Vec::new(),
@@ -147,7 +157,7 @@ fn measure(setup: &Setup, place: &Place, tree: &Path, case: &Case, section: &mut
         let (run, _) = link.mostly_on_time(|| {
             let before = link.statistics()?.links[0].there.bytes_in;
             let (rate, beside) = match subject {
-                Subject::Measured | Subject::Fixed(_) => (copy()?, f64::NAN),
+                Subject::Measured | Subject::Again | Subject::Fixed(_) => (copy()?, f64::NAN),
                 Subject::Beside => joining(&link, copy, || one.run(met, true, 128 << 10))?,
                 Subject::Plain => {
                     joining(&link, || two.run(met, true, 128 << 10), || one.run(met, true, 128 << 10))?
@@ -166,7 +176,7 @@ fn measure(setup: &Setup, place: &Place, tree: &Path, case: &Case, section: &mut
         Ok(run)
     })?;
     let rates: Vec<Samples> = measured.iter().map(|runs| Samples::of(runs, |run| run.rate)).collect();
-    let fixed = &rates[1..=case.fixed.len()];
+    let fixed = &rates[first_fixed..first_fixed + case.fixed.len()];
     let best = fixed.iter().max_by(|a, b| a.median().total_cmp(&b.median())).context("no fixed number")?;
     for ((subject, runs), rate) in subjects.iter().zip(&measured).zip(&rates) {
         section.keep(&name, &label(*subject), "bytes/s", rate);
@@ -174,8 +184,8 @@ fn measure(setup: &Setup, place: &Place, tree: &Path, case: &Case, section: &mut
         let half = Samples::of(runs, |run| run.beside / (case.rate as f64 / 8.0 / 2.0));
         let of_best = rate.ratio(best);
         let none = || "–".to_owned();
-        let alone = matches!(subject, Subject::Measured | Subject::Fixed(_));
-        let ours = matches!(subject, Subject::Measured);
+        let ours = matches!(subject, Subject::Measured | Subject::Again);
+        let alone = ours || matches!(subject, Subject::Fixed(_));
         // On a lossy link the losses of the link itself are sent again, too.
         let wire_counts = ours && case.loss == 0.0;
         section.row(vec![
@@ -216,6 +226,7 @@ fn joining(
 fn label(subject: Subject) -> String {
     match subject {
         Subject::Measured => "measured".into(),
+        Subject::Again => "measured, second copy".into(),
         Subject::Fixed(n) => n.to_string(),
         Subject::Beside => "measured, beside iperf3".into(),
         Subject::Plain => "iperf3 beside iperf3".into(),

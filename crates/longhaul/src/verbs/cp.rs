@@ -9,10 +9,12 @@ use crate::output::{Output, save};
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use far::FarArgs;
+use longhaul_device::state;
 use longhaul_lab::copy_record::CopyRecording;
 use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Placement, RefusalKind};
 use longhaul_transfer::{
-    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, Monitor, SessionError, Settings, Summary, copy,
+    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, KnownPaths, Monitor, SessionError, Settings,
+    Summary, copy,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -321,6 +323,7 @@ impl Common {
             ssh: self.far.ssh()?,
             key: key(self.key_file.as_deref(), Key::load)?,
             streams: concurrency(self.streams),
+            known_paths: Some(KnownPaths::at(state::directory().join("paths"))),
             readers: concurrency(self.readers),
             writers: concurrency(self.writers),
             // Saturated: a limit above the address space is the same as no limit.

@@ -100,6 +100,7 @@ impl CopyTask {
         let granted = self.connect(&server, CopyDirection::Push, remote).await?;
         spec.resume(granted.welcome.resume, granted.welcome.by_content);
         spec.read_ahead = self.settings.read_ahead;
+        spec.known_paths = self.settings.known_paths.clone();
         let counts = send::send(
             spec,
             granted.links,

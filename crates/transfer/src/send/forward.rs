@@ -104,6 +104,7 @@ mod tests {
             readers: Concurrency::Fixed(1),
             rate: 0,
             read_ahead: None,
+            known_paths: None,
             into: None,
         };
         // The scan ends without any reader.

@@ -3,7 +3,7 @@
 use crate::tree::filter::Filter;
 use crate::tree::root::{Root, last_name};
 use crate::tree::scan::ScanStart;
-use crate::tune::Concurrency;
+use crate::tune::{Concurrency, KnownPaths};
 use crate::wire::{Compare, Options, Placement, Refusal, RefusalKind, RelPath, Request};
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub(crate) struct SendSpec {
     pub(crate) rate: u64,
     /// Bytes of read data that may wait to be sent [default: [`READ_AHEAD`](super::READ_AHEAD)].
     pub(crate) read_ahead: Option<usize>,
+    /// Where numbers of connections are kept from one copy to the next.
+    pub(crate) known_paths: Option<KnownPaths>,
 }
 
 impl SendSpec {
@@ -62,6 +64,7 @@ impl SendSpec {
             query: request.options.compare != Compare::Nothing,
             readers,
             read_ahead: None,
+            known_paths: None,
         })
     }
 

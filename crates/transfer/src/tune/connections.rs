@@ -144,6 +144,14 @@ impl ConnectionTuner {
         self.now
     }
 
+    /// The number that was kept last: not one that is being tried.
+    pub(crate) fn kept(&self) -> usize {
+        match self.state {
+            StreamsPhase::Settle { from, .. } | StreamsPhase::Try { from, .. } => from,
+            StreamsPhase::Hold(_) | StreamsPhase::Before { .. } => self.now,
+        }
+    }
+
     /// Takes a sample; returns a change to make.
     pub(crate) fn sample(&mut self, sample: StreamSample) -> Option<CountChange> {
         self.best *= FORGET;

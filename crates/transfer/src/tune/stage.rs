@@ -37,6 +37,8 @@ pub(crate) struct TunedStage<'a> {
     /// Changes the number while the stage runs; returns the number in use, which is less if no
     /// more threads can be started.
     pub(crate) set: Box<dyn Fn(usize) -> usize + 'a>,
+    /// Told of the number that is kept, with each sample; `None` for threads.
+    pub(crate) kept: Option<Box<dyn Fn(usize) + 'a>>,
     /// What a ramp of threads goes by; `None` for connections.
     pub(crate) files: Option<WaitingFiles<'a>>,
 }
@@ -156,7 +158,12 @@ impl StageTuner<'_> {
                 let (streams, detector) = &mut **pair;
                 let (limiter, retransmitted) = detector.sample(counted);
                 tracing::trace!("{counted:?}: {limiter:?}, {rate:.0} B/s, {retransmitted:.3} retransmitted");
-                streams.sample(StreamSample { rate, waits: progress.limits, limiter, retransmitted })
+                let change =
+                    streams.sample(StreamSample { rate, waits: progress.limits, limiter, retransmitted });
+                if let Some(kept) = &self.stage.kept {
+                    kept(streams.kept());
+                }
+                change
             }
         }?;
         (self.stage.set)(change.to);

@@ -86,6 +86,7 @@ fn read(
                 limits: taken && simulation.left.get() > 0,
             }),
             set: Box::new(|number| workers.set(number)),
+            kept: None,
             files: Some(WaitingFiles {
                 service: &simulation.service,
                 waiting: Box::new(|| if taken { simulation.left.get() as usize } else { 0 }),
