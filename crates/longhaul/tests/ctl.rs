@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{PATIENCE, Ran, Target, command, finish, until};
+use common::{PATIENCE, Ran, Target, command, finish, text, until};
 use longhaul_block::Blocking;
 use longhaul_initiator::{Options, RemoteDevice};
 use serde_json::{Value, json};
@@ -43,8 +43,12 @@ impl Site {
     }
 
     fn target(&self) -> Target {
+        self.target_with(&[])
+    }
+
+    fn target_with(&self, more: &[&str]) -> Target {
         let args = ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--threads", "1"];
-        let mut command = self.command(&args);
+        let mut command = self.command(&[&args[..], more].concat());
         command.stderr(Stdio::null());
         Target::spawn(command)
     }
@@ -126,7 +130,8 @@ fn a_target_shows_who_uses_it_and_obeys_its_user() {
 #[test]
 fn a_host_is_disconnected_and_may_come_back_if_it_is_allowed() {
     let site = Site::new("[target]\nexport = [\"a=mem:8MiB\"]\n");
-    let target = site.target();
+    let record = site.path("audit");
+    let target = site.target_with(&["--audit", text(&record)]);
     let (one, other) = (open(&target, WRITER).expect("allowed"), open(&target, READER).expect("allowed"));
     assert_eq!(site.event(&["disconnect", WRITER])["controllers"], 1);
     one.write_at(&[7; 4096], 0).expect_err("its controller has ended");
@@ -134,6 +139,10 @@ fn a_host_is_disconnected_and_may_come_back_if_it_is_allowed() {
     open(&target, WRITER).expect("it may connect again").write_at(&[8; 4096], 0).expect("written");
     site.fails(&["disconnect", "nqn.2014-08.org.example:stranger"], 1, "is not connected");
     target.stop();
+    let lines = fs::read_to_string(record).expect("an audit log");
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
+    let ended: Vec<_> = lines.filter(|line| line["event"] == "host_ended").collect();
+    assert_eq!((&ended[0]["host"], &ended[0]["controllers"]), (&WRITER.into(), &json!(1)), "{ended:?}");
 }
 
 #[test]

@@ -7,8 +7,8 @@
 
 use super::meter::Sum;
 use crate::events::{
-    AuditNotReloaded, AuditReloaded, AuditReopened, AuditStarted, AuditStopped, ExportAudited, HostConnected,
-    HostDisconnected, HostRefused, NamespaceChanged, ReservationChanged,
+    AuditHostEnded, AuditNotReloaded, AuditReloaded, AuditReopened, AuditStarted, AuditStopped,
+    ExportAudited, HostConnected, HostDisconnected, HostRefused, NamespaceChanged, ReservationChanged,
 };
 use longhaul_engine::UtcTime;
 use longhaul_target::{
@@ -35,6 +35,7 @@ pub(crate) enum AuditRecord {
     Export(ExportAudited),
     Reloaded(AuditReloaded),
     NotReloaded(AuditNotReloaded),
+    HostEnded(AuditHostEnded),
     Event(AuditEvent),
     /// Events that were not written one by one.
     Sum(Sum),
@@ -83,6 +84,9 @@ pub(super) fn encode(time: Duration, record: &AuditRecord, dropped: u64) -> Stri
         }
         AuditRecord::NotReloaded(event) => {
             frame.line(AuditNotReloaded { error: beginning(&event.error, LIST) })
+        }
+        AuditRecord::HostEnded(event) => {
+            frame.line(AuditHostEnded { host: beginning(&event.host, NAME), ..event.clone() })
         }
         AuditRecord::Event(event) => frame.event(event),
         AuditRecord::Sum(sum) => Frame { sum: Some(sum), ..frame }.event(&sum.event),
@@ -447,6 +451,7 @@ mod tests {
             AuditRecord::NotReloaded(AuditNotReloaded {
                 error: "/etc/longhaul/config.toml: key 'export': invalid value 'x'".to_owned(),
             }),
+            AuditRecord::HostEnded(AuditHostEnded { host: user.to_owned(), controllers: 1 }),
             AuditRecord::Event(AuditEvent::Disconnected {
                 host: host(user),
                 controller: 17,

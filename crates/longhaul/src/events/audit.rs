@@ -189,6 +189,16 @@ pub(crate) struct AuditReloaded {
     pub(crate) lost: Vec<String>,
 }
 
+/// `ctl disconnect` has ended the controllers of a host; their `disconnected` lines stand beside it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename = "host_ended")]
+pub(crate) struct AuditHostEnded {
+    /// NQN of the host.
+    pub(crate) host: String,
+    /// Controllers that it had.
+    pub(crate) controllers: usize,
+}
+
 /// The configuration was read again, and nothing of it was applied.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename = "not_reloaded")]

@@ -11,8 +11,8 @@ use crate::arguments::{EngineArgs, Keys, check_congestion, check_tls, parse_byte
 use crate::audit::{AuditArgs, AuditRecord};
 use crate::config::VerbValues;
 use crate::events::{
-    AuditStarted, AuditStopped, ExportFields, ExportResized, ServiceSummary, SpaceFields, Stopping,
-    TargetReady,
+    AuditHostEnded, AuditStarted, AuditStopped, ExportFields, ExportResized, ServiceSummary, SpaceFields,
+    Stopping, TargetReady,
 };
 use crate::exit::{Exit, Failure, Outcome};
 use crate::export::Export;
@@ -365,7 +365,10 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
                 Order::Reload { force, reply } => (force, Some(reply)),
                 Order::Disconnect { hostnqn, reply } => {
                     let controllers = target.disconnect(&hostnqn);
-                    tracing::info!("{hostnqn}: {controllers} controllers were ended by the control socket");
+                    if let Some(audit) = &reloader.audit {
+                        let host = hostnqn.clone();
+                        audit.record(AuditRecord::HostEnded(AuditHostEnded { host, controllers }));
+                    }
                     let _ = reply.send(Ok(json!({ "host": hostnqn, "controllers": controllers })));
                     continue;
                 }
