@@ -37,6 +37,29 @@ def discover_on_discovery_port(bench):
     require(ours[0]["sectype"] == "none" and "not specified" in ours[0]["treq"], out)
 
 
+@check("host: a host that may only read has a read-only disk, and mounts what another one wrote")
+def reader(bench):
+    writer, reader = ("nqn.2014-08.org.example:" + name for name in ("writer", "reader"))
+    target = bench.target(f"disk=mem:64MiB,allow-host={writer},read-only-host={reader}")
+    nqn = target.export("disk")["nqn"]
+    bench.guest.run(f"""
+        attach {nqn} {target.port} --hostnqn={writer} --hostid=00000000-0000-4000-8000-000000000001
+        [ "$(blockdev --getro $DEV)" = 0 ]
+        mkfs.ext4 -q -F $DEV
+        mkdir -p /tmp/shared; mount $DEV /tmp/shared
+        echo published > /tmp/shared/results; umount /tmp/shared
+        detach {nqn}
+        attach {nqn} {target.port} --hostnqn={reader} --hostid=00000000-0000-4000-8000-000000000002
+        [ "$(blockdev --getro $DEV)" = 1 ]
+        ! dd if=/dev/zero of=$DEV bs=4k count=1 oflag=direct 2> /dev/null
+        ! nvme resv-register $CTRL --namespace-id=1 --nrkey=17 --rrega=0 2> /tmp/said
+        grep -qi denied /tmp/said
+        mount -o ro $DEV /tmp/shared
+        grep -qx published /tmp/shared/results; umount /tmp/shared
+        detach {nqn}
+    """)
+
+
 def exercise(bench, digests):
     """Connects, writes and verifies blocks of several sizes, disconnects."""
     target = bench.target("disk=mem:128MiB")
