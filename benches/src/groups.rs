@@ -9,6 +9,7 @@ pub(crate) mod memory;
 pub(crate) mod parity;
 pub(crate) mod pools;
 pub(crate) mod random;
+pub(crate) mod security;
 pub(crate) mod stream;
 pub(crate) mod transfer;
 

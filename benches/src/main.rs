@@ -177,6 +177,14 @@ enum Group {
     Agree,
     /// All of devices at a distance as local ones
     Attached,
+    /// TLS beside plain connections; needs emulated links, and a program with TLS (--program)
+    Encryption,
+    /// Small reads with and without metrics
+    Watched,
+    /// A host beside strangers who flood the target; needs emulated links
+    Floods,
+    /// All of what security and watching cost
+    Security,
     /// stream and random
     Loopback,
     /// All that need one machine and no root
@@ -192,6 +200,7 @@ impl Group {
             Group::Far => one.is_far(),
             Group::Arrays => one.is_array(),
             Group::Attached => one.is_attached(),
+            Group::Security => matches!(one, Group::Encryption | Group::Watched | Group::Floods),
             Group::Pools => one == Group::Volumes || one.is_pool(),
             Group::Loopback => matches!(one, Group::Stream | Group::Random),
             group => group == one,
@@ -224,7 +233,13 @@ impl Group {
 
     /// Whether it needs emulated links, and so root.
     fn needs_links(self) -> bool {
-        self.is_far() || self.is_array() || self.is_attached() || self.is_transfer() || self.is_pool()
+        let is_linked = matches!(self, Group::Encryption | Group::Floods);
+        is_linked
+            || self.is_far()
+            || self.is_array()
+            || self.is_attached()
+            || self.is_transfer()
+            || self.is_pool()
     }
 
     /// Whether it is about pools over emulated links.
@@ -305,6 +320,9 @@ fn run(args: &Args) -> Result<()> {
         (Group::Logs, groups::attached::logs::run),
         (Group::First, groups::attached::first::run),
         (Group::Agree, groups::attached::agree::run),
+        (Group::Encryption, groups::security::encryption::run),
+        (Group::Watched, groups::security::watched::run),
+        (Group::Floods, groups::security::floods::run),
     ];
     ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale takes a share, for example 0.1");
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");

@@ -42,6 +42,8 @@ pub(crate) struct Target {
     pub(crate) uris: Vec<String>,
     /// The addresses that it listens on.
     listen: Vec<String>,
+    /// Where it serves metrics, if it does.
+    metrics: Option<String>,
     process: Guard,
     /// Its state directory, so that its media are not recorded among those of this host.
     _state: TempDir,
@@ -85,11 +87,22 @@ impl Target {
         let uri = uris.first().context("the target is ready without an export")?.clone();
         let listen = event["listen"].as_array().into_iter().flatten();
         let listen = listen.filter_map(|address| address.as_str()).map(str::to_owned).collect();
-        Ok(Target { uri, uris, listen, process, _state: state })
+        let metrics = event["metrics"].as_str().map(str::to_owned);
+        Ok(Target { uri, uris, listen, metrics, process, _state: state })
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.process.pid()
+    }
+
+    /// Where it serves metrics, if it does.
+    pub(crate) fn metrics(&self) -> Option<&str> {
+        self.metrics.as_deref()
+    }
+
+    /// The first address that it listens on.
+    pub(crate) fn address(&self) -> Option<&str> {
+        self.listen.first().map(String::as_str)
     }
 
     /// The URI of the first export at a further address, which is the second one that it listens on, too.

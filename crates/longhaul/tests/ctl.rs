@@ -6,8 +6,9 @@ use common::{PATIENCE, Ran, Target, command, finish, text, until};
 use longhaul_block::Blocking;
 use longhaul_initiator::{Options, RemoteDevice};
 use serde_json::{Value, json};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -168,6 +169,17 @@ fn one_of_several_targets_is_named() {
     assert!(!left.exists());
     drop(one);
     three.stop();
+}
+
+#[test]
+fn other_users_do_not_reach_the_socket() {
+    let site = Site::new("[target]\nexport = [\"a=mem:8MiB\"]\n");
+    fs::create_dir_all(site.path("run/longhaul")).expect("made");
+    fs::set_permissions(site.path("run/longhaul"), Permissions::from_mode(0o755)).expect("set");
+    let target = site.target();
+    let directory = site.socket(&target).parent().expect("a directory").to_owned();
+    assert_eq!(fs::metadata(directory).expect("it is there").mode() & 0o777, 0o700);
+    target.stop();
 }
 
 /// Programs of others speak to it, too.
