@@ -24,6 +24,9 @@ use tempfile::TempDir;
 const IN_MEMORY: [libc::c_long; 2] = [libc::TMPFS_MAGIC as libc::c_long, RAMFS_MAGIC];
 const RAMFS_MAGIC: libc::c_long = 0x8584_58f6;
 
+/// Bits per second in Mb/s, from bytes per second.
+const MB: f64 = 1e6 / 8.0;
+
 /// Bytes of one write when a file is laid out.
 const CHUNK: usize = 1 << 20;
 

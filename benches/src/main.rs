@@ -181,7 +181,7 @@ enum Group {
     Encryption,
     /// Small reads with and without metrics
     Watched,
-    /// A host beside strangers who flood the target; needs emulated links
+    /// A host's rate while another address floods the target; needs emulated links
     Floods,
     /// All of what security and watching cost
     Security,

@@ -6,7 +6,7 @@ pub(crate) mod redundancy;
 pub(crate) mod six;
 pub(crate) mod star;
 
-use super::memory_backend;
+use super::{MB, memory_backend};
 use crate::link::{self, Link};
 use crate::program::{self, Load, Target};
 use crate::reference::Iperf;
@@ -16,9 +16,6 @@ use longhaul_wan::Conditions;
 use std::cell::Cell;
 use std::time::Duration;
 use tempfile::TempDir;
-
-/// Bits per second in Mb/s, from bytes per second.
-const MB: f64 = 1e6 / 8.0;
 
 /// The least load before a window, and round trips on top: TCP on each link
 /// has left slow start.

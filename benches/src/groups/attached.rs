@@ -10,6 +10,7 @@ mod load;
 pub(crate) mod logs;
 mod place;
 
+use super::MB;
 use crate::link::Link;
 use crate::program::Target;
 use crate::reference::Iperf;
@@ -22,9 +23,6 @@ use longhaul_wan::Conditions;
 use place::Place;
 use std::time::Duration;
 use tempfile::TempDir;
-
-/// Bits per second in Mb/s, from bytes per second.
-const MB: f64 = 1e6 / 8.0;
 
 /// Rate of all links: the study had 100 Gb/s, which two processors do not.
 const RATE: u64 = 1_000_000_000;

@@ -10,15 +10,13 @@ pub(crate) mod paths;
 pub(crate) mod queues;
 pub(crate) mod share;
 
+use super::MB;
 use crate::link;
 use crate::program::{self, Target};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::time::Duration;
-
-/// Bits per second in Mb/s, from bytes per second.
-const MB: f64 = 1e6 / 8.0;
 
 /// Rates and round trips of links where nothing else is asked for.
 const RATES: [u64; 2] = [1_000_000_000, 2_000_000_000];

@@ -4,5 +4,4 @@ pub(crate) mod encryption;
 pub(crate) mod floods;
 pub(crate) mod watched;
 
-/// Bits per second in Mb/s, from bytes per second.
-const MB: f64 = 1e6 / 8.0;
+use super::MB;

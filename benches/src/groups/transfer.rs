@@ -7,6 +7,7 @@ pub(crate) mod sets;
 pub(crate) mod streams;
 pub(crate) mod update;
 
+use super::MB;
 use crate::link::{self, Link};
 use crate::reference::{Copier, Iperf, Who, copiers};
 use crate::report::{Samples, Section};
@@ -24,8 +25,6 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Bits per second in Mb/s, from bytes per second.
-const MB: f64 = 1e6 / 8.0;
 const GB: f64 = 1e9;
 
 const RATE: u64 = 1_000_000_000;

@@ -1,4 +1,4 @@
-//! What a host keeps of its rate while strangers flood the target from another address.
+//! What a host keeps of its rate while connections from another address flood the target.
 
 use super::super::memory_backend;
 use crate::link::{self, Link};
@@ -7,10 +7,15 @@ use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result};
 use longhaul_wan::Conditions;
+use longhaul_wire::command::{Sgl, Sqe};
+use longhaul_wire::fabrics::ConnectData;
+use longhaul_wire::pdu::{CapsuleCmd, CapsuleResp, CommonHeader, Format, IcReq, IcResp, PduType};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use uuid::Uuid;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// The least share of the rate without a flood.
 const FLOOR: f64 = 0.8;
@@ -18,10 +23,10 @@ const RATE: u64 = 1_000_000_000;
 const RTT: Duration = Duration::from_millis(1);
 const BS: u64 = 128 << 10;
 const DEPTH: u32 = 16;
-/// Flooding threads of the stranger, and how long one waits for an answer.
+/// Flooding threads, and how long one waits for an answer.
 const THREADS: usize = 8;
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Connections that a thread of a stranger keeps open without a word.
+/// Silent connections that each of these threads keeps open.
 const KEPT: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +53,6 @@ const FLOODS: [(Flood, &str); 5] = [
 pub(crate) fn run(setup: &Setup) -> Result<Section> {
     let mut section =
         Section::new("floods", &["flood", "a second", "host, MB/s", "of the rate without a flood", "≥ 0.8"]);
-    // The host behind one link, and strangers behind another one.
     let link = Link::start(Conditions::new(RTT, Some(RATE)), Some(1))?;
     let here =
         Setup { ramp: Duration::from_secs(1), runtime: Duration::from_secs(3), ..link.setup(setup, 1) };
@@ -64,7 +68,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
                 for _ in 0..THREADS {
                     scope.spawn(|| {
                         // In the namespace of the target, by an address that is not the host's.
-                        there.run(|| strangers(*flood, at, &ended, &done))
+                        there.run(|| flood_target(*flood, at, &ended, &done))
                     });
                 }
             }
@@ -109,7 +113,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 }
 
 /// Floods until the end.
-fn strangers(flood: Flood, at: SocketAddr, ended: &AtomicBool, done: &AtomicU64) {
+fn flood_target(flood: Flood, at: SocketAddr, ended: &AtomicBool, done: &AtomicU64) {
     let mut kept = Vec::new();
     while !ended.load(Ordering::SeqCst) {
         let Ok(mut stream) = TcpStream::connect_timeout(&at, PATIENCE) else { continue };
@@ -117,7 +121,7 @@ fn strangers(flood: Flood, at: SocketAddr, ended: &AtomicBool, done: &AtomicU64)
         let sent = match flood {
             Flood::None => return,
             Flood::Silent => Ok(()),
-            Flood::Requests => stream.write_all(&icreq()),
+            Flood::Requests => stream.write_all(IcReq::new(0, 0, 0).as_bytes()),
             Flood::Connects => connect(&mut stream),
             // A record of a handshake, and half of a hello.
             Flood::Hellos => stream.write_all(&[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3]),
@@ -134,35 +138,19 @@ fn strangers(flood: Flood, at: SocketAddr, ended: &AtomicBool, done: &AtomicU64)
     }
 }
 
-/// Initialize Connection Request (NVMe/TCP 1.1, section 3.6.2.2): header, version 0, no digests.
-fn icreq() -> [u8; 128] {
-    let mut pdu = [0; 128];
-    pdu[2] = 128;
-    pdu[4] = 128;
-    pdu
-}
-
 /// An ICReq, and a Connect that the target refuses: its data names no subsystem.
 fn connect(stream: &mut TcpStream) -> std::io::Result<()> {
-    stream.write_all(&icreq())?;
-    let mut answer = [0; 128];
-    stream.read_exact(&mut answer)?;
-    let mut capsule = vec![0; 72 + 1024];
-    // CapsuleCmd with 1,024 bytes of data behind its header.
-    capsule[..8].copy_from_slice(&[4, 0, 72, 72, 0x48, 4, 0, 0]);
-    // Fabrics command, SGL in the capsule, Connect.
-    (capsule[8], capsule[9], capsule[12]) = (0x7F, 0x40, 1);
-    capsule[8 + 32..8 + 36].copy_from_slice(&1024u32.to_le_bytes());
-    capsule[8 + 39] = 0x01;
-    // 32 entries.
-    capsule[8 + 44] = 31;
-    let data = &mut capsule[72..];
-    data[16] = 0xFF;
-    data[17] = 0xFF;
-    let (subsystem, host) = (b"nqn.2014-08.org.example:nothing", b"nqn.2014-08.org.example:stranger");
-    data[256..256 + subsystem.len()].copy_from_slice(subsystem);
-    data[512..512 + host.len()].copy_from_slice(host);
-    stream.write_all(&capsule)?;
-    let mut response = [0; 24];
-    stream.read_exact(&mut response)
+    let data = ConnectData::new(
+        Uuid::nil(),
+        0xFFFF,
+        "nqn.2014-08.org.example:nothing",
+        "nqn.2014-08.org.example:stranger",
+    );
+    let len = ConnectData::LEN as u32;
+    let (common, _) = CommonHeader::build(PduType::CapsuleCmd, 0, len, Format::default());
+    let sqe = Sqe::connect(0, 31, 0, 0).with_sgl(Sgl::in_capsule(0, len)).to_bytes();
+    stream.write_all(IcReq::new(0, 0, 0).as_bytes())?;
+    stream.read_exact(IcResp::new_zeroed().as_mut_bytes())?;
+    stream.write_all(&[CapsuleCmd { common, sqe }.as_bytes(), data.as_bytes()].concat())?;
+    stream.read_exact(CapsuleResp::new_zeroed().as_mut_bytes())
 }

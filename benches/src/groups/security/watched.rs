@@ -66,10 +66,9 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             cpu_with.show(1e-6, 2),
         ]);
     }
-    section.notes.push(format!(
-        "The metrics are fetched each {} s while they are measured, from the target's own processor",
-        SCRAPES.as_secs()
-    ));
+    section
+        .notes
+        .push(format!("The metrics are fetched each {} s while they are measured", SCRAPES.as_secs()));
     section.commands = commands(
         setup,
         &backend,
