@@ -150,7 +150,7 @@ fn host(name: &str) -> Options {
 fn the_right_to_write_is_given_at_once_and_taken_by_force_alone() {
     let target = target(|_| {});
     let uri = export(&target, "mem:8MiB");
-    target.change(TargetChanges { hosts: writers(&["one"]), ..changes() }).expect("nobody is connected");
+    target.change(TargetChanges { hosts: writers(&["one"]), ..changes() }).expect("no host is connected");
     let (one, two) = (disk(&uri, host("one")), disk(&uri, host("two")));
     one.write_at(&pattern(4096, 1), 0).expect("it may write");
     assert_eq!(two.write_at(&pattern(4096, 2), 0), Err(IoError::ReadOnly));
@@ -206,7 +206,7 @@ fn a_host_is_as_fast_as_it_may_be_on_all_its_connections() {
 #[test]
 fn a_host_that_may_only_read_sees_what_is_added() {
     let target = target(|_| {});
-    target.change(TargetChanges { hosts: writers(&[]), ..changes() }).expect("nobody is connected");
+    target.change(TargetChanges { hosts: writers(&[]), ..changes() }).expect("no host is connected");
     let first = disk(&export(&target, "mem:8MiB"), host("one"));
     read(&first, 0, 4096).expect("read");
     let second = disk(&export(&target, "mem:4MiB"), host("one"));

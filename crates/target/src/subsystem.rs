@@ -312,8 +312,8 @@ impl Subsystem {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Has all I/O queues open their devices anew, also those that come to their next command before they
-    /// are told.
+    /// Has all I/O queues open their devices anew: a queue that takes a command before its message does so
+    /// by the generation.
     pub(crate) fn reopen_all(&self) {
         self.generation.fetch_add(1, Ordering::Release);
         self.reopen();

@@ -76,7 +76,7 @@ It is refused if a host would lose an export that it uses, or the right to write
 to it; SIGUSR1 does the same, and has hosts lose it. Both read the sizes
 of the devices again, and open the file of --audit anew.
 SIGTERM completes the I/O under way, flushes, and exits 0. 'longhaul ctl' does the
-same, and shows who is connected.
+same, and shows the hosts that are connected.
 
 Example:
   longhaul target --listen 0.0.0.0:4420 --keys /etc/longhaul/keys \\
@@ -309,9 +309,10 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         let mut serving = Serving { scope, target: &target, opener: &opener, output, exports: Vec::new() };
         // Before hosts are let in by `ready`: an array that was taken over is not served.
         opened.into_iter().zip(nsids).for_each(|(open, nsid)| serving.add(open, nsid));
-        let shown_spaces = add_spaces(&target, spaces, &args.admin, &state);
-        let shown_spaces = match shown_spaces {
-            Ok(shown) => shown,
+        let begun = add_spaces(&target, spaces, &args.admin, &state)
+            .and_then(|shown| Ok((shown, announce(&args, &target)?)));
+        let (shown_spaces, announcement) = match begun {
+            Ok(begun) => begun,
             Err(failure) => {
                 serving.end();
                 return Err(failure);
@@ -324,14 +325,6 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         let (orders, next) = channel();
         let listen = target.addresses().iter().map(ToString::to_string).collect();
         let control = Control::start(target.observer(), listen, orders.clone());
-        let announcement = announce(&args, &target);
-        let announcement = match announcement {
-            Ok(announcement) => announcement,
-            Err(failure) => {
-                serving.end();
-                return Err(failure);
-            }
-        };
         ready(&target, metrics.as_ref(), &shown, &shown_spaces, output);
         for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
             match args.tls.unwrap_or_default() {
