@@ -7,7 +7,8 @@ use crate::input::Input;
 use crate::pdus::{Parser, Pdu};
 use longhaul_proto::controller::{
     ABORT_LIMIT, AER_LIMIT, Action, Change, ConnectRequest, Content, Controller, DiscoveryContent, Env,
-    ErrorRecord, HealthCounters, HostAccess, Instance, NvmContent, OtherReset, Reply, SubsystemView,
+    ErrorRecord, HealthCounters, HostAccess, Instance, NvmContent, OtherReset, REGISTRATION_ENTRIES_MAX, Reply, SubsystemView,
+    parse_registration,
 };
 use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
 use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
@@ -83,7 +84,11 @@ impl Rig {
         let settings = input.u8();
         let discovery = settings & 1 != 0;
         let content = if discovery {
-            Content::Discovery(DiscoveryContent { generation: 3, records: Vec::new() })
+            Content::Discovery(DiscoveryContent {
+                generation: 3,
+                records: Vec::new(),
+                registrars: Some(HostAccess::Any),
+            })
         } else {
             let namespaces = (1..4).map(|nsid| longhaul_proto::controller::NamespaceView {
                 nsid,
@@ -293,6 +298,16 @@ impl Rig {
             Action::WriteCache { .. } => self.reply(slot, Reply::ok(0)),
             Action::ReservationPersistence { .. } => self.reply(slot, Reply::ok(1)),
             Action::PersistReservations { .. } => self.reply(slot, Reply::ok(0)),
+            Action::Register { len, .. } => {
+                let status = match parse_registration(bytes, controller.hostnqn()) {
+                    Ok(registration) => {
+                        assert!(registration.entries.len() <= REGISTRATION_ENTRIES_MAX, "{len} bytes");
+                        Status::SUCCESS
+                    }
+                    Err(status) => status.dnr(),
+                };
+                self.reply(slot, status.into());
+            }
             Action::Manage(_) | Action::Controllers { .. } => panic!("the subsystem has no space"),
             Action::Disconnect => panic!("the admin queue is not deleted with Disconnect"),
         }

@@ -19,6 +19,7 @@ use longhaul_wire::management::{
     NamespaceCreate, NamespaceLabel, decode_controller_list, encode_controller_list,
 };
 use longhaul_wire::nqn::{self, Nqn};
+use longhaul_wire::registration::{Registration, RegistrationHeader, entfmt};
 use uuid::Uuid;
 
 macro_rules! round_trip {
@@ -55,6 +56,22 @@ pub fn run(data: &[u8]) {
         let _ = namespace.format();
     }
     management(bytes);
+    registration(bytes);
+}
+
+/// What targets register: the data as it is, and with its own length.
+fn registration(bytes: &[u8]) {
+    let mut sized = bytes.to_vec();
+    sized.resize(sized.len().max(RegistrationHeader::LEN), 0);
+    let len = u32::try_from(sized.len()).expect("short");
+    sized[..4].copy_from_slice(&len.to_le_bytes());
+    for data in [bytes, &sized] {
+        let Some(read) = Registration::decode(data) else { continue };
+        assert!(Registration::len_with(read.entries.len()) <= data.len(), "no more entries than bytes");
+        if read.header.entfmt == entfmt::BASIC {
+            assert_eq!(Registration::decode(&read.encode()).as_ref(), Some(&read));
+        }
+    }
 }
 
 /// What comes with commands that manage namespaces.

@@ -71,6 +71,7 @@ pub mod path;
 mod prepared;
 mod queue;
 mod reach;
+mod register;
 mod reservation;
 mod session;
 mod setup;
@@ -92,6 +93,7 @@ pub use longhaul_wire::reservation::{PersistChange, Registrant, ReservationRepor
 pub use multipath::{MultipathDevice, MultipathIo, PathState, PathStatus};
 pub use options::Options;
 pub use path::{PathOptions, PathReport, Traffic, WayTraffic};
+pub use register::{Entries, Registrar};
 pub use reservation::Reservation;
 pub use supervise::CONNECTION_LOST;
 pub use uri::{DISCOVERY_PORT, IO_PORT, SCHEME, Uri, UriError, UriOptions, parse_authority};

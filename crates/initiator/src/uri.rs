@@ -83,7 +83,8 @@ fn parse(s: &str) -> Result<Uri, String> {
         .ok_or_else(|| format!("it does not begin with {SCHEME}://"))?;
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
     let (authority, path) = rest.split_once('/').ok_or("there is no /SUBNQN after the host")?;
-    let mut addresses = authority.split(',').map(parse_authority).collect::<Result<Vec<_>, _>>()?;
+    let mut addresses =
+        authority.split(',').map(|one| parse_authority(one, IO_PORT)).collect::<Result<Vec<_>, _>>()?;
     if let Some((host, port)) = repeated(&addresses) {
         return Err(format!("the address {host} with port {port} is there twice"));
     }
@@ -122,8 +123,11 @@ fn repeated(addresses: &[(String, u16)]) -> Option<&(String, u16)> {
 /// NVMe Base 2.1, NVMe Qualified Names: at most 223 bytes.
 const NQN_MAX: usize = 223;
 
-/// `HOST[:PORT]`, with an IPv6 address in brackets, or alone without them.
-pub fn parse_authority(s: &str) -> Result<(String, u16), String> {
+/// `HOST[:PORT]`, with an IPv6 address in brackets, or alone without them; without a port that of `default`.
+///
+/// # Errors
+/// A sentence that says what is wrong.
+pub fn parse_authority(s: &str, default: u16) -> Result<(String, u16), String> {
     let (host, port) = if let Some(rest) = s.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or("the [ of the IPv6 address is not closed")?;
         match rest {
@@ -140,7 +144,7 @@ pub fn parse_authority(s: &str) -> Result<(String, u16), String> {
         return Err("there is no host".into());
     }
     let port = match port {
-        None => IO_PORT,
+        None => default,
         Some(port) => match port.parse() {
             Ok(0) | Err(_) => return Err(format!("'{port}' is not a port (1 to 65535)")),
             Ok(port) => port,

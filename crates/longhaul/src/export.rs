@@ -234,6 +234,11 @@ impl Export {
         Ok(())
     }
 
+    /// What tells its subsystem from those of other exports before anything is opened.
+    pub(crate) fn subsystem(&self) -> &str {
+        self.nqn.as_deref().unwrap_or(&self.name)
+    }
+
     /// The subsystem's NQN.
     pub(crate) fn nqn(&self, state: &TargetState) -> String {
         let made = || match self.volume {

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod audit;
+mod central;
 mod cli;
 mod complete;
 mod config;

@@ -95,3 +95,26 @@ fn a_fault_is_an_event_too() {
     let event = ran.events().pop().expect("an event");
     assert_eq!((&event["event"], &event["exit"]), (&"error".into(), &2.into()), "{ran:?}");
 }
+
+#[test]
+fn settings_of_hosts_that_contradict_each_other_make_no_file() {
+    let dir = tempfile::tempdir().expect("directory");
+    let medium = dir.path().join("medium");
+    let export = |options: &str| format!("a=file:{},size=1MiB{options}", medium.display());
+    let host = "nqn.2014-08.org.example:host";
+    let space = format!("s=dir:{},size=1MiB", dir.path().join("space").display());
+    let of_one = export(&format!(",allow-host={host},read-only-host={host}"));
+    let rate = format!("{host}=1Gbit");
+    for (said, args) in [
+        ("leave one out", vec![&*of_one]),
+        ("leave one out", vec![&export(""), "--allow-host", host, "--read-only-host", host]),
+        ("administrator", vec![&export(""), "--space", &space, "--admin", host, "--read-only-host", host]),
+        ("twice", vec![&export(""), "--host-rate", &rate, "--host-rate", &rate]),
+    ] {
+        let args = [&["target", "--listen", "127.0.0.1:0", "--export"][..], &args].concat();
+        let ran = finish(command(&args).spawn().expect("started"));
+        assert_eq!(ran.code, Some(2), "{args:?}: {ran:?}");
+        assert!(ran.stderr.contains(said), "{args:?}: {ran:?}");
+        assert!(!medium.exists(), "{args:?} made the file");
+    }
+}

@@ -21,7 +21,7 @@ use longhaul_engine::{Handle, Thread};
 use longhaul_initiator::namespaces::{
     Administrator, AllocatedNamespace, ManagementError, ManagementResult, NewNamespace,
 };
-use longhaul_initiator::{Options, RemoteDevice, Uri, discover, parse_authority};
+use longhaul_initiator::{IO_PORT, Options, RemoteDevice, Uri, discover, parse_authority};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Targets {
     pub fn find(&self, name: &str) -> Result<String> {
         let failed = |source| Error::Space { attempted: "find a space", address: name.to_owned(), source };
         let (machine, space) = name.split_once('/').map_or((name, None), |(a, b)| (a, Some(b)));
-        let (host, port) = parse_authority(machine)
+        let (host, port) = parse_authority(machine, IO_PORT)
             .map_err(|why| failed(SpaceError::Failed(format!("{why}: the form is HOST[:PORT][/SPACE]"))))?;
         let address = |nqn: &str| format!("{}/{nqn}", authority(&host, port));
         if let Some(nqn) = space.filter(|space| space.starts_with("nqn.")) {

@@ -46,7 +46,7 @@ mod tests;
 
 pub use action::{Action, Change, QueueParams, Reply};
 pub use connect::{ConnectRequest, wrong_field};
-pub use discovery::{DiscoveryTarget, discovery_entry};
+pub use discovery::{DiscoveryTarget, REGISTRATION_ENTRIES_MAX, discovery_entry, parse_registration};
 pub use event::AER_LIMIT;
 pub use instance::{Instance, OtherReset, RESET_LIMIT};
 pub use keep_alive::{Expired, Traffic};
@@ -225,6 +225,9 @@ impl Controller {
             admin::CROSS_CONTROLLER_RESET if self.instance.is_some() => self.cross_controller_reset(sqe),
             admin::NAMESPACE_MANAGEMENT | admin::NAMESPACE_ATTACHMENT | admin::NAMESPACE_CHANGE => {
                 space::manage(sqe, env.subsystem)
+            }
+            admin::DISCOVERY_INFORMATION_MANAGEMENT => {
+                discovery::register(sqe, &self.host.hostnqn, env.subsystem)
             }
             admin::KEEP_ALIVE => {
                 self.keep_alive.restart(env.now);

@@ -10,18 +10,20 @@ use crate::observer::count;
 use crate::pace::Pace;
 use crate::space::SpaceChange;
 use crate::subsystem::{Link, Message, Namespace, NotAdmitted, Subsystem, lock};
+use crate::target::Shared;
 use crate::tls::TlsPolicy;
 use futures_channel::oneshot;
 use longhaul_auth::ControllerOptions;
 use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep, sleep_until, spawn};
 use longhaul_proto::controller::{
     Action, Change, ConnectRequest, Controller, Env, ErrorRecord, HealthCounters, Instance, Reply,
-    SpaceCommand,
+    SpaceCommand, parse_registration,
 };
 use longhaul_proto::target::{CommandData, QueueLimits};
 use longhaul_wire::command::{CrossControllerReset, Direction, Sqe, admin as opcode};
 use longhaul_wire::completion::Status;
 use longhaul_wire::nqn::DISCOVERY_NQN;
+use longhaul_wire::registration::RegistrationTask;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -81,23 +83,25 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     if !connection.belongs_to(&request) {
         return connection.refuse(slot, request.busy(), RefusalReason::Connections);
     }
-    // What there is for a host may be asked without a proof.
+    // What there is for a host may be asked without a proof; what others are told of that may not be changed so.
     let auth = match &target.config.keys {
-        Some(keys) if !discovery => match keys.of(&request.hostnqn, &request.subnqn) {
-            Ok(Some(options)) => Some(options),
-            // Its key for TLS is a proof.
-            Ok(None) if connection.secured().is_some() => None,
-            Ok(None) => {
-                count(&target.incidents.authentication);
-                return connection.refuse(slot, request.refused_host(), RefusalReason::NoKey);
+        Some(keys) if !discovery || target.config.may_register(&request.hostnqn) => {
+            match keys.of(&request.hostnqn, &request.subnqn) {
+                Ok(Some(options)) => Some(options),
+                // Its key for TLS is a proof.
+                Ok(None) if connection.secured().is_some() => None,
+                Ok(None) => {
+                    count(&target.incidents.authentication);
+                    return connection.refuse(slot, request.refused_host(), RefusalReason::NoKey);
+                }
+                Err(why) => {
+                    let message = format_args!("{}: host {}: {why}", connection.peer(), request.hostnqn);
+                    target.quiet.refuse.say(message, |line| tracing::error!("{line}"));
+                    // It may connect once this is repaired.
+                    return connection.refuse(slot, request.busy(), RefusalReason::KeyUnreadable);
+                }
             }
-            Err(why) => {
-                let message = format_args!("{}: host {}: {why}", connection.peer(), request.hostnqn);
-                target.quiet.refuse.say(message, |line| tracing::error!("{line}"));
-                // It may connect once this is repaired.
-                return connection.refuse(slot, request.busy(), RefusalReason::KeyUnreadable);
-            }
-        },
+        }
         _ => None,
     };
     let view = if discovery { target.discovery_view(connection.local) } else { subsystem.view() };
@@ -365,6 +369,13 @@ impl AdminQueue {
         };
         let env = Env { now: now(), subsystem: &view, health: &health };
         let action = lock(&self.link.controller).handle_admin(sqe, env);
+        let registers = sqe.opcode == opcode::DISCOVERY_INFORMATION_MANAGEMENT;
+        if registers
+            && self.subsystem.nqn == DISCOVERY_NQN
+            && connection.target.config.refuses_to_register(&self.link.hostnqn)
+        {
+            connection.tell_refused(RefusalReason::NotRegistrar);
+        }
         if self.is_forbidden(sqe) {
             connection.tell_refused(RefusalReason::NotAdministrator);
         }
@@ -402,6 +413,7 @@ impl AdminQueue {
             Action::Abort { sqid, cid } => self.abort(connection, slot, sqid, cid),
             Action::ResetOther(fields) => self.reset_other(connection, slot, fields),
             Action::Manage(command) => self.manage(connection, slot, sqe, data, command),
+            Action::Register { task, len } => self.register(connection, slot, sqe, data, task, len),
             Action::Controllers { nsid, from } => {
                 let list = self.subsystem.controller_list(nsid, from);
                 self.act(connection, slot, sqe, data, Action::Data(list), memory);
@@ -545,6 +557,51 @@ impl AdminQueue {
         }
     }
 
+    /// Gets the data of a registration, or of its end.
+    fn register(
+        self: &Rc<Self>,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        data: CommandData,
+        task: RegistrationTask,
+        len: usize,
+    ) {
+        let has = match data {
+            CommandData::None => 0,
+            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
+        };
+        //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
+        if has != len {
+            return self.fail(connection, slot, sqe, Status::DATA_SGL_LENGTH.dnr());
+        }
+        connection.fetch(slot, data, Work::Register(Box::new((*sqe, task))), None);
+    }
+
+    /// Carries out the task of a registration whose data has arrived.
+    pub(crate) fn registered(
+        &self,
+        connection: &Rc<Connection>,
+        slot: u16,
+        sqe: &Sqe,
+        task: RegistrationTask,
+        data: &[u8],
+    ) {
+        let target = &connection.target;
+        let changed = parse_registration(data, &self.link.hostnqn).and_then(|registration| {
+            target.registry.carry_out(self.link.cntlid, connection.peer().ip(), task, registration)
+        });
+        match changed {
+            Ok(changed) => {
+                connection.complete(slot, Reply::ok(0));
+                if changed {
+                    target.discovery_changed();
+                }
+            }
+            Err(status) => self.fail(connection, slot, sqe, status.dnr()),
+        }
+    }
+
     /// Changes the space, and completes the command when that is durable.
     pub(crate) fn carry_out(
         self: &Rc<Self>,
@@ -608,8 +665,11 @@ impl AdminQueue {
     }
 
     /// The association ends with its admin queue.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end(&self, target: &Shared) {
         self.subsystem.depart(&self.link);
+        if self.subsystem.nqn == DISCOVERY_NQN && target.registry.forget(self.link.cntlid) {
+            target.discovery_changed();
+        }
         drop(self.link.close_io());
     }
 }

@@ -103,6 +103,8 @@ pub enum RefusalReason {
     Connect,
     /// It may not manage namespaces.
     NotAdministrator,
+    /// It may not register with the discovery controller.
+    NotRegistrar,
 }
 
 impl RefusalReason {

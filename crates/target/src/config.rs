@@ -7,6 +7,7 @@ use crate::memory::Memory;
 use crate::rates::HostRates;
 use crate::tls::TlsPolicy;
 use longhaul_engine::Config as EngineConfig;
+use longhaul_proto::controller::HostAccess;
 use longhaul_proto::target::IN_CAPSULE_MAX;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -99,6 +100,9 @@ pub struct Config {
     pub keys: Option<Keys>,
     /// Whether connections use TLS, with the keys for it in [`keys`](Self::keys).
     pub tls: TlsPolicy,
+    /// Who may register with the discovery controller, which is a central one then; with
+    /// [`keys`](Self::keys) those hosts prove who they are to it.
+    pub registrars: Option<HostAccess>,
     /// I/O queues of one controller.
     pub max_queues: u16,
     /// Entries of a queue.
@@ -112,6 +116,18 @@ pub struct Config {
     pub statistics: bool,
     /// Receives the events that matter to security.
     pub audit: Option<Arc<dyn Audit>>,
+}
+
+impl Config {
+    /// Whether a host may register subsystems with the discovery controller.
+    pub(crate) fn may_register(&self, hostnqn: &str) -> bool {
+        self.registrars.as_ref().is_some_and(|registrars| registrars.allows(hostnqn))
+    }
+
+    /// Whether the discovery controller is a central one, with which this host may not register.
+    pub(crate) fn refuses_to_register(&self, hostnqn: &str) -> bool {
+        self.registrars.is_some() && !self.may_register(hostnqn)
+    }
 }
 
 impl Default for Config {
@@ -131,6 +147,7 @@ impl Default for Config {
             host_rates: HostRates::default(),
             keys: None,
             tls: TlsPolicy::Off,
+            registrars: None,
             max_queues: MAX_QUEUES,
             max_queue_size: MAX_QUEUE_SIZE,
             max_connections: MAX_CONNECTIONS,

@@ -37,6 +37,7 @@ use longhaul_wire::digest::crc32c;
 use longhaul_wire::fabrics::auth::authreq;
 use longhaul_wire::fabrics::{ConnectData, ConnectResponse};
 use longhaul_wire::pdu::Fes;
+use longhaul_wire::registration::RegistrationTask;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::{Shutdown, SocketAddr};
 use std::panic::AssertUnwindSafe;
@@ -69,6 +70,8 @@ pub(crate) enum Work {
     Connect(Sqe),
     Io(io::WithData),
     Manage(Box<WithSpaceData>),
+    /// A registration.
+    Register(Box<(Sqe, RegistrationTask)>),
     /// A message of the host, for [`QueueAuth`].
     Authenticate,
 }
@@ -352,7 +355,7 @@ impl Connection {
             Role::Admin(admin) => {
                 tracing::info!("{}: controller {} ended: {ended}", self.peer, admin.link.cntlid);
                 self.tell_disconnected(&admin.link);
-                admin.end();
+                admin.end(&self.target);
             }
         }
     }
@@ -588,6 +591,14 @@ impl Connection {
                 if let Role::Admin(admin) = role {
                     let bytes = memory.as_ref().and_then(Memory::bytes).unwrap_or_default();
                     admin.carry_out(self, slot, &work, bytes);
+                }
+            }
+            Work::Register(work) => {
+                let role = self.role.borrow().clone();
+                if let Role::Admin(admin) = role {
+                    let bytes = memory.as_ref().and_then(Memory::bytes).unwrap_or_default();
+                    let (sqe, task) = *work;
+                    admin.registered(self, slot, &sqe, task, bytes);
                 }
             }
             Work::Io(work) => {

@@ -32,6 +32,7 @@ mod pieces;
 mod quiet;
 mod rates;
 mod refusals;
+mod registry;
 mod reserved;
 mod share;
 mod sizes;

@@ -9,10 +9,12 @@ use crate::observer::{Hosts, Incidents, Observer};
 use crate::pace::{self, Paces};
 use crate::quiet::Quiet;
 use crate::rates::RateLimits;
+use crate::registry::Registry;
 use crate::space::{Managed, ReservationStores, Space};
 use crate::store::Writer;
 use crate::subsystem::{Message, Subsystem, lock, view_of};
 use crate::tls::TlsPolicy;
+use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_channel::oneshot;
 use longhaul_engine::net::{FreeListener, TcpListener};
 use longhaul_engine::{Handle, Thread};
@@ -20,6 +22,7 @@ use longhaul_proto::controller::{
     Content, DiscoveryContent, DiscoveryRecord, DiscoveryTarget, SubsystemView, discovery_entry,
 };
 use longhaul_proto::target::ENTRIES_BEFORE_CONNECT;
+use longhaul_wire::Ascii;
 use longhaul_wire::log::{DiscoveryEntry, treq, tsas};
 use longhaul_wire::nqn::{DISCOVERY_NQN, Nqn};
 use std::collections::{BTreeMap, BTreeSet};
@@ -99,6 +102,10 @@ pub(crate) struct Shared {
     pub(crate) access: Access,
     pub(crate) subsystems: RwLock<BTreeMap<String, Arc<Subsystem>>>,
     pub(crate) discovery: Arc<Subsystem>,
+    /// What has registered with the discovery controller.
+    pub(crate) registry: Registry,
+    /// Receive a notice at each change of what this target itself serves.
+    watchers: Mutex<Vec<UnboundedSender<()>>>,
     /// Changes with what the discovery log shows.
     generation: AtomicU64,
     /// Addresses of the I/O listeners, and those of discovery alone.
@@ -162,9 +169,32 @@ impl Shared {
                 add(&subsystem.nqn, DiscoveryTarget::Nvm, addr, port_id);
             }
         }
+        records.extend(self.registry.records(|nqn| lists.of(nqn).read.clone()));
         let generation = self.generation.load(Ordering::Acquire);
-        view.content = Content::Discovery(DiscoveryContent { generation, records });
+        let registrars = self.config.registrars.clone();
+        view.content = Content::Discovery(DiscoveryContent { generation, records, registrars });
         Arc::new(view)
+    }
+
+    /// See [`Target::registration`].
+    fn registration(&self) -> Vec<DiscoveryEntry> {
+        let ports: Vec<_> = (1u16..).zip(lock(&self.listening).clone()).collect();
+        let mut entries = Vec::new();
+        for subsystem in self.all() {
+            for &(port_id, addr) in &ports {
+                let entry = discovery_entry(
+                    &subsystem.nqn,
+                    DiscoveryTarget::Nvm,
+                    addr,
+                    port_id,
+                    ENTRIES_BEFORE_CONNECT,
+                );
+                let entry = with_security(entry, self.tls_at(addr));
+                let traddr = if addr.ip().is_unspecified() { Ascii::new("") } else { entry.traddr };
+                entries.push(DiscoveryEntry { traddr, ..entry });
+            }
+        }
+        entries
     }
 
     /// Whether connections to this address of the target use TLS.
@@ -178,8 +208,10 @@ impl Shared {
         }
     }
 
-    /// Notifies the hosts that asked for it that the discovery log has changed.
+    /// Notifies the hosts that asked for it that the discovery log has changed, and those that register
+    /// what this target serves.
     pub(crate) fn discovery_changed(&self) {
+        lock(&self.watchers).retain(|watcher| watcher.unbounded_send(()).is_ok());
         self.generation.fetch_add(1, Ordering::Release);
         for link in self.discovery.links() {
             lock(&link.controller).discovery_changed();
@@ -272,6 +304,8 @@ impl Target {
             long: long.handle(),
             memory: Memory::new(config.memory),
             discovery: Arc::new(Subsystem::new(DISCOVERY_NQN.into(), String::new(), &config, hosts)),
+            registry: Registry::default(),
+            watchers: Mutex::default(),
             access,
             subsystems: RwLock::default(),
             generation: AtomicU64::new(1),
@@ -323,6 +357,21 @@ impl Target {
     /// The address of the discovery listener, if there is one.
     pub fn discovery_address(&self) -> Option<SocketAddr> {
         self.discovery
+    }
+
+    /// A notice for each change of what [`registration`](Self::registration) gives.
+    pub fn watch_registration(&self) -> UnboundedReceiver<()> {
+        let (notices, changes) = unbounded();
+        lock(&self.shared.watchers).push(notices);
+        changes
+    }
+
+    /// Gives what this target serves while it runs, for registration with a central discovery controller: each
+    /// subsystem at each address. An entry of a listener on every address has none: that controller knows by
+    /// which it is reached.
+    pub fn registration(&self) -> impl Fn() -> Vec<DiscoveryEntry> + Send + 'static {
+        let shared = Arc::downgrade(&self.shared);
+        move || shared.upgrade().map_or_else(Vec::new, |shared| shared.registration())
     }
 
     /// Serves a space as the subsystem `nqn`; `name` is what people call it. `admins`, NQNs of hosts,

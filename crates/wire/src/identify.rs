@@ -6,8 +6,8 @@ mod descriptors;
 mod namespace;
 
 pub use controller::{
-    IdentifyController, NvmController, PowerState, anacap, cmic, cntrltype, ctratt, lpa, oacs, oaes, ofcs,
-    oncs, sgls, vwc,
+    IdentifyController, NvmController, PowerState, anacap, cmic, cntrltype, ctratt, dctype, lpa, oacs, oaes,
+    ofcs, oncs, sgls, vwc,
 };
 pub use descriptors::{Identifier, decode_descriptors, encode_descriptors};
 pub use namespace::{

@@ -17,6 +17,7 @@ pub mod log;
 pub mod management;
 pub mod nqn;
 pub mod pdu;
+pub mod registration;
 pub mod reservation;
 mod status;
 mod text;

@@ -191,6 +191,8 @@ statuses! {
     COMMAND_SET_NOT_ENABLED = 1, 0x2A, "I/O Command Set Not Enabled";
     COMMAND_SET_REJECTED = 1, 0x2B, "I/O Command Set Combination Rejected";
     INVALID_COMMAND_SET = 1, 0x2C, "Invalid I/O Command Set";
+    INVALID_DISCOVERY_INFORMATION = 1, 0x2F, "Invalid Discovery Information";
+    INSUFFICIENT_DISCOVERY_RESOURCES = 1, 0x32, "Insufficient Discovery Resources";
     RESET_IN_PROGRESS = 1, 0x3F, "Cross-Controller Reset in Progress";
     RESET_LOG_FULL = 1, 0x40, "Cross-Controller Reset Log Page Full";
     RESET_LIMIT = 1, 0x41, "Cross-Controller Reset Limit Exceeded";

@@ -37,6 +37,32 @@ def discover_on_discovery_port(bench):
     require(ours[0]["sectype"] == "none" and "not specified" in ours[0]["treq"], out)
 
 
+@check("host: a central discovery controller lists what registers, and notifies of what comes")
+def central_discovery(bench):
+    central = bench.target(options=("--registrar", "*"))
+    register = ("--register", f"127.0.0.1:{central.port}", "--hostnqn")
+    one = bench.target("one=mem:16MiB", options=(*register, "nqn.2014-08.org.example:dtn1"))
+    listed = f"""
+        until nvme discover -t tcp -a 10.0.2.2 -s {central.port} > /tmp/log && grep -q NQN /tmp/log; do sleep 1; done
+        cat /tmp/log"""
+    found = bench.guest.run(listed.replace("NQN", one.export("one")["nqn"]))
+    require("nvme subsystem" in found, found)
+    kind = bench.guest.run(f"""
+        nvme discover -t tcp -a 10.0.2.2 -s {central.port} --persistent > /dev/null
+        CTRL=$(basename $(dirname $(grep -l discovery /sys/class/nvme/nvme*/cntrltype)))
+        cat /sys/class/nvme/$CTRL/dctype
+        nvme dim --device=$CTRL --task=register
+    """)
+    require("cdc" in kind.split(), kind)
+    events = bench.guest.start("exec stdbuf -oL udevadm monitor --kernel --property --subsystem-match=nvme")
+    events.wait_output("KERNEL")
+    two = bench.target("two=mem:16MiB", options=(*register, "nqn.2014-08.org.example:dtn2"))
+    # The discovery log has changed (NVMe Base 2.1, Asynchronous Event Information, Notice).
+    events.wait_output("NVME_AEN=0x70f002")
+    found = bench.guest.run(listed.replace("NQN", two.export("two")["nqn"]))
+    require(one.export("one")["nqn"] in found, found)
+
+
 @check("host: a host that may only read has a read-only disk, and mounts what another one wrote")
 def reader(bench):
     writer, reader = ("nqn.2014-08.org.example:" + name for name in ("writer", "reader"))

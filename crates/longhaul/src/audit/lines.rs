@@ -231,6 +231,7 @@ fn reason(why: RefusalReason) -> (&'static str, Option<u32>) {
         RefusalReason::Tls => "tls",
         RefusalReason::Connect => "connect",
         RefusalReason::NotAdministrator => "not_administrator",
+        RefusalReason::NotRegistrar => "not_registrar",
     };
     (why, None)
 }

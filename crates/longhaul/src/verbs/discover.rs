@@ -31,7 +31,7 @@ pub(crate) fn run(args: &DiscoverArgs, output: Output) -> Outcome {
     // Only the host of a URI matters.
     let host = given.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(given);
     let host = host.split(['/', '?']).next().unwrap_or(host);
-    let (host, port) = parse_authority(host).map_err(|e| {
+    let (host, port) = parse_authority(host, IO_PORT).map_err(|e| {
         Failure::usage(format!("'{given}': {e}; the form is HOST[:PORT], as in dtn1:{IO_PORT}"))
     })?;
     show(&discover(&host, port, options)?, output);

@@ -9,6 +9,7 @@ mod standby;
 
 use crate::arguments::{EngineArgs, Keys, check_congestion, check_tls, parse_bytes, parse_keys, resolve};
 use crate::audit::{AuditArgs, AuditRecord};
+use crate::central::CentralArgs;
 use crate::config::VerbValues;
 use crate::events::{
     AuditHostEnded, AuditStarted, AuditStopped, ExportFields, ExportResized, ServiceSummary, SpaceFields,
@@ -87,7 +88,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = address::listen::<IO_PORT>)]
     listen: Vec<ListenAddress>,
     /// Device to serve, and its name; may be repeated
-    #[arg(long, value_name = "NAME=BACKEND", required_unless_present = "space")]
+    #[arg(long, value_name = "NAME=BACKEND", required_unless_present_any = ["space", "registrar"])]
     export: Vec<Export>,
     /// Capacity in which administrators make namespaces (dir:PATH[,size=10TiB][,nqn=NQN]), and its
     /// name; may be repeated
@@ -114,6 +115,8 @@ pub(crate) struct TargetArgs {
     /// Announce the discovery controller on the local network (mDNS, _nvme-disc._tcp)
     #[arg(long)]
     mdns: bool,
+    #[command(flatten)]
+    central: CentralArgs,
     /// Largest in-capsule data of a write, which saves a round trip
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_bytes)]
     in_capsule: u64,
@@ -178,13 +181,17 @@ impl TargetArgs {
     }
 
     /// The hosts of the target's lists.
+    ///
+    /// # Errors
+    /// These lists contradict each other, or those of an export do.
     fn hosts(&self) -> Result<HostNames, Failure> {
         if let Some(admin) = self.admin.iter().find(|admin| self.read_only_host.contains(admin)) {
             return Err(Failure::usage(format!(
                 "host {admin} is named by --admin and by --read-only-host: an administrator may write"
             )));
         }
-        Ok(HostNames { writers: self.allow_host.clone(), readers: self.read_only_host.clone() })
+        let hosts = HostNames { writers: self.allow_host.clone(), readers: self.read_only_host.clone() };
+        host_lists(&hosts, self.export.iter().map(|export| (export, export.subsystem()))).map(|_| hosts)
     }
 
     fn config(&self, listen: &[SocketAddr]) -> Result<Config, Failure> {
@@ -215,6 +222,7 @@ impl TargetArgs {
             data_digest: !self.no_data_digest,
             keys: self.keys.clone().map(|Keys(keys)| longhaul_target::Keys::new(keys)),
             tls: self.tls.unwrap_or_default(),
+            registrars: self.central.registrars(self.keys.is_some())?,
             max_queues: self.max_queues,
             max_queue_size: self.max_queue_size,
             max_connections: self.max_connections as usize,
@@ -265,7 +273,7 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
     let threads = args.threads.unwrap_or(Config::default().threads);
     // The connections to other targets, whose namespaces are re-exported, have these options too.
     let options = args.options();
-    let opener = Opener::new(options).with_scheme(Arc::new(Volumes)).for_threads(threads);
+    let opener = Opener::new(options.clone()).with_scheme(Arc::new(Volumes)).for_threads(threads);
     let given = service::listeners()?;
     let listen = match given.is_empty() {
         true => args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?,
@@ -276,7 +284,9 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
     if args.keys.is_none() && !args.insecure {
         check_loopback(&listen)?;
     }
-    // Before anything is opened or made: a port that is taken changes nothing.
+    // Before anything is opened or made: what contradicts itself, and a port that is taken, change nothing.
+    let hosts = args.hosts()?;
+    let host_rates = host_rates(&args.host_rate).map_err(Failure::usage)?;
     let audit = args.audit.start(output)?;
     let metrics = args.metrics.start("the devices of the exports are being opened")?;
     if let Some(metrics) = &metrics {
@@ -292,8 +302,7 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
     let opened = exports::open(exports, &opener, &state, Taken::default())?;
     let spaces = open_spaces(&args, &opened, &state)?;
     let mut config = args.config(&listen)?;
-    let hosts = args.hosts()?;
-    config.host_rates = host_rates(&args.host_rate).map_err(Failure::usage)?;
+    config.host_rates = host_rates;
     config.hosts = host_lists(&hosts, opened.iter().map(|open| (&*open.export, &*open.nqn)))?;
     config.audit = audit.clone().map(|audit| Arc::new(audit) as _);
     let target = Target::start_on(config, given)?;
@@ -309,9 +318,10 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         let mut serving = Serving { scope, target: &target, opener: &opener, output, exports: Vec::new() };
         // Before hosts are let in by `ready`: an array that was taken over is not served.
         opened.into_iter().zip(nsids).for_each(|(open, nsid)| serving.add(open, nsid));
-        let begun = add_spaces(&target, spaces, &args.admin, &state)
-            .and_then(|shown| Ok((shown, announce(&args, &target)?)));
-        let (shown_spaces, announcement) = match begun {
+        let begun = add_spaces(&target, spaces, &args.admin, &state).and_then(|shown| {
+            Ok((shown, announce(&args, &target)?, args.central.register(&target, &options)?))
+        });
+        let (shown_spaces, announcement, registrars) = match begun {
             Ok(begun) => begun,
             Err(failure) => {
                 serving.end();
@@ -390,7 +400,7 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         if let Some(metrics) = &metrics {
             metrics.set_not_ready("the target is stopping");
         }
-        drop(announcement);
+        drop((announcement, registrars));
         manager.stopping();
         output.event(&Stopping {});
         drop(watchdog);

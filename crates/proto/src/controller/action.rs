@@ -3,6 +3,7 @@
 use super::space::SpaceCommand;
 use longhaul_wire::command::CrossControllerReset;
 use longhaul_wire::completion::{Cqe, Status};
+use longhaul_wire::registration::RegistrationTask;
 
 /// Status and result of a command: its completion but for the queue fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +87,13 @@ pub enum Action {
     },
     /// Get its data, if it has some, and carry it out: the host may.
     Manage(SpaceCommand),
+    /// Get its data, this many bytes, and carry out the task of the registration in it: the host may.
+    Register {
+        /// What to do with the registration.
+        task: RegistrationTask,
+        /// Bytes of data.
+        len: usize,
+    },
     /// Send a Controller List, as [`Data`](Self::Data): the identifiers from `from` on of the
     /// controllers of the subsystem, or of those whose hosts the namespace `nsid` is attached to.
     Controllers {

@@ -1,12 +1,19 @@
-//! The discovery log.
+//! The discovery log, and registrations with a central discovery controller.
 
-use super::subsystem::DiscoveryContent;
+use super::action::Action;
+use super::subsystem::{Content, DiscoveryContent, SubsystemView};
+use longhaul_wire::command::Sqe;
+use longhaul_wire::completion::Status;
 use longhaul_wire::log::{
     DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, PORT_CNTLID_DYNAMIC, SubsystemType, adrfam,
     eflags, treq, trtype, tsas,
 };
+use longhaul_wire::registration::{DiscoveryInformation, Registration, RegistrationHeader};
 use longhaul_wire::{Ascii, nqn};
 use std::net::SocketAddr;
+
+/// Entries of one registration at most. A kilobyte each, they fit into one transfer.
+pub const REGISTRATION_ENTRIES_MAX: usize = 1000;
 
 /// What a discovery entry leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,4 +73,37 @@ pub(super) fn log(content: &DiscoveryContent, hostnqn: &str) -> Vec<u8> {
         record.entry.encode_into(slot);
     }
     out
+}
+
+/// What a command that registers, updates a registration or takes it back leads to.
+pub(super) fn register(sqe: &Sqe, hostnqn: &str, subsystem: &SubsystemView) -> Action {
+    //= NVMe Base 2.1, Discovery Information Management command: it is one of central discovery controllers
+    let Content::Discovery(DiscoveryContent { registrars: Some(registrars), .. }) = &subsystem.content else {
+        return Status::INVALID_OPCODE.dnr().into();
+    };
+    if !registrars.allows(hostnqn) {
+        return Status::OPERATION_DENIED.dnr().into();
+    }
+    let fields = DiscoveryInformation::of(sqe);
+    let most = Registration::len_with(REGISTRATION_ENTRIES_MAX);
+    match (fields.task, usize::try_from(fields.len)) {
+        (Some(task), Ok(len)) if (RegistrationHeader::LEN..=most).contains(&len) => {
+            Action::Register { task, len }
+        }
+        (Some(_), Ok(len)) if len > most => Status::INSUFFICIENT_DISCOVERY_RESOURCES.dnr().into(),
+        _ => Status::INVALID_FIELD.dnr().into(),
+    }
+}
+
+/// The information in the data of such a command, of the host that has sent it.
+///
+/// # Errors
+/// The status that completes the command: the data contradicts itself, or is that of another entity.
+pub fn parse_registration(data: &[u8], hostnqn: &str) -> Result<Registration, Status> {
+    let registration = Registration::decode(data).ok_or(Status::INVALID_FIELD)?;
+    //= NVMe Base 2.1, Discovery Information Management command: the entity identifier of a host is its NQN
+    match nqn::from_field(&registration.header.eid) {
+        Ok(eid) if eid == hostnqn => Ok(registration),
+        _ => Err(Status::INVALID_DISCOVERY_INFORMATION),
+    }
 }

@@ -5,16 +5,16 @@ use super::event::AER_LIMIT;
 use super::keep_alive::KAS;
 use super::log::{self, ERROR_ENTRIES, TEMPERATURE_CRITICAL, TEMPERATURE_WARNING};
 use super::property::VERSION;
-use super::subsystem::{NamespaceView, NvmContent, PAGE, SubsystemView};
+use super::subsystem::{Content, NamespaceView, NvmContent, PAGE, SubsystemView};
 use super::{ABORT_LIMIT, Controller, Instance, RESET_LIMIT, io, space};
 use longhaul_wire::command::{self, NSID_ALL, SQE_LEN, Sqe};
 use longhaul_wire::completion::{CQE_LEN, Status};
 use longhaul_wire::fabrics::Version;
 use longhaul_wire::identify::{
     CSI_NVM, IDENTIFY_LEN, Identifier, IdentifyController, IdentifyNamespace, IndependentNamespace,
-    LbaFormat, NSID_LIST_MAX, NvmController, NvmNamespace, anacap, cmic, cns, cntrltype, ctratt, dlfeat,
-    encode_descriptors, encode_nsid_list, lpa, nmic, nsattr, nsfeat, nstat, oacs, oaes, ofcs, oncs, sgls,
-    vwc,
+    LbaFormat, NSID_LIST_MAX, NvmController, NvmNamespace, anacap, cmic, cns, cntrltype, ctratt, dctype,
+    dlfeat, encode_descriptors, encode_nsid_list, lpa, nmic, nsattr, nsfeat, nstat, oacs, oaes, ofcs, oncs,
+    sgls, vwc,
 };
 use longhaul_wire::{Ascii, nqn};
 
@@ -113,8 +113,11 @@ impl Controller {
             msdbd: 1,
             ..Default::default()
         };
-        if let Some(nvm) = subsystem.nvm() {
-            io_controller(&mut id, subsystem, nvm);
+        match &subsystem.content {
+            Content::Nvm(nvm) => io_controller(&mut id, subsystem, nvm),
+            //= NVMe Base 2.1, Identify Controller, DCTYPE: a central discovery controller says that it is one
+            Content::Discovery(content) if content.registrars.is_some() => id.dctype = dctype::CENTRAL,
+            Content::Discovery(_) => {}
         }
         if let Some(Instance { ciu, cirn }) = self.instance() {
             (id.ciu, id.cirn, id.ccrl) = (ciu, cirn, RESET_LIMIT);

@@ -100,6 +100,8 @@ pub struct DiscoveryContent {
     pub generation: u64,
     /// The entries, as this connection should see them.
     pub records: Vec<DiscoveryRecord>,
+    /// Of a central discovery controller, who may register with it.
+    pub registrars: Option<HostAccess>,
 }
 
 /// An entry of the discovery log, and the hosts that see it.

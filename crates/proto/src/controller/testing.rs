@@ -77,6 +77,7 @@ pub(super) fn discovery_subsystem() -> SubsystemView {
                 DiscoveryRecord { entry: entry(SUBNQN), hosts: HostAccess::Any },
                 DiscoveryRecord { entry: entry("nqn.2014-08.org.example:secret"), hosts: other },
             ],
+            registrars: None,
         }),
         ..subsystem()
     }

@@ -8,4 +8,5 @@ mod instance;
 mod io;
 mod log;
 mod property;
+mod registration;
 mod space;

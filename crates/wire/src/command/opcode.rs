@@ -140,6 +140,7 @@ fn admin_name(opcode: u8) -> &'static str {
         admin::NAMESPACE_MANAGEMENT => "Namespace Management",
         admin::NAMESPACE_ATTACHMENT => "Namespace Attachment",
         admin::KEEP_ALIVE => "Keep Alive",
+        admin::DISCOVERY_INFORMATION_MANAGEMENT => "Discovery Information Management",
         admin::CROSS_CONTROLLER_RESET => "Cross-Controller Reset",
         admin::NAMESPACE_CHANGE => "Namespace Change (vendor specific)",
         _ => "unknown admin command",

@@ -208,6 +208,16 @@ pub mod ctratt {
     pub const TRAFFIC_KEEP_ALIVE: u32 = 1 << 6;
 }
 
+/// Types of discovery controllers (DCTYPE).
+pub mod dctype {
+    /// Not reported.
+    pub const NOT_REPORTED: u8 = 0;
+    /// It knows its own subsystems.
+    pub const DIRECT: u8 = 1;
+    /// Others register with it.
+    pub const CENTRAL: u8 = 2;
+}
+
 /// Values of CNTRLTYPE.
 #[allow(missing_docs)]
 pub mod cntrltype {
