@@ -594,13 +594,15 @@ function slurm_bb_setup(job_id, uid, gid, pool, bb_size, job_script)
         end
     end
     local made, reason = persist(function()
+        local _, before = job_status(job_id, storage.pool)
         local status, _, message = pool_verb(words)
         if status == 0 then
             return true
         end
-        -- A setup that was cut off is undone by another host once its lease has run out.
+        -- A setup that was cut off is undone by another host once its lease has run out. That may have
+        -- ended just now, so that what was in the way is not there any more.
         local _, pending = job_status(job_id, storage.pool)
-        return nil, message, pending > 0
+        return nil, message, before > 0 or pending > 0
     end)
     if not made then
         return failed("storage of job " .. job_id .. " is not made", reason)
