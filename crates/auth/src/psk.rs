@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Both steps are an HKDF-Expand-Label. libnvme before 1.16 wrote its label without the lengths in it, and
-//! the length of the output with its bytes swapped: [`Derivation::Legacy`]. Peers that differ in this do not
-//! understand each other, so that the other one is worth naming.
+//! the length of the output with its bytes swapped: [`Derivation::Legacy`]. Most distributions have it, so that it is
+//! taken too. Older ones are worth naming: peers that differ in this do not understand each other.
 
 use crate::hash::HashFunction;
 use base64::Engine;
@@ -80,11 +80,18 @@ pub enum Derivation {
     Standard,
     /// As libnvme before 1.16 has them.
     Legacy,
+    /// The same, and for identities of version 1 the whole identity in place of its hash function and digest: libnvme
+    /// before 1.10.
+    Early,
+    /// The same without the length of the output: libnvme before 1.7.
+    First,
 }
 
 impl Derivation {
-    /// Both, the right one first.
-    pub const ALL: [Derivation; 2] = [Derivation::Standard, Derivation::Legacy];
+    /// Those that are used, the right one first.
+    pub const USED: [Derivation; 2] = [Derivation::Standard, Derivation::Legacy];
+    /// Those that are only recognised.
+    pub const NAMED: [Derivation; 2] = [Derivation::Early, Derivation::First];
 }
 
 impl fmt::Display for Derivation {
@@ -92,6 +99,8 @@ impl fmt::Display for Derivation {
         f.write_str(match self {
             Derivation::Standard => "the derivation of RFC 8446",
             Derivation::Legacy => "the derivation of libnvme before 1.16",
+            Derivation::Early => "the derivation of libnvme before 1.10",
+            Derivation::First => "the derivation of libnvme before 1.7",
         })
     }
 }
@@ -176,7 +185,12 @@ impl TlsKey {
             IdentityVersion::V1 => {
                 let parts = [hostnqn.as_bytes(), b" ", subnqn.as_bytes(), b" ", PURPOSE];
                 let digest = STANDARD.encode(&*hash.hmac(&retained, &parts));
-                (format!("NVMe1R{names} {digest}"), format!("{:02} {digest}", hash.code()))
+                let identity = format!("NVMe1R{names} {digest}");
+                let context = match derivation {
+                    Derivation::Standard | Derivation::Legacy => format!("{:02} {digest}", hash.code()),
+                    Derivation::Early | Derivation::First => identity.clone(),
+                };
+                (identity, context)
             }
         };
         let prk = hash.extract(&retained);
@@ -316,10 +330,11 @@ fn expand_label(
             info.extend_from_slice(label.as_bytes());
             info.push(context.len() as u8);
         }
-        Derivation::Legacy => {
+        Derivation::Legacy | Derivation::Early => {
             info.extend_from_slice(&(len as u16).to_le_bytes());
             info.extend_from_slice(label.as_bytes());
         }
+        Derivation::First => info.extend_from_slice(label.as_bytes()),
     }
     info.extend_from_slice(context);
     let mut out = Zeroizing::new(Vec::with_capacity(len + hash.digest_len()));

@@ -89,6 +89,21 @@ fn tls_psks_are_those_of_linux() {
     }
 }
 
+/// Retained ones as they are, so that each derivation differs in the second step alone.
+#[test]
+fn each_derivation_gives_another_psk() {
+    let key = TlsKey { bytes: Zeroizing::new(vec![7; 32]), hash: None };
+    for (version, equal) in [(IdentityVersion::V0, 1), (IdentityVersion::V1, 0)] {
+        let all = [Derivation::USED, Derivation::NAMED].concat();
+        let of = |derivation| key.psk(version, key.hash(), "hostnqn", "subsysnqn", derivation).unwrap();
+        let psks: Vec<_> = all.into_iter().map(of).collect();
+        assert!(psks.iter().all(|psk| psk.identity == psks[0].identity));
+        let different: std::collections::BTreeSet<_> = psks.iter().map(|psk| psk.secret.to_vec()).collect();
+        // Of version 0 libnvme before 1.10 does as that before 1.16.
+        assert_eq!(different.len() + equal, psks.len(), "{version:?}");
+    }
+}
+
 #[test]
 fn each_wrong_field_is_named() {
     let wrong = |text: &str| text.parse::<TlsKey>().unwrap_err();

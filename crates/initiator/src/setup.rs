@@ -59,9 +59,24 @@ pub(crate) struct Endpoint {
     /// It has lost a connection on which something was asked before the
     /// controller was known to be ready: nothing is any more.
     pub(crate) careful: bool,
+    /// Which of the offers of a key for TLS the target took last. Clones share it.
+    #[cfg(feature = "tls")]
+    pub(crate) offer: std::sync::Arc<std::sync::atomic::AtomicUsize>,
 }
 
 impl Endpoint {
+    fn new(addrs: Vec<SocketAddr>, name: String) -> Endpoint {
+        Endpoint {
+            addrs,
+            name,
+            again: false,
+            patience: Duration::MAX,
+            careful: false,
+            #[cfg(feature = "tls")]
+            offer: Default::default(),
+        }
+    }
+
     /// Resolves a host name; nothing else on the thread waits for it.
     pub(crate) async fn resolve(host: &str, port: u16) -> Result<Endpoint> {
         let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
@@ -69,7 +84,7 @@ impl Endpoint {
         // An address needs no name resolution, nor a thread for it.
         if let Ok(ip) = host.parse::<IpAddr>() {
             let addrs = vec![SocketAddr::new(ip, port)];
-            return Ok(Endpoint { addrs, name, again: false, patience: Duration::MAX, careful: false });
+            return Ok(Endpoint::new(addrs, name));
         }
         let query = (host.to_owned(), port);
         let addrs: Vec<_> = longhaul_engine::blocking(move || query.to_socket_addrs().map(Iterator::collect))
@@ -78,7 +93,7 @@ impl Endpoint {
         if addrs.is_empty() {
             return Err(fail("it has no address".into()));
         }
-        Ok(Endpoint { addrs, name, again: false, patience: Duration::MAX, careful: false })
+        Ok(Endpoint::new(addrs, name))
     }
 
     pub(crate) fn refused(&self, what: impl Into<String>, reason: impl ToString) -> Error {
@@ -504,13 +519,7 @@ mod tests {
     //= test: NVMe Base 2.1, Connect command
     #[test]
     fn a_controller_that_is_gone_when_a_queue_is_opened_is_lost_and_not_a_refusal() {
-        let endpoint = Endpoint {
-            addrs: Vec::new(),
-            name: "dtn1:4420".into(),
-            again: false,
-            patience: Duration::MAX,
-            careful: false,
-        };
+        let endpoint = Endpoint::new(Vec::new(), "dtn1:4420".into());
         let refused = |at: InvalidParameter| {
             Cqe::new(0, Status::CONNECT_INVALID_PARAMETERS.dnr()).with_result(at.to_dw0().into())
         };

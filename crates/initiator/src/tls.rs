@@ -18,12 +18,25 @@ pub(crate) use secure::begin;
 #[cfg(feature = "tls")]
 mod secure {
     use super::*;
+    use crate::error::Error;
     use crate::reach::reach;
-    use longhaul_auth::{Derivation, IdentityVersion, TlsKey, TlsPsk};
+    use longhaul_auth::{Derivation, HashFunction, IdentityVersion, TlsKey, TlsPsk};
     use longhaul_conn::{SecureError, TlsError};
     use longhaul_engine::net::SocketOptions;
+    use std::sync::atomic::Ordering;
 
     const WHAT: &str = "TLS";
+
+    /// What is offered on one connection after the other. Target implementations differ in the derivation, and GnuTLS,
+    /// which goes through the handshakes of Linux's target, looks at the first identity alone.
+    const OFFERS: [(Derivation, &[IdentityVersion]); 4] = [
+        (Derivation::Standard, &[IdentityVersion::V1, IdentityVersion::V0]),
+        (Derivation::Legacy, &[IdentityVersion::V1, IdentityVersion::V0]),
+        (Derivation::Standard, &[IdentityVersion::V0]),
+        (Derivation::Legacy, &[IdentityVersion::V0]),
+    ];
+    /// Offers that are made to a target that has looked at every identity: one for each derivation.
+    const TO_THOROUGH: usize = 2;
 
     /// Goes through the handshake, with the key of this host for the subsystem.
     ///
@@ -36,32 +49,75 @@ mod secure {
         socket: TcpStream,
     ) -> Result<Channel> {
         let key = key(options).map_err(|why| endpoint.refused(WHAT, why))?;
-        let psks = psks(&key, &options.hostnqn, subnqn, Derivation::Standard);
-        let psks = psks.map_err(|why| endpoint.refused(WHAT, why))?;
-        let e = match longhaul_conn::connect(&socket, &psks).await {
-            Ok(session) => return Ok(Channel::with_session(socket, session)),
-            Err(e) => e,
-        };
-        drop(socket);
-        let identity = psks.first().map(|psk| psk.identity.as_str()).unwrap_or_default();
-        let offered = format!("{e} (identity '{identity}')");
-        Err(match e {
-            SecureError::Tls(TlsError::UnknownIdentity | TlsError::WrongKey) => {
-                let more = match takes_legacy(endpoint, options, subnqn, &key).await {
-                    true => format!(
-                        "; it has this key with {}, which this host does not use: update libnvme and nvme-cli there",
-                        Derivation::Legacy
-                    ),
-                    false => "; 'longhaul key make --tls' makes a key, which both have to have".to_owned(),
-                };
-                endpoint.refused(WHAT, format!("{offered}{more}"))
+        let known = endpoint.offer.load(Ordering::Relaxed);
+        let others = (0..OFFERS.len()).filter(|number| *number != known);
+        let is_answer = |e: &SecureError| matches!(e, SecureError::Tls(_));
+        let (mut socket, mut most) = (Some(socket), OFFERS.len());
+        let mut failure: Option<(SecureError, Vec<TlsPsk>)> = None;
+        for (n, number) in [known].into_iter().chain(others).enumerate() {
+            if n >= most {
+                break;
             }
+            let (derivation, versions) = OFFERS[number];
+            let psks = match psks(&key, &options.hostnqn, subnqn, derivation, versions) {
+                Ok(psks) => psks,
+                Err(why) if failure.is_none() => return Err(endpoint.refused(WHAT, why)),
+                Err(_) => continue,
+            };
+            let stream = match socket.take() {
+                Some(stream) => stream,
+                None => reach(endpoint, &SocketOptions { congestion: options.congestion.clone() }).await?,
+            };
+            let e = match longhaul_conn::connect(&stream, &psks).await {
+                Ok(session) => {
+                    endpoint.offer.store(number, Ordering::Relaxed);
+                    return Ok(Channel::with_session(stream, session));
+                }
+                Err(e) => e,
+            };
+            most = match &e {
+                SecureError::Tls(TlsError::UnknownIdentity | TlsError::WrongKey) if known == 0 => TO_THOROUGH,
+                SecureError::Tls(TlsError::UnknownIdentity | TlsError::WrongKey | TlsError::Alert(_))
+                | SecureError::Io(_)
+                | SecureError::Eof => most,
+                _ => 0,
+            };
+            // An answer says more than the end of a connection.
+            let says_more = failure.as_ref().is_none_or(|(before, _)| is_answer(&e) && !is_answer(before));
+            if says_more {
+                failure = Some((e, psks));
+            }
+        }
+        // unwrap: the first offer has failed
+        let (e, psks) = failure.expect("a failure");
+        let identity = psks.first().map(|psk| psk.identity.as_str()).unwrap_or_default();
+        Err(refusal(endpoint, &e, identity, key.hash()))
+    }
+
+    /// The error for people. `identity` is the one that was offered first on that connection.
+    fn refusal(endpoint: &Endpoint, e: &SecureError, identity: &str, hash: HashFunction) -> Error {
+        let [standard, legacy] = Derivation::USED;
+        let offered = format!("{e} (identity '{identity}', tried with {standard} and with {legacy})");
+        let hint = match hash {
+            HashFunction::Sha256 => "",
+            _ => {
+                "; the GnuTLS of a Linux target may know keys of SHA-256 alone ('key make --tls --hash sha256')"
+            }
+        };
+        match e {
+            SecureError::Tls(TlsError::UnknownIdentity | TlsError::WrongKey) => endpoint.refused(
+                WHAT,
+                format!("{offered}; 'longhaul key make --tls' makes a key, which both have to have"),
+            ),
             SecureError::Tls(TlsError::NotTls) => endpoint
                 .refused(WHAT, "it speaks no TLS at this address: see 'longhaul discover', or leave tls out"),
-            SecureError::Tls(TlsError::Alert(_)) => endpoint.refused(WHAT, offered),
-            SecureError::Io(_) | SecureError::Eof => endpoint.unreachable(offered),
-            _ => endpoint.incompatible(format!("TLS: {offered}")),
-        })
+            SecureError::Tls(TlsError::Alert(_)) => endpoint.refused(WHAT, format!("{offered}{hint}")),
+            SecureError::Io(_) | SecureError::Eof => endpoint.unreachable(format!(
+                "{offered}; a Linux target does so if its keyring .nvme lacks the key or has another one: \
+                 'nvme check-tls-key --insert' adds it there{hint}"
+            )),
+            _ => endpoint.incompatible(format!("TLS: {e} (identity '{identity}')")),
+        }
     }
 
     fn key(options: &Options) -> std::result::Result<TlsKey, String> {
@@ -76,18 +132,16 @@ mod secure {
         keys.tls_key_of(&options.hostnqn)?.map(|keys| keys.current).ok_or_else(missing)
     }
 
-    /// Those of both versions of identities, for the cipher suite of the key.
+    /// Those of these versions of identities, for the cipher suite of the key.
     fn psks(
         key: &TlsKey,
         hostnqn: &str,
         subnqn: &str,
         derivation: Derivation,
+        versions: &[IdentityVersion],
     ) -> std::result::Result<Vec<TlsPsk>, String> {
-        let all = [IdentityVersion::V1, IdentityVersion::V0];
-        let made: Vec<_> = all
-            .into_iter()
-            .map(|version| key.psk(version, key.hash(), hostnqn, subnqn, derivation))
-            .collect();
+        let made = versions.iter().map(|version| key.psk(*version, key.hash(), hostnqn, subnqn, derivation));
+        let made: Vec<_> = made.collect();
         // Long names are too long for version 0 alone, whose derivation has them whole.
         let first_failure = made.iter().find_map(|psk| psk.as_ref().err().map(ToString::to_string));
         let good: Vec<_> = made.into_iter().filter_map(std::result::Result::ok).collect();
@@ -95,14 +149,5 @@ mod secure {
             (true, Some(why)) => Err(why),
             _ => Ok(good),
         }
-    }
-
-    /// Whether the target takes the same key if it is derived as by libnvme before 1.16. The connection ends with the
-    /// answer: nothing is sent on it.
-    async fn takes_legacy(endpoint: &Endpoint, options: &Options, subnqn: &str, key: &TlsKey) -> bool {
-        let Ok(psks) = psks(key, &options.hostnqn, subnqn, Derivation::Legacy) else { return false };
-        let socket = SocketOptions { congestion: options.congestion.clone() };
-        let Ok(stream) = reach(endpoint, &socket).await else { return false };
-        longhaul_conn::connect(&stream, &psks).await.is_ok()
     }
 }

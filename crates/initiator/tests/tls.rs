@@ -17,10 +17,11 @@ use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::{CNTLID_DYNAMIC, ConnectData};
 use longhaul_wire::log::{treq, tsas};
 use longhaul_wire::pdu::IcReq;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use uuid::Uuid;
 use zerocopy::IntoBytes;
@@ -233,9 +234,47 @@ fn a_key_is_for_one_host_and_one_subsystem() {
             assert_eq!(connect_on(&channel, 9, cntlid, host, NQN).await & CODE, why, "{host}");
         }
         counted(&target, |counts| counts.authentication == before + 4);
-        let legacy = channel(addr, NQN, Derivation::Legacy).await.expect_err("refused");
-        assert!(legacy.contains("derives in another way"), "{legacy}");
+        let legacy = channel(addr, NQN, Derivation::Legacy).await.expect("a channel");
+        assert_eq!(connect_on(&legacy, 0, CNTLID_DYNAMIC, OTHER, NQN).await & CODE, refused);
     });
+}
+
+/// A Linux target with one key: GnuTLS looks at the first identity alone, and refuses it if it is another one. What a
+/// target took once is offered first from then on.
+#[test]
+fn a_target_that_looks_at_the_first_identity_alone_is_reached_with_every_kind_of_key() {
+    let target = secured(TlsPolicy::Required, |_| {});
+    let uri = export(&target, "mem:32MiB");
+    let (key, sha) = (key(1, HashFunction::Sha256), HashFunction::Sha256);
+    for (version, derivation) in [
+        (IdentityVersion::V1, Derivation::Standard),
+        (IdentityVersion::V1, Derivation::Legacy),
+        (IdentityVersion::V0, Derivation::Standard),
+    ] {
+        let relay = Relay::start(target.addresses()[0]);
+        let taken = key.psk(version, sha, HOST, NQN, derivation).expect("derived").identity;
+        let refused = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&refused);
+        let mut begun = BTreeSet::new();
+        relay.tamper(Some(Box::new(move |connection, way, bytes| {
+            if way == Way::Forward && begun.insert(connection) {
+                let first = bytes.windows(4).position(|window| window == b"NVMe").expect("an identity");
+                if !bytes[first..].starts_with(taken.as_bytes()) {
+                    // No ClientHello any more: the target answers with an alert.
+                    bytes[5] = 0xFF;
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        })));
+        let disk = disk(&relay.uri(&uri), options(1));
+        let content = pattern(64 << 10, 3);
+        disk.write_at(&content, 0).expect("written");
+        let before = refused.load(Ordering::Relaxed);
+        assert_eq!(before == 0, (version, derivation) == (IdentityVersion::V1, Derivation::Standard));
+        relay.flap();
+        assert!(read(&disk, 0, content.len()).expect("read") == content);
+        assert_eq!(refused.load(Ordering::Relaxed), before, "{version:?} {derivation:?}: known by then");
+    }
 }
 
 /// What a connection gets that begins with these bytes, until the target ends it.

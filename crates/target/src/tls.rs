@@ -141,7 +141,9 @@ fn reason(why: &SecureError) -> Option<RefusalReason> {
             RefusalReason::RetiredSecret(*generation)
         }
         SecureError::Refused(Refusal::Unreadable { .. }) => RefusalReason::KeyUnreadable,
-        SecureError::Refused(Refusal::OtherDerivation { .. }) => RefusalReason::Tls,
+        SecureError::Refused(Refusal::OtherDerivation { .. } | Refusal::OtherHash { .. }) => {
+            RefusalReason::Tls
+        }
         SecureError::Hello(_) | SecureError::Tls(_) => RefusalReason::Tls,
     })
 }
@@ -175,7 +177,8 @@ async fn shake_hands(
         }
     }
     let (session, chosen) = longhaul_conn::accept(&stream, first, &keys.hosts, turn).await?;
-    let Chosen { hostnqn, subnqn, generation, .. } = chosen;
+    let Chosen { hostnqn, subnqn, generation, derivation, .. } = chosen;
+    tracing::debug!("TLS: host {hostnqn} uses {derivation}");
     let secured = Secured { hostnqn, subnqn, generation };
     Ok((Channel::with_session(stream, session), Vec::new(), Some(secured)))
 }

@@ -2,7 +2,7 @@
 
 use crate::alert;
 use crate::hello::{Hello, Offer};
-use longhaul_auth::{Derivation, Identity, KeySource, TlsKey, TlsPsk};
+use longhaul_auth::{Derivation, HashFunction, Identity, KeySource, TlsKey, TlsPsk};
 
 /// The key of a connection.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct Chosen {
     pub subnqn: String,
     /// The generation of the host's key.
     pub generation: u32,
+    /// How the host derives.
+    pub derivation: Derivation,
 }
 
 /// Why no key is right.
@@ -43,7 +45,7 @@ pub enum Refusal {
         /// What it offered.
         identity: String,
     },
-    /// The host derives in another way.
+    /// The host derives in a way that is only recognised.
     #[error(
         "host {hostnqn} has the right key for TLS, with {derivation} (identity '{identity}'): update libnvme and \
          nvme-cli there"
@@ -55,6 +57,23 @@ pub enum Refusal {
         subnqn: String,
         /// Its derivation.
         derivation: Derivation,
+        /// What it offered.
+        identity: String,
+    },
+    /// The host knows the key, and proves it with another hash function than that of the identity.
+    #[error(
+        "host {hostnqn} has the right key for TLS, of {identified}, and proves it with {used} (identity '{identity}'), \
+         as tlshd does whose GnuTLS has no other one: make a key with '--hash sha256', or update GnuTLS and tlshd there"
+    )]
+    OtherHash {
+        /// The host.
+        hostnqn: String,
+        /// The subsystem that it wants.
+        subnqn: String,
+        /// What the identity names.
+        identified: &'static str,
+        /// What the proof is made with.
+        used: &'static str,
         /// What it offered.
         identity: String,
     },
@@ -85,9 +104,10 @@ impl Refusal {
     pub fn alert(&self) -> u8 {
         match self {
             Refusal::NotNvme(_) | Refusal::UnknownHost { .. } => alert::UNKNOWN_PSK_IDENTITY,
-            Refusal::WrongKey { .. } | Refusal::OtherDerivation { .. } | Refusal::Retired { .. } => {
-                alert::DECRYPT_ERROR
-            }
+            Refusal::WrongKey { .. }
+            | Refusal::OtherDerivation { .. }
+            | Refusal::OtherHash { .. }
+            | Refusal::Retired { .. } => alert::DECRYPT_ERROR,
             Refusal::Unreadable { .. } => alert::HANDSHAKE_FAILURE,
         }
     }
@@ -99,6 +119,7 @@ impl Refusal {
             Refusal::UnknownHost { hostnqn, subnqn, .. }
             | Refusal::WrongKey { hostnqn, subnqn, .. }
             | Refusal::OtherDerivation { hostnqn, subnqn, .. }
+            | Refusal::OtherHash { hostnqn, subnqn, .. }
             | Refusal::Retired { hostnqn, subnqn, .. }
             | Refusal::Unreadable { hostnqn, subnqn, .. } => Some((hostnqn, subnqn)),
         }
@@ -112,7 +133,7 @@ impl Refusal {
             Refusal::WrongKey { .. } => 2,
             Refusal::Unreadable { .. } => 3,
             Refusal::Retired { .. } => 4,
-            Refusal::OtherDerivation { .. } => 5,
+            Refusal::OtherHash { .. } | Refusal::OtherDerivation { .. } => 5,
         }
     }
 }
@@ -145,24 +166,40 @@ fn try_offer(offer: Offer<'_>, keys: &dyn KeySource) -> Result<Chosen, Refusal> 
         Err(why) => return Err(Refusal::Unreadable { hostnqn: named, subnqn: wanted, why }),
     };
     // A right key has the identity, which has a digest of it in version 1, and the binder.
-    let matching = |key: &TlsKey, derivation| {
+    let derived = |key: &TlsKey, derivation| {
         let psk = key.psk(version, hash, hostnqn, subnqn, derivation).ok()?;
-        (psk.identity.as_bytes() == offer.identity && offer.is_bound_by(&psk)).then_some(psk)
+        (psk.identity.as_bytes() == offer.identity).then_some(psk)
+    };
+    let matching = |key: &TlsKey, derivations: [Derivation; 2]| {
+        let bound = |derivation| {
+            let psk = derived(key, derivation).filter(|psk| offer.is_bound_by(psk))?;
+            Some((derivation, psk))
+        };
+        derivations.into_iter().find_map(bound)
     };
     for (generation, key) in keys.accepted() {
-        if let Some(psk) = matching(key, Derivation::Standard) {
-            return Ok(Chosen { psk, hostnqn: named, subnqn: wanted, generation });
+        if let Some((derivation, psk)) = matching(key, Derivation::USED) {
+            return Ok(Chosen { psk, hostnqn: named, subnqn: wanted, generation, derivation });
         }
     }
-    if keys.accepted().any(|(_, key)| matching(key, Derivation::Legacy).is_some()) {
-        let derivation = Derivation::Legacy;
-        let identity = shown();
-        return Err(Refusal::OtherDerivation { hostnqn: named, subnqn: wanted, derivation, identity });
+    let is_retired = |(_, key): &(u32, &TlsKey)| matching(key, Derivation::USED).is_some();
+    if let Some((generation, _)) = keys.retired().filter(is_retired) {
+        return Err(Refusal::Retired { hostnqn: named, subnqn: wanted, generation });
     }
-    match keys.retired() {
-        Some((generation, key)) if matching(key, Derivation::Standard).is_some() => {
-            Err(Refusal::Retired { hostnqn: named, subnqn: wanted, generation })
+    let (hostnqn, subnqn, identity) = (named, wanted, shown());
+    if let Some((derivation, _)) = keys.accepted().find_map(|(_, key)| matching(key, Derivation::NAMED)) {
+        return Err(Refusal::OtherDerivation { hostnqn, subnqn, derivation, identity });
+    }
+    let bound_with = |key: &TlsKey, other| {
+        let psks = Derivation::USED.into_iter().filter_map(|derivation| derived(key, derivation));
+        psks.map(|psk| TlsPsk { hash: other, ..psk }).any(|psk| offer.is_bound_by(&psk))
+    };
+    let mut others = HashFunction::ALL.into_iter().filter(|other| *other != hash);
+    let used = others.find(|other| keys.accepted().any(|(_, key)| bound_with(key, *other)));
+    Err(match used {
+        Some(used) => {
+            Refusal::OtherHash { hostnqn, subnqn, identified: hash.name(), used: used.name(), identity }
         }
-        _ => Err(Refusal::WrongKey { hostnqn: named, subnqn: wanted, identity: shown() }),
-    }
+        None => Refusal::WrongKey { hostnqn, subnqn, identity },
+    })
 }

@@ -20,7 +20,7 @@ pub enum TlsError {
     #[error("the peer knows no key of this identity (alert unknown_psk_identity)")]
     UnknownIdentity,
     /// The peer has another key.
-    #[error("the peer has another key, or derives in another way than RFC 8446 says (alert decrypt_error)")]
+    #[error("the peer has another key, or derives in another way (alert decrypt_error)")]
     WrongKey,
     /// The peer has refused the connection with this alert.
     #[error("the peer refused it (TLS alert {0})")]

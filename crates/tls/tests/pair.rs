@@ -135,16 +135,53 @@ fn a_wrong_key_and_an_unknown_host_are_named() {
     assert_eq!(chosen(&hello, &known(&right)).expect_err("no NVMe"), Refusal::NotNvme("alice".into()));
 }
 
+/// Hosts with libnvme before 1.16 are those of most distributions.
 #[test]
-fn the_other_derivation_is_named() {
+fn a_host_that_derives_as_old_libnvme_gets_in() {
     let right = key(5, HashFunction::Sha256);
-    for version in [IdentityVersion::V0, IdentityVersion::V1] {
-        let (_, hello) = hello_of(&[psk(&right, version, Derivation::Legacy)]);
+    for derivation in Derivation::USED {
+        for version in [IdentityVersion::V0, IdentityVersion::V1] {
+            let (mut host, hello) = hello_of(&[psk(&right, version, derivation)]);
+            let chosen = chosen(&hello, &known(&right)).expect("a key");
+            assert_eq!(chosen.derivation, derivation);
+            let (mut target, mut flight) = (Session::target(&chosen.psk).expect("a session"), Vec::new());
+            target.handshake(&mut &hello[..], &mut flight).expect("goes on");
+            assert_eq!(host.handshake(&mut &flight[..], &mut Vec::new()), Ok(true));
+        }
+        let (_, hello) = hello_of(&[psk(&key(6, HashFunction::Sha256), IdentityVersion::V1, derivation)]);
+        assert!(matches!(chosen(&hello, &known(&right)), Err(Refusal::WrongKey { .. })));
+    }
+}
+
+#[test]
+fn a_derivation_of_older_libnvme_is_named() {
+    let right = key(5, HashFunction::Sha256);
+    for (version, derivation) in
+        [(IdentityVersion::V1, Derivation::Early), (IdentityVersion::V0, Derivation::First)]
+    {
+        let (_, hello) = hello_of(&[psk(&right, version, derivation)]);
         let refusal = chosen(&hello, &known(&right)).expect_err("another derivation");
         assert!(
-            matches!(refusal, Refusal::OtherDerivation { derivation: Derivation::Legacy, .. }),
-            "{refusal}"
+            matches!(&refusal, Refusal::OtherDerivation { derivation: named, .. } if *named == derivation)
         );
+    }
+}
+
+/// GnuTLS before it could be told the hash function of a key proves every key with SHA-256.
+#[test]
+fn a_proof_with_the_wrong_hash_function_is_named() {
+    let right = key(5, HashFunction::Sha384);
+    for derivation in Derivation::USED {
+        let of = |key: &TlsKey| {
+            let psk = psk(key, IdentityVersion::V1, derivation);
+            hello_of(&[TlsPsk { hash: HashFunction::Sha256, ..psk }]).1
+        };
+        let refusal = chosen(&of(&right), &known(&right)).expect_err("another hash function");
+        assert!(matches!(refusal, Refusal::OtherHash { .. }), "{refusal}");
+        let said = refusal.to_string();
+        assert!(said.contains("of SHA-384") && said.contains("with SHA-256"), "{said}");
+        let other = chosen(&of(&key(7, HashFunction::Sha384)), &known(&right)).expect_err("another key");
+        assert!(matches!(other, Refusal::WrongKey { .. }), "{other}");
     }
 }
 
