@@ -87,6 +87,38 @@ running() {
 # is_idle: whether no longhaul runs.
 is_idle() { ! running longhaul; }
 
+# tls_tool PROGRAM [ARGUMENT...]: runs nvme or tlshd of a release that knows TLS.
+tls_tool() { /opt/tls/ld.so --library-path /opt/tls/lib "/opt/tls/$1" "${@:2}"; }
+
+# with_tls: starts tlshd, which goes through the handshakes of TLS for the kernel; its log is /tmp/tlshd.log.
+# From then on, nvme is one that knows TLS.
+with_tls() {
+    nvme() { tls_tool nvme "$@"; }
+    [ ! -e /run/tlshd.pid ] || return 0
+    # As the package has it, but for the log: the kernel names the keyring.
+    printf '[debug]\nloglevel=3\ntls=0\nnl=0\n[authenticate]\n' > /etc/tlshd.conf
+    setsid /opt/tls/ld.so --library-path /opt/tls/lib /opt/tls/tlshd -s -c /etc/tlshd.conf \
+        > /tmp/tlshd.log 2>&1 < /dev/null &
+    echo $! > /run/tlshd.pid
+    disown
+    until_true 60 tlshd_listens
+}
+# tlshd_listens: whether a process listens on generic netlink, whose number is 16.
+tlshd_listens() { awk '$2 == 16 && $4 !~ /^0*$/ { found = 1 } END { exit !found }' /proc/net/netlink; }
+
+# without_tls: ends tlshd, and forgets all keys.
+without_tls() {
+    kill -KILL -- "-$(cat /run/tlshd.pid)"
+    rm /run/tlshd.pid
+    keyctl clear %keyring:.nvme
+}
+
+# add_psk IDENTITY HEX: adds a derived key to the keyring of NVMe.
+add_psk() {
+    # shellcheck disable=SC2059
+    printf "$(sed 's/../\\x&/g' <<< "$2")" | keyctl padd psk "$1" %keyring:.nvme > /dev/null
+}
+
 # clean_up: what one check leaves is not there for the next.
 clean_up() {
     local m
@@ -94,6 +126,7 @@ clean_up() {
     for m in $(grep -o ' /mnt[^ ]*' /proc/mounts); do umount -l "$m"; done
     nvme disconnect-all > /dev/null 2>&1
     nvmet clear
+    [ ! -e /run/tlshd.pid ] || without_tls
     if running 'tgtd|iscsid'; then iscsi clear > /dev/null 2>&1; fi
     rm -rf /tmp/* /root/*
     dmesg --clear

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import lzma
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -27,8 +28,15 @@ from .packages import Apt, Missing
 USERLAND = """
     busybox-static bash coreutils util-linux mount grep sed mawk findutils procps iproute2
     nvme-cli fio xfsprogs e2fsprogs diffutils gzip python3-minimal libpython3-stdlib
-    tgt open-iscsi iperf3
+    tgt open-iscsi iperf3 keyutils
 """.split()
+
+# What TLS needs in user space: an nvme-cli that knows keys for it, and tlshd, which goes through
+# the handshakes of the kernel. Releases that lack these take them from a later one: they lie in
+# a directory of their own, with their libraries.
+TLS_PACKAGES = ["nvme-cli", "ktls-utils"]
+TLS_PROGRAMS = ("nvme", "tlshd")
+TLS_RELEASES = {"bookworm": "trixie"}
 
 # Modules that are loaded at boot, with all that these depend on; those built
 # into the kernel are passed over.
@@ -38,12 +46,14 @@ MODULES = """
     sha256_generic sha512_generic hmac dh_generic
     nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp configfs
     tun veth bridge sch_netem sd_mod iscsi_tcp
+    tls aesni_intel ghash_clmulni_intel gcm ctr
 """.split()
 
 # Modules that some kernels do not have because another took over their work.
 OPTIONAL = {
     "crc32c_generic", "crc32c_intel", "crc32c-x86_64", "configfs", "virtio_pci", "virtio_rng", "ublk_drv",
     "iscsi_tcp", "sha256_generic", "sha512_generic", "hmac", "dh_generic",
+    "tls", "aesni_intel", "ghash_clmulni_intel", "gcm", "ctr",
 }  # fmt: skip
 
 # What a module is loaded with: no disks but those that a test asks for.
@@ -242,6 +252,24 @@ def write_root_disk(root, path):
     )  # fmt: skip
 
 
+def add_tls(root, apt, work):
+    """Copies [`TLS_PROGRAMS`] and the libraries that they are linked with into /opt/tls of `root`."""
+    apt.update()
+    packages.unpack(apt.closure(TLS_PACKAGES, apt.release, work / "archives"), work / "root")
+    loader, libs = (work / "root/usr" / p for p in ("lib64/ld-linux-x86-64.so.2", "lib/x86_64-linux-gnu"))
+    place = root / "opt/tls"
+    (place / "lib").mkdir(parents=True)
+    shutil.copy(loader, place / "ld.so")
+    for name in TLS_PROGRAMS:
+        program = work / "root/usr/sbin" / name
+        listed = subprocess.run(
+            [loader, "--library-path", libs, "--list", program], capture_output=True, text=True, check=True
+        )
+        for library in re.findall(r"^\s*\S+ => (\S+)", listed.stdout, re.M):
+            shutil.copy(library, place / "lib")
+        shutil.copy(program, place)
+
+
 # --- the emulator -----------------------------------------------------------
 
 
@@ -310,6 +338,11 @@ def _make(apt, suite, into):
     write_boot_archive(into / "boot.cpio", busybox, load_order(trees[0]))
     trim(work / "root")
     furnish(work / "root")
+    try:
+        release = TLS_RELEASES.get(apt.release, apt.release)
+        add_tls(work / "root", Apt(cache_dir() / f"apt-{release}", release), work / "tls")
+    except (Missing, OSError, subprocess.CalledProcessError) as why:
+        say(f"the checks of TLS are skipped until {cache_dir()} is removed: {why}")
     write_root_disk(work / "root", into / "root.ext4")
     (into / "packages").write_text("".join(f"{d.name}\n" for d in [*kernel, *userland]))
     shutil.rmtree(work)

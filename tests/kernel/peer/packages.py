@@ -4,7 +4,8 @@ Invariants:
 - apt runs with lists, cache and dpkg status of its own: the machine's package
   state is neither read nor changed, and no root is needed;
 - packages come only from the archives that this machine's own apt trusts,
-  with the same keyring; the one suite added is the release's backports.
+  with the same keyring; the suites added are the backports of a release, and a
+  later release where one is asked for.
 """
 
 import os
@@ -71,13 +72,13 @@ def machine_sources(release):
 
 
 class Apt:
-    """A private apt under `root` that sees `release` and its backports."""
+    """A private apt under `root` that sees `release` (this machine's unless given) and its backports."""
 
-    def __init__(self, root):
+    def __init__(self, root, release=None):
         if ARCH is None or not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
             raise Missing("the guest is made with apt-get and dpkg-deb on x86-64")
         self.root = Path(root)
-        self.release = codename()
+        self.release = release or codename()
         self.backports = self.release + "-backports"
         self._configure()
 
@@ -85,8 +86,11 @@ class Apt:
         for d in ("lists/partial", "archives/partial", "none", "log"):
             (self.root / d).mkdir(parents=True, exist_ok=True)
         (self.root / "status").write_text("")
-        sources = machine_sources(self.release)
-        uri, _, key = next(s for s in sources if s[1] == self.release)
+        machine = codename()
+        sources = machine_sources(machine)
+        uri, _, key = next(s for s in sources if s[1] == machine)
+        if self.release != machine:
+            sources = [(uri, self.release, key)]
         if not any(s == self.backports for _, s, _ in sources):
             sources.append((uri, self.backports, key))
         lines = [f"deb {f'[signed-by={k}] ' if k else ''}{u} {s} main\n" for u, s, k in sources]
