@@ -63,9 +63,10 @@ fn add(target: &str) -> Result<()> {
 /// Builds the program, and returns its path.
 fn build(repo: &Repo, target: &str) -> Result<PathBuf> {
     let variable = target.to_uppercase().replace('-', "_");
+    let profile = std::env::var("LONGHAUL_DIST_PROFILE").unwrap_or_else(|_| "release".to_owned());
     let mut command = Command::new(env!("CARGO"));
     command
-        .args(["build", "--release", "--locked", "--package=longhaul", "--target", target])
+        .args(["build", "--locked", "--package=longhaul", "--target", target, "--profile", &profile])
         .args(["--message-format=json-render-diagnostics"])
         .env(format!("CARGO_TARGET_{variable}_LINKER"), "rust-lld")
         .stderr(std::process::Stdio::inherit());
