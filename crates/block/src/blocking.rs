@@ -5,7 +5,8 @@
 //!   [`Blocking`] lives, and no operation is under way on behalf of a call
 //!   that has returned without an error;
 //! - a call has at most [`WINDOW`] pieces under way, so its copies stay
-//!   bounded however long the caller's buffer is.
+//!   bounded however long the caller's buffer is; only [`Blocking::read_many`]
+//!   has all that it is asked for.
 
 use crate::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags, ZeroFlags};
 use futures_channel::mpsc;
@@ -15,12 +16,19 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
+use std::time::Duration;
 
 /// Bytes copied and handed over at a time: large enough for full speed.
 const PIECE: usize = 1 << 20;
 /// Pieces of one call under way at a time. 16 MiB cover 10 Gb/s at 13 ms of
 /// round trip; for more, call from several threads, or asynchronously.
 const WINDOW: usize = 16;
+
+/// How often a call that waits asks whether it is to go on: what a person at a keyboard does not notice.
+const ASKED: Duration = Duration::from_millis(100);
+
+/// Whether a call that waits is to end: see [`Blocking::with_interrupt`].
+pub type Interrupt = dyn Fn() -> bool + Send + Sync;
 
 /// Starts an operation on the engine thread.
 type BlockingCall = Box<dyn FnOnce(&dyn BlockIo) + Send>;
@@ -52,6 +60,7 @@ pub struct Blocking {
     device: Arc<dyn BlockDevice>,
     /// Ends the thread's work when dropped, so it is declared before the thread.
     jobs: mpsc::UnboundedSender<BlockingCall>,
+    interrupt: Option<Arc<Interrupt>>,
     _thread: Thread,
 }
 
@@ -97,7 +106,15 @@ impl Blocking {
             }
         }));
         Pending(result).wait()?;
-        Ok(Blocking { device, jobs, _thread: thread })
+        Ok(Blocking { device, jobs, interrupt: None, _thread: thread })
+    }
+
+    /// The same device, whose calls ask `interrupt` ten times a second while they wait, each on the thread
+    /// of its caller. Once it is true the call ends with [`IoError::Aborted`]; what it had under way may
+    /// still be done.
+    #[must_use]
+    pub fn with_interrupt(self, interrupt: Arc<Interrupt>) -> Blocking {
+        Blocking { interrupt: Some(interrupt), ..self }
     }
 
     /// The device's properties at this moment.
@@ -115,19 +132,34 @@ impl Blocking {
     /// # Errors
     /// Those of [`BlockIo::read`](crate::BlockIo::read).
     pub fn read_at(&self, dst: &mut [u8], offset: u64) -> IoResult<()> {
-        self.info().check(offset, dst.len() as u64)?;
-        let mut under_way = VecDeque::with_capacity(WINDOW);
-        let (piece, mut at) = (self.piece(), offset);
-        let mut pieces = dst.chunks_mut(piece);
+        self.read_parts(&mut [(offset, dst)], WINDOW)
+    }
+
+    /// Fills each buffer from its offset, with all of them in flight at once: many reads of a device that is
+    /// far away take one round trip. It needs as much memory again as the buffers have.
+    ///
+    /// # Errors
+    /// Those of [`BlockIo::read`](crate::BlockIo::read). Nothing is read if any of the ranges is not whole
+    /// blocks within the device.
+    pub fn read_many(&self, parts: &mut [(u64, &mut [u8])]) -> IoResult<()> {
+        self.read_parts(parts, usize::MAX)
+    }
+
+    fn read_parts(&self, parts: &mut [(u64, &mut [u8])], window: usize) -> IoResult<()> {
+        let info = self.info();
+        parts.iter().try_for_each(|(offset, dst)| info.check(*offset, dst.len() as u64))?;
+        let piece = self.piece();
+        let mut pieces =
+            parts.iter_mut().flat_map(|(offset, dst)| (*offset..).step_by(piece).zip(dst.chunks_mut(piece)));
+        let mut under_way = VecDeque::new();
         loop {
-            while under_way.len() < WINDOW {
-                let Some(part) = pieces.next() else { break };
-                let (here, len) = (at, part.len());
-                at += len as u64;
-                under_way.push_back((part, self.start(move |io| io.read(here, BufMut::zeroed(len)))));
+            while under_way.len() < window {
+                let Some((at, part)) = pieces.next() else { break };
+                let len = part.len();
+                under_way.push_back((part, self.start(move |io| io.read(at, BufMut::zeroed(len)))));
             }
             let Some((part, pending)) = under_way.pop_front() else { return Ok(()) };
-            part.copy_from_slice(&pending.wait()?);
+            part.copy_from_slice(&self.wait(pending)?);
         }
     }
 
@@ -148,7 +180,7 @@ impl Blocking {
                 under_way.push_back(self.start(move |io| io.write(here, buf, WriteFlags::default())));
             }
             let Some(pending) = under_way.pop_front() else { return Ok(()) };
-            pending.wait()?;
+            self.wait(pending)?;
         }
     }
 
@@ -157,7 +189,7 @@ impl Blocking {
     /// # Errors
     /// Those of [`BlockIo::flush`](crate::BlockIo::flush).
     pub fn flush(&self) -> IoResult<()> {
-        self.start(|io| io.flush()).wait()
+        self.wait(self.start(|io| io.flush()))
     }
 
     /// Discards a range: later reads return either the old content or zeroes.
@@ -166,7 +198,7 @@ impl Blocking {
     /// Those of [`BlockIo::discard`](crate::BlockIo::discard); [`IoError::Unsupported`] if the
     /// device has no discard.
     pub fn discard(&self, offset: u64, len: u64) -> IoResult<()> {
-        self.start(move |io| io.discard(offset, len)).wait()
+        self.wait(self.start(move |io| io.discard(offset, len)))
     }
 
     /// Makes a range read as zeroes, and deallocates it where possible.
@@ -175,12 +207,24 @@ impl Blocking {
     /// Those of [`BlockIo::write_zeroes`](crate::BlockIo::write_zeroes).
     pub fn write_zeroes(&self, offset: u64, len: u64) -> IoResult<()> {
         let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
-        self.start(move |io| io.write_zeroes(offset, len, flags)).wait()
+        self.wait(self.start(move |io| io.write_zeroes(offset, len, flags)))
     }
 
     /// Bytes of one piece: whole blocks, and no more than the device takes.
     fn piece(&self) -> usize {
         PIECE.min(self.info().max_io as usize)
+    }
+
+    fn wait<T>(&self, pending: Pending<T>) -> IoResult<T> {
+        let Some(interrupt) = &self.interrupt else { return pending.wait() };
+        loop {
+            match pending.0.recv_timeout(ASKED) {
+                Ok(result) => return result,
+                Err(std_mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
+                Err(std_mpsc::RecvTimeoutError::Timeout) if interrupt() => return Err(IoError::Aborted),
+                Err(std_mpsc::RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 
     fn start<T: Send + Unpin + 'static>(
@@ -214,8 +258,8 @@ async fn serve(io: Rc<dyn BlockIo>, mut inbox: mpsc::UnboundedReceiver<BlockingC
 mod tests {
     use super::*;
     use crate::filter::{Delay, Errors, Filtered, OpKind, OpSet, Stats};
+    use crate::testing::FaultDisk;
     use crate::{BackendSpec, MemDevice};
-    use std::time::Duration;
 
     fn pattern(len: usize, seed: usize) -> Vec<u8> {
         (0..len).map(|i| ((i / 512 * 31 + i + seed) % 251) as u8).collect()
@@ -282,5 +326,43 @@ mod tests {
         assert!(matches!(disk.write_at(&[0; 512], 1 << 20), Err(IoError::OutOfRange { .. })));
         assert!(matches!(disk.read_at(&mut [0; 100], 4096), Err(IoError::Unaligned { .. })));
         assert!(disk.read_at(&mut [], 0).is_ok());
+    }
+
+    #[test]
+    fn many_reads_are_in_flight_at_once() {
+        let many = WINDOW + 8;
+        let device = Arc::new(FaultDisk::new(1 << 20));
+        let block = device.info().block_size as usize;
+        let disk = Blocking::open(device.clone()).expect("opened");
+        let written = pattern(block * many, 3);
+        disk.write_at(&written, 0).expect("written");
+        device.hold(OpKind::Read, many);
+        let mut read = vec![0; written.len()];
+        std::thread::scope(|scope| {
+            let reads = scope.spawn(|| {
+                let mut parts: Vec<(u64, &mut [u8])> =
+                    (0..).step_by(block).zip(read.chunks_mut(block)).collect();
+                parts.reverse();
+                disk.read_many(&mut parts)
+            });
+            while device.held() < many {
+                std::thread::yield_now();
+            }
+            device.release();
+            reads.join().expect("joined").expect("read");
+        });
+        assert!(read == written);
+        let past = &mut [(0, &mut [0; 4096][..]), (1 << 20, &mut [0; 4096][..])];
+        assert!(matches!(disk.read_many(past), Err(IoError::OutOfRange { .. })));
+    }
+
+    #[test]
+    fn a_call_that_waits_is_interrupted() {
+        let device = Arc::new(FaultDisk::new(1 << 20));
+        device.hold(OpKind::Read, 1);
+        let disk = Blocking::open(device.clone()).expect("opened").with_interrupt(Arc::new(|| true));
+        assert_eq!(disk.read_at(&mut [0; 4096], 0), Err(IoError::Aborted));
+        device.release();
+        disk.read_at(&mut [0; 4096], 0).expect("the next call is answered");
     }
 }

@@ -23,7 +23,7 @@ pub mod testing;
 pub mod units;
 
 pub use advice::Advice;
-pub use blocking::Blocking;
+pub use blocking::{Blocking, Interrupt};
 pub use device::{
     BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
 };
