@@ -1,9 +1,10 @@
 //! Files of a mounted file system by their paths, for programs that do not go through FUSE.
 
-use longhaul_engine::Buf;
-use longhaul_fs::{
-    Attributes, Call, DATA_MAX, DirectoryEntry, Errno, FileKind, FileSystem, Handle, Node, Reply, Stream,
-};
+mod open_file;
+
+pub use open_file::OpenFile;
+
+use longhaul_fs::{Attributes, Call, DirectoryEntry, Errno, FileKind, FileSystem, Node, Reply, Stream};
 use rustix::fs::OFlags;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -93,6 +94,16 @@ impl Client {
         Ok(())
     }
 
+    /// Makes the directory `path`, in one that exists.
+    ///
+    /// # Errors
+    /// `EEXIST` if there is something of that name, and others of the file system.
+    pub fn create_dir(&self, path: &[u8]) -> Result<(), Errno> {
+        let (parent, name) = self.parent(path)?;
+        let call = Call::MakeDirectory { parent, name: name.to_vec(), mode: DIRECTORY_MODE };
+        self.files.wait(call).map(drop)
+    }
+
     /// The entries of the directory `path`, sorted by name.
     ///
     /// # Errors
@@ -117,13 +128,47 @@ impl Client {
         Ok(all)
     }
 
-    /// Uses an open file, and closes it; an error of the use comes before one of the close.
-    fn with<T>(&self, handle: Handle, used: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
-        let used = used();
-        let flushed = self.files.wait(Call::Flush { handle });
-        self.files.wait(Call::Close { handle })?;
-        let used = used?;
-        flushed.map(|_| used)
+    /// Opens the file `path` to read it.
+    ///
+    /// # Errors
+    /// `EISDIR` and `ELOOP` for a directory and a symbolic link, and others of the file system.
+    pub fn open(&self, path: &[u8]) -> Result<OpenFile, Errno> {
+        let node = self.metadata(path)?.node;
+        match self.files.wait(Call::Open { node, flags: 0 })? {
+            Reply::Opened(attributes, handle) => {
+                Ok(OpenFile::new(&self.files, handle, attributes.size, false))
+            }
+            other => unexpected(other),
+        }
+    }
+
+    /// Opens the file `path` to write to it, and makes it if it is missing. Its content is dropped, unless
+    /// `keeps`.
+    ///
+    /// # Errors
+    /// `EISDIR` for a directory, and others of the file system.
+    pub fn create(&self, path: &[u8], keeps: bool) -> Result<OpenFile, Errno> {
+        let flags = if keeps { OFlags::WRONLY } else { OFlags::WRONLY | OFlags::TRUNC };
+        self.open_to_write(path, flags)
+    }
+
+    /// Makes the file `path`, which must not exist, and opens it to write to it.
+    ///
+    /// # Errors
+    /// `EEXIST` if there is something of that name, and others of the file system.
+    pub fn create_new(&self, path: &[u8]) -> Result<OpenFile, Errno> {
+        self.open_to_write(path, OFlags::WRONLY | OFlags::EXCL)
+    }
+
+    fn open_to_write(&self, path: &[u8], flags: OFlags) -> Result<OpenFile, Errno> {
+        let (parent, name) = self.parent(path)?;
+        let create = Call::Create { parent, name: name.to_vec(), mode: FILE_MODE, flags: flags.bits() };
+        match self.files.wait(create)? {
+            Reply::Created(attributes, handle) => {
+                Ok(OpenFile::new(&self.files, handle, attributes.size, true))
+            }
+            other => unexpected(other),
+        }
     }
 
     /// The content of the file `path`.
@@ -131,22 +176,13 @@ impl Client {
     /// # Errors
     /// `EISDIR` and `ELOOP` for a directory and a symbolic link, and others of the file system.
     pub fn read(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
-        let node = self.metadata(path)?.node;
-        let (attributes, handle) = match self.files.wait(Call::Open { node, flags: 0 })? {
-            Reply::Opened(attributes, handle) => (attributes, handle),
-            other => return unexpected(other),
-        };
-        self.with(handle, || {
-            let mut content = Vec::with_capacity(usize::try_from(attributes.size).unwrap_or(0).min(DATA_MAX));
-            loop {
-                let (offset, len) = (content.len() as u64, DATA_MAX as u32);
-                match self.files.wait(Call::Read { handle, offset, len })? {
-                    Reply::Data(part) if part.is_empty() => return Ok(content),
-                    Reply::Data(part) => content.extend_from_slice(&part),
-                    other => return unexpected(other),
-                }
-            }
-        })
+        let file = self.open(path)?;
+        let mut content = vec![0; usize::try_from(file.size()).map_err(|_| Errno::FBIG)?];
+        let read = file.read_at(0, &mut content);
+        // An error of the use comes before one of the close.
+        let closed = file.close();
+        content.truncate(read?);
+        closed.map(|()| content)
     }
 
     /// Makes the file `path` with this content, or replaces what it had. Closed when it returns: see
@@ -155,20 +191,10 @@ impl Client {
     /// # Errors
     /// `EISDIR` for a directory, `ENOSPC` if there is no room, and others of the file system.
     pub fn write(&self, path: &[u8], content: &[u8]) -> Result<(), Errno> {
-        let (parent, name) = self.parent(path)?;
-        let flags = (OFlags::WRONLY | OFlags::TRUNC).bits();
-        let create = Call::Create { parent, name: name.to_vec(), mode: FILE_MODE, flags };
-        let handle = match self.files.wait(create)? {
-            Reply::Created(_, handle) => handle,
-            other => return unexpected(other),
-        };
-        self.with(handle, || {
-            for (index, part) in content.chunks(DATA_MAX).enumerate() {
-                let (offset, data) = ((index * DATA_MAX) as u64, Buf::copy_of(part));
-                self.files.wait(Call::Write { handle, offset, data })?;
-            }
-            Ok(())
-        })
+        let file = self.create(path, false)?;
+        let written = file.write_at(0, content);
+        let closed = file.close();
+        written.and(closed)
     }
 
     /// Removes the file, link or empty directory `path`.

@@ -56,7 +56,7 @@ pub mod testing;
 mod workers;
 
 pub use check::{FsReport, check};
-pub use client::Client;
+pub use client::{Client, OpenFile};
 pub use fill::FillProgress;
 pub use manage::{FsName, FsStatus, SCHEME, create, find, is_fs, list, open, remove, resize, scrub, status};
 pub use members::{MemberStatus, OpenMember};
