@@ -13,14 +13,16 @@ use crate::send::synthetic;
 use crate::session::error::SessionError;
 use crate::tree::root::{last_name, means_contents, split, trimmed};
 use crate::tune::{Concurrency, KnownPaths};
-use crate::wire::{CopyDirection, Counts, Onward, Options, Placement, Refusal, Request, show};
+use crate::wire::{CopyDirection, Counts, Onward, Options, Placement, Refusal, RefusalKind, Request, show};
 use endpoint::{Endpoint, Server};
+use futures_util::future::{Either, select};
 use longhaul_engine::{Config, Thread};
 use ssh::{Remote, Ssh, Via};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use task::CopyTask;
@@ -140,6 +142,9 @@ pub enum CopyError {
     /// The session failed.
     #[error("{0}")]
     Session(#[from] SessionError),
+    /// The monitor has cancelled it.
+    #[error("the copy was interrupted")]
+    Cancelled,
 }
 
 impl CopyError {
@@ -156,10 +161,30 @@ impl CopyError {
     /// Advice to append to the message; may be empty.
     pub fn hint(&self) -> &'static str {
         match self {
-            CopyError::Session(SessionError::Link(_) | SessionError::Lost | SessionError::Silent(_)) => {
-                "; the same command resumes the copy"
-            }
+            CopyError::Session(SessionError::Link(_) | SessionError::Lost | SessionError::Silent(_))
+            | CopyError::Cancelled => "; the same command resumes the copy",
             _ => "",
+        }
+    }
+
+    /// The class of the error, by the number of `longhaul_device::ErrorKind` that the program ends with.
+    pub fn kind_number(&self) -> u64 {
+        let (failed, invalid, incomplete, unreachable, refused, timed_out) = (1, 2, 3, 5, 6, 7);
+        match self {
+            CopyError::Usage(_) => invalid,
+            CopyError::Unreachable { .. } => unreachable,
+            CopyError::TimedOut { .. } | CopyError::Session(SessionError::Silent(_)) => timed_out,
+            CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => {
+                match refusal.kind {
+                    RefusalKind::NotAllowed | RefusalKind::Version | RefusalKind::Busy => refused,
+                    RefusalKind::Unreachable => unreachable,
+                    RefusalKind::TimedOut => timed_out,
+                    _ => failed,
+                }
+            }
+            CopyError::Session(SessionError::Link(_) | SessionError::Lost) => unreachable,
+            CopyError::Session(_) => failed,
+            CopyError::Cancelled => incomplete,
         }
     }
 }
@@ -236,12 +261,20 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let monitor = Arc::clone(monitor);
     let remote = thread.handle().spawn(move || async move {
         // The task owns the channel through ssh, which keeps the agent alive.
+        let shared = Arc::clone(&monitor);
         let job = CopyTask { request, settings, monitor, channel: RefCell::new(channel) };
-        match (server, way) {
-            (Some(server), Some(CopyDirection::Push)) => job.push(server).await,
-            (Some(server), Some(CopyDirection::Pull)) => job.pull(server).await,
-            (Some(server), Some(CopyDirection::Onward)) => job.third_party(server).await,
-            _ => job.local().await,
+        let copying = async {
+            match (server, way) {
+                (Some(server), Some(CopyDirection::Push)) => job.push(server).await,
+                (Some(server), Some(CopyDirection::Pull)) => job.pull(server).await,
+                (Some(server), Some(CopyDirection::Onward)) => job.third_party(server).await,
+                _ => job.local().await,
+            }
+        };
+        match select(pin!(copying), pin!(shared.cancelled())).await {
+            Either::Left((result, _)) => result,
+            // What was copied stays with its journal, as after a lost connection.
+            Either::Right(((), _)) => Err(CopyError::Cancelled),
         }
     });
     let lost = |_| CopyError::Session(SessionError::Lost);

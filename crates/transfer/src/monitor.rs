@@ -7,13 +7,16 @@ use crate::guard::lock;
 use crate::queue::Gauge;
 use crate::send::read::ReadStats;
 use crate::wire::{Counts, Limit, Planned, Scanned, Stage, Trouble, Tuned};
+use futures_util::task::AtomicWaker;
 use limits::Limits;
 use longhaul_engine::net::TcpInfo;
 use reports::Reports;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// The interval over which the best rate of a path is measured.
@@ -31,6 +34,8 @@ pub struct Monitor {
     carried: Mutex<Throughput>,
     sockets: Mutex<Option<TcpInfo>>,
     limits: Limits,
+    cancelled: AtomicBool,
+    waiter: AtomicWaker,
 }
 
 /// Progress of the scan, by the scanner thread or by the peer's reports.
@@ -162,6 +167,21 @@ impl Monitor {
     /// same terminal.
     pub fn began(&self) -> Option<Instant> {
         self.began.get().copied()
+    }
+
+    /// Ends the copy, also one that begins later; it returns [`CopyError::Cancelled`](crate::CopyError::Cancelled).
+    pub fn cancel(&self) {
+        self.cancelled.store(true, SeqCst);
+        self.waiter.wake();
+    }
+
+    /// Waits until the copy is cancelled.
+    pub(crate) async fn cancelled(&self) {
+        poll_fn(|cx| {
+            self.waiter.register(cx.waker());
+            if self.cancelled.load(SeqCst) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     /// Starts the copy's clock.

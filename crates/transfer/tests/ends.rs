@@ -242,3 +242,27 @@ fn a_manifest_is_in_the_copied_directory_and_lists_its_files_only() {
     let left = fs::read_dir(dir.path()).expect("read").map(|e| e.expect("an entry").file_name());
     assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with(".longhaul-")));
 }
+
+#[test]
+fn a_cancelled_copy_ends_and_leaves_the_agent_usable() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let agent = agent(dir.path());
+    for destination in [endpoint(&dir.path().join("here").to_string_lossy()), at(&agent, "there")] {
+        // 8 kb/s: it would take days.
+        let slow = CopySpec { rate: 1000, ..spec(endpoint("zero:100x4MiB"), destination.clone()) };
+        let monitor = Arc::new(Monitor::new());
+        std::thread::scope(|scope| {
+            let copying = scope.spawn(|| copy(&slow, &Settings::default(), &monitor));
+            while monitor.began().is_none() {
+                std::thread::yield_now();
+            }
+            monitor.cancel();
+            let result = copying.join().expect("joined");
+            assert!(matches!(result, Err(CopyError::Cancelled)), "{result:?}");
+        });
+        // A copy that begins later is cancelled, too.
+        let again = copy(&slow, &Settings::default(), &monitor);
+        assert!(matches!(again, Err(CopyError::Cancelled)), "{again:?}");
+    }
+    run(&spec(endpoint("zero:3x2MiB"), at(&agent, "after"))).expect("copied");
+}

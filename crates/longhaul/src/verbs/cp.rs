@@ -11,10 +11,9 @@ use clap::builder::RangedU64ValueParser;
 use far::FarArgs;
 use longhaul_device::state;
 use longhaul_lab::copy_record::CopyRecording;
-use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Placement, RefusalKind};
+use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Placement};
 use longhaul_transfer::{
-    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, KnownPaths, Monitor, SessionError, Settings,
-    Summary, copy,
+    Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, KnownPaths, Monitor, Settings, Summary, copy,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -434,22 +433,7 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result
 
 impl From<CopyError> for Failure {
     fn from(e: CopyError) -> Failure {
-        let of_refusal = |kind: RefusalKind| match kind {
-            RefusalKind::NotAllowed | RefusalKind::Version | RefusalKind::Busy => Exit::Refused,
-            RefusalKind::Unreachable => Exit::Unreachable,
-            RefusalKind::TimedOut => Exit::TimedOut,
-            _ => Exit::Failed,
-        };
-        let exit = match &e {
-            CopyError::Usage(_) => Exit::Usage,
-            CopyError::Unreachable { .. } => Exit::Unreachable,
-            CopyError::TimedOut { .. } | CopyError::Session(SessionError::Silent(_)) => Exit::TimedOut,
-            CopyError::Refused(refusal) | CopyError::Session(SessionError::Refused(refusal)) => {
-                of_refusal(refusal.kind)
-            }
-            CopyError::Session(SessionError::Link(_) | SessionError::Lost) => Exit::Unreachable,
-            CopyError::Session(_) => Exit::Failed,
-        };
+        let exit = Exit::of(Some(e.kind_number()));
         Failure::new(exit, format_args!("{e}{}", e.hint()))
     }
 }
