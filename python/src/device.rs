@@ -76,7 +76,7 @@ impl OpenParts {
             return Err(IoError::OutOfRange { offset, len, size: info.size });
         }
         let (block, end) = (u64::from(info.block_size), offset + len);
-        if offset % block == 0 && end % block == 0 {
+        if offset.is_multiple_of(block) && end.is_multiple_of(block) {
             let _shared = self.edges.read().unwrap_or_else(PoisonError::into_inner);
             return self.disk.write_at(data, offset);
         }

@@ -277,23 +277,3 @@ impl Drop for MountFile {
         wait::drop_detached(file);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::range;
-
-    #[test]
-    fn ranges_are_within_the_file() {
-        for (start, end, expected) in [
-            (None, None, (0, 100)),
-            (Some(10), Some(20), (10, 10)),
-            (Some(-30), None, (70, 30)),
-            (Some(-300), Some(-90), (0, 10)),
-            (Some(90), Some(200), (90, 10)),
-            (Some(200), None, (100, 0)),
-            (Some(20), Some(10), (20, 0)),
-        ] {
-            assert_eq!(range(100, start, end), expected, "{start:?} {end:?}");
-        }
-    }
-}
