@@ -10,6 +10,7 @@ use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_wire::command::{Sqe, fctype};
 use longhaul_wire::fabrics::ConnectResponse;
 use longhaul_wire::fabrics::auth::{MESSAGE_MAX, authreq};
+use longhaul_wire::nqn::DISCOVERY_NQN;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Authenticates the queue. Returns the round trips that it took, one after another; none where neither side
@@ -45,6 +46,8 @@ pub(crate) async fn authenticate(
             // An attacker between both would leave it out.
             return match key.controller {
                 None => Ok(0),
+                // What a discovery controller lists is no secret, and what is found there has to prove itself.
+                Some(_) if subnqn == DISCOVERY_NQN => Ok(0),
                 Some(_) => Err(endpoint.refused(WHAT, "it does not prove what it is, as --keys wants")),
             };
         }

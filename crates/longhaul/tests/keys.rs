@@ -33,6 +33,10 @@ fn a_host_with_keys_gets_in_and_one_without_is_told_what_to_do() {
     let target = Target::start(&["a=mem:16MiB"], &["--keys", text(dir.path())]);
     let known = info(&target, &["--keys", text(dir.path())]);
     assert_eq!(known.code, Some(0), "{known:?}");
+    // By its short name, too: the discovery controller, which is asked for the NQN, proves nothing.
+    let short = format!("nvme+tcp://{}/a", target.addr());
+    let known = longhaul(&["info", &short, "--hostnqn", HOST, "--keys", text(dir.path())]);
+    assert_eq!(known.code, Some(0), "{known:?}");
     let unknown = info(&target, &[]);
     assert_eq!(unknown.code, Some(6), "{unknown:?}");
     assert!(unknown.stderr.contains("longhaul key make") && unknown.stderr.contains("--keys"), "{unknown:?}");
@@ -42,6 +46,9 @@ fn a_host_with_keys_gets_in_and_one_without_is_told_what_to_do() {
     // This host does not believe a target without keys.
     let open = Target::start(&["a=mem:16MiB"], &[]);
     let refused = info(&open, &["--keys", text(dir.path())]);
+    assert!(refused.code == Some(6) && refused.stderr.contains("does not prove"), "{refused:?}");
+    let short = format!("nvme+tcp://{}/a", open.addr());
+    let refused = longhaul(&["info", &short, "--hostnqn", HOST, "--keys", text(dir.path())]);
     assert!(refused.code == Some(6) && refused.stderr.contains("does not prove"), "{refused:?}");
 }
 
