@@ -7,8 +7,8 @@ use crate::input::Input;
 use crate::pdus::{Parser, Pdu};
 use longhaul_proto::controller::{
     ABORT_LIMIT, AER_LIMIT, Action, Change, ConnectRequest, Content, Controller, DiscoveryContent, Env,
-    ErrorRecord, HealthCounters, HostAccess, Instance, NvmContent, OtherReset, REGISTRATION_ENTRIES_MAX, Reply, SubsystemView,
-    parse_registration,
+    ErrorRecord, HealthCounters, HostAccess, Instance, NvmContent, OtherReset, REGISTRATION_ENTRIES_MAX,
+    Reply, SubsystemView, parse_registration,
 };
 use longhaul_proto::target::{CommandData, QueueLimits, TargetConfig, TargetEvent, TargetQueue};
 use longhaul_proto::transport::{Batch, Endpoint, Piece, Want};
