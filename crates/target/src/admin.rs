@@ -542,10 +542,7 @@ impl AdminQueue {
         data: CommandData,
         command: SpaceCommand,
     ) {
-        let len = match data {
-            CommandData::None => 0,
-            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
-        };
+        let len = len_of(data);
         //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
         if len != command.data_len() {
             return self.fail(connection, slot, sqe, Status::DATA_SGL_LENGTH.dnr());
@@ -567,12 +564,8 @@ impl AdminQueue {
         task: RegistrationTask,
         len: usize,
     ) {
-        let has = match data {
-            CommandData::None => 0,
-            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
-        };
         //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
-        if has != len {
+        if len_of(data) != len {
             return self.fail(connection, slot, sqe, Status::DATA_SGL_LENGTH.dnr());
         }
         connection.fetch(slot, data, Work::Register(Box::new((*sqe, task))), None);
@@ -671,6 +664,14 @@ impl AdminQueue {
             target.discovery_changed();
         }
         drop(self.link.close_io());
+    }
+}
+
+/// Bytes of data that a host sends with a command.
+fn len_of(data: CommandData) -> usize {
+    match data {
+        CommandData::None => 0,
+        CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
     }
 }
 
