@@ -28,8 +28,8 @@ impl CentralArgs {
     /// The hosts that may register, if the discovery controller is a central one.
     ///
     /// # Errors
-    /// Every host is to register, though hosts have keys: the discovery controller asks for those of the hosts
-    /// that are named alone.
+    /// Every host may register, though hosts have keys: the discovery controller authenticates only the hosts that
+    /// are named.
     pub(crate) fn registrars(&self, has_keys: bool) -> Result<Option<HostAccess>, Failure> {
         match &self.registrar[..] {
             [] => Ok(None),
@@ -37,8 +37,8 @@ impl CentralArgs {
                 Ok(Some(HostAccess::Only(hosts.iter().cloned().collect())))
             }
             _ if has_keys => Err(Failure::usage(
-                "--registrar '*' lets every host register, and with --keys hosts prove who they are: name the \
-                 hosts that may register",
+                "--registrar '*' admits every host, which --keys rules out: name the hosts that may register with \
+                 --registrar",
             )),
             _ => Ok(Some(HostAccess::Any)),
         }

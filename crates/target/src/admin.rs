@@ -83,7 +83,7 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     if !connection.belongs_to(&request) {
         return connection.refuse(slot, request.busy(), RefusalReason::Connections);
     }
-    // What there is for a host may be asked without a proof; what others are told of that may not be changed so.
+    // The discovery log is read without authentication; hosts that may change it authenticate.
     let auth = match &target.config.keys {
         Some(keys) if !discovery || target.config.may_register(&request.hostnqn) => {
             match keys.of(&request.hostnqn, &request.subnqn) {
@@ -542,7 +542,7 @@ impl AdminQueue {
         data: CommandData,
         command: SpaceCommand,
     ) {
-        let len = len_of(data);
+        let len = data.bytes();
         //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
         if len != command.data_len() {
             return self.fail(connection, slot, sqe, Status::DATA_SGL_LENGTH.dnr());
@@ -565,7 +565,7 @@ impl AdminQueue {
         len: usize,
     ) {
         //= NVMe Base 2.1, Data SGL Length Invalid: the descriptor describes more or less than the command transfers
-        if len_of(data) != len {
+        if data.bytes() != len {
             return self.fail(connection, slot, sqe, Status::DATA_SGL_LENGTH.dnr());
         }
         connection.fetch(slot, data, Work::Register(Box::new((*sqe, task))), None);
@@ -664,14 +664,6 @@ impl AdminQueue {
             target.discovery_changed();
         }
         drop(self.link.close_io());
-    }
-}
-
-/// Bytes of data that a host sends with a command.
-fn len_of(data: CommandData) -> usize {
-    match data {
-        CommandData::None => 0,
-        CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
     }
 }
 

@@ -110,10 +110,7 @@ impl QueueAuth {
             return refuse(Status::AUTHENTICATION_REQUIRED.dnr());
         }
         let fields = Authentication::of(sqe);
-        let len = match data {
-            CommandData::None => 0,
-            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
-        };
+        let len = data.bytes();
         //= NVMe Base 2.1, Authentication Send command: SECP is E9h, and SPSP0 and SPSP1 are 01h
         let is_ours = fields.protocol == SECURITY_PROTOCOL && fields.specific == [PROTOCOL_SPECIFIC; 2];
         if !is_ours || !(1..=BUFFER_MAX).contains(&len) || len != fields.length as usize {

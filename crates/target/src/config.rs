@@ -100,8 +100,8 @@ pub struct Config {
     pub keys: Option<Keys>,
     /// Whether connections use TLS, with the keys for it in [`keys`](Self::keys).
     pub tls: TlsPolicy,
-    /// Who may register with the discovery controller, which is a central one then; with
-    /// [`keys`](Self::keys) those hosts prove who they are to it.
+    /// Hosts that may register with the discovery controller, which makes it a central one. With
+    /// [`keys`](Self::keys) these hosts authenticate to it.
     pub registrars: Option<HostAccess>,
     /// I/O queues of one controller.
     pub max_queues: u16,

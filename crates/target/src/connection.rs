@@ -541,10 +541,7 @@ impl Connection {
 
     /// The first command, which must be Connect.
     fn connect(self: &Rc<Self>, slot: u16, sqe: &Sqe, data: CommandData) {
-        let len = match data {
-            CommandData::None => 0,
-            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
-        };
+        let len = data.bytes();
         // Any other length is refused, and gets no buffer.
         if sqe.direction() == Direction::ToController && len == ConnectData::LEN {
             // Outside the parts of the memory: nothing keeps a host from

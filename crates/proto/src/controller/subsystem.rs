@@ -100,7 +100,7 @@ pub struct DiscoveryContent {
     pub generation: u64,
     /// The entries, as this connection should see them.
     pub records: Vec<DiscoveryRecord>,
-    /// Of a central discovery controller, who may register with it.
+    /// Hosts that may register; none unless this is a central discovery controller.
     pub registrars: Option<HostAccess>,
 }
 

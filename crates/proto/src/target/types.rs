@@ -87,6 +87,16 @@ pub enum CommandData {
     },
 }
 
+impl CommandData {
+    /// Bytes of data that the command transfers.
+    pub fn bytes(self) -> usize {
+        match self {
+            CommandData::None => 0,
+            CommandData::InCapsule { len } | CommandData::HostBuffer { len } => len as usize,
+        }
+    }
+}
+
 /// What the received bytes have brought.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TargetEvent {
