@@ -18,6 +18,7 @@ mod driver;
 mod exec;
 mod file_lock;
 pub mod fs;
+pub mod histogram;
 mod msg;
 pub mod net;
 pub mod procfs;

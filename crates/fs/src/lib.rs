@@ -9,17 +9,20 @@
 //! | `call`, `attributes` | calls, replies, and what they are made of |
 //! | `directory` | [`Directory`]: a directory of this machine behind the interface |
 //! | `cached` | [`Cached`]: read-ahead and write-behind over a file system that is far away |
+//! | `counted` | [`Counted`]: counts the calls to a file system |
 
 #![forbid(unsafe_code)]
 
 mod attributes;
 mod cached;
 mod call;
+mod counted;
 mod directory;
 
 pub use attributes::{Attributes, Changes, FileKind, Time, TimeChange};
 pub use cached::{Cached, CachedOptions};
 pub use call::{Call, DATA_MAX, DirectoryEntry, Handle, Node, Reply, Statistics, Stream, check_name};
+pub use counted::{CallCounts, CallKind, Counted};
 pub use directory::Directory;
 pub use rustix::io::Errno;
 

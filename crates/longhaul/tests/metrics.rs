@@ -434,3 +434,69 @@ fn a_target_shows_the_arrays_that_it_runs() {
     assert_eq!(page.one("longhaul_array_lost_bytes", &[here]), 0.0);
     target.stop();
 }
+
+#[test]
+fn a_mount_says_what_programs_read_and_write_and_that_it_is_in_trouble() {
+    if !longhaul_skip::can_open(&["/dev/fuse"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let [there, here] = ["there", "here"].map(|name| dir.path().join(name));
+    for made in [&there, &here] {
+        std::fs::create_dir(made).expect("made");
+    }
+    std::fs::write(there.join("file"), vec![7; 100_000]).expect("written");
+    let (agent, uri) = common::agent(&there, &[]);
+    let run = |args: &[&str]| {
+        let mut command = common::command(args);
+        command.env("XDG_RUNTIME_DIR", dir.path());
+        common::finish(command.spawn().expect("started"))
+    };
+    let at = here.to_str().expect("UTF-8");
+    let ran = run(&["mount", &uri, at, "--metrics", "127.0.0.1:0", "--timeout", "1s", "--json"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let metrics = ran.events()[0]["metrics"].as_str().expect("an address").to_owned();
+    let page = || read(&get(&metrics, "/metrics", "text/plain").1, false).expect("a page");
+    assert_eq!(get(&metrics, "/readyz", "*/*"), (200, "ok\n".into()));
+    assert_eq!(page().one("longhaul_filesystem_read_bytes_total", &[]), 0.0);
+    assert_eq!(std::fs::read(here.join("file")).expect("read").len(), 100_000);
+    std::fs::write(here.join("new"), vec![8; 5000]).expect("written");
+    let now = page();
+    // The kernel reads whole pages ahead.
+    assert!(now.one("longhaul_filesystem_read_bytes_total", &[]) >= 100_000.0);
+    assert_eq!(now.one("longhaul_filesystem_written_bytes_total", &[]), 5000.0);
+    let calls = "longhaul_filesystem_call_duration_seconds_count";
+    for kind in ["read", "write", "sync", "look", "change"] {
+        assert!(now.one(calls, &[("kind", kind)]) >= 1.0, "{kind}");
+        assert_eq!(now.one("longhaul_filesystem_call_errors_total", &[("kind", kind)]), 0.0);
+    }
+    assert_eq!(now.one("longhaul_filesystem_trouble", &[]), 0.0);
+    drop(agent);
+    let end = Instant::now() + PATIENCE;
+    while page().one("longhaul_filesystem_trouble", &[]) < 1.0 {
+        assert!(Instant::now() < end, "the agent is gone, and the mount does not say so");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ran = run(&["umount", "--lazy", at]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
+fn an_nbd_server_shows_the_paths_of_its_devices() {
+    let target = Target::start(&["a=mem:16MiB"], &[]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("socket").display().to_string();
+    let export = format!("a={}", target.uri(0));
+    let nbd = Target::spawn(common::command(&[
+        "nbd",
+        "--json",
+        "--export",
+        &export,
+        "--unix",
+        &socket,
+        "--metrics",
+        "127.0.0.1:0",
+    ]));
+    let address = target.addr();
+    assert_eq!(scrape(&nbd).one("longhaul_path_usable", &[("address", address.as_str())]), 1.0);
+}

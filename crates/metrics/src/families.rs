@@ -176,6 +176,19 @@ families! {
     AGENT_BYTES: Counter Bytes "longhaul_agent_content_bytes" ["direction"]
         "Bytes of content that the agent wrote, or read and sent; not counted for mounted directories.";
 
+    FS_CALL_TIME: Histogram Seconds "longhaul_filesystem_call_duration_seconds" ["source", "kind"]
+        "Time from a call of the kernel to a mounted file system to its answer, by kind: read, write, sync (flush, fsync), look (names, attributes, listings), change (of names and attributes).";
+    FS_CALL_ERRORS: Counter None "longhaul_filesystem_call_errors" ["source", "kind"]
+        "Calls that failed; that an object does not exist is an answer.";
+    FS_CALLS_IN_FLIGHT: Gauge None "longhaul_filesystem_calls_in_flight" ["source"]
+        "Calls that have no answer yet.";
+    FS_READ: Counter Bytes "longhaul_filesystem_read_bytes" ["source"]
+        "Bytes that programs have read through the mount; the kernel answers others from its cache.";
+    FS_WRITTEN: Counter Bytes "longhaul_filesystem_written_bytes" ["source"]
+        "Bytes that the mount has taken, in memory at least.";
+    FS_TROUBLE: Gauge None "longhaul_filesystem_trouble" ["source"]
+        "1 while something is wrong with the file system, which longhaul list names, else 0.";
+
     PATH_USABLE: Gauge None "longhaul_path_usable" ["device", "address"]
         "1 if I/O goes or can go over the path, 0 while it is lost or the target has the namespace inaccessible.";
     PATH_BYTES: Counter Bytes "longhaul_path_transferred_bytes" ["device", "address", "direction"]

@@ -13,8 +13,9 @@ use crate::families::{
 use crate::page::Page;
 use crate::questions::Questions;
 use crate::server::{STALL, Source};
+use longhaul_engine::histogram::BOUNDS;
 use longhaul_target::{
-    BOUNDS, CommandCounts, Failure, HostStatistics, NamespaceStatistics, Observer, Operation, Statistics,
+    CommandCounts, Failure, HostStatistics, NamespaceStatistics, Observer, Operation, Statistics,
 };
 
 /// Namespaces that are shown apart, and subsystems; a space of jobs may have thousands.
@@ -134,7 +135,7 @@ fn collect_counts(page: &mut Page, [nqn, nsid]: [&str; 2], counts: &CommandCount
 fn collect_host(page: &mut Page, host: &HostStatistics) {
     let name = host.hostnqn.as_deref().unwrap_or(OTHERS);
     for (of, counts) in Operation::ALL.into_iter().zip(&host.counts.operations) {
-        page.count(HOST_COMMANDS, &[name, operation(of)], counts.commands());
+        page.count(HOST_COMMANDS, &[name, operation(of)], counts.total());
     }
     page.count(HOST_ERRORS, &[name], host.counts.failures.iter().sum());
     page.count(HOST_READ, &[name], host.counts.bytes_read);

@@ -1,4 +1,4 @@
-//! CommandCounts the commands of I/O queues, for programs that watch a target.
+//! Counts the commands of I/O queues, for programs that watch a target.
 //!
 //! Invariants:
 //! - nothing is counted, and the time is not asked for, unless [`Config::statistics`] is set;
@@ -11,6 +11,7 @@
 //! [`Config::statistics`]: crate::Config::statistics
 
 use crate::subsystem::lock;
+use longhaul_engine::histogram::{BOUNDS, TimeCounts};
 use longhaul_engine::now;
 use longhaul_wire::completion::Status;
 use std::cell::{Cell, RefCell};
@@ -18,29 +19,6 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Upper bounds of the buckets of a histogram of times: from a memory device of this machine to a disk
-/// that hangs, three in each decade.
-pub const BOUNDS: [Duration; 18] = [
-    Duration::from_micros(10),
-    Duration::from_micros(20),
-    Duration::from_micros(50),
-    Duration::from_micros(100),
-    Duration::from_micros(200),
-    Duration::from_micros(500),
-    Duration::from_millis(1),
-    Duration::from_millis(2),
-    Duration::from_millis(5),
-    Duration::from_millis(10),
-    Duration::from_millis(20),
-    Duration::from_millis(50),
-    Duration::from_millis(100),
-    Duration::from_millis(200),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(5),
-];
 
 /// Kinds of commands that are counted apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,33 +68,12 @@ impl Failure {
     }
 }
 
-/// Commands of one kind that have been answered, also with an error.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OperationCounts {
-    /// By the time from arrival to answer: those up to each of [`BOUNDS`], and not up to the one before;
-    /// the last ones took longer.
-    pub buckets: [u64; BOUNDS.len() + 1],
-    /// The times of all of them, added up.
-    pub time: Duration,
-}
-
-impl OperationCounts {
-    /// Commands in all.
-    pub fn commands(&self) -> u64 {
-        self.buckets.iter().sum()
-    }
-
-    fn add(&mut self, other: &OperationCounts) {
-        self.buckets.iter_mut().zip(other.buckets).for_each(|(sum, more)| *sum += more);
-        self.time += other.time;
-    }
-}
-
 /// Commands of several queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandCounts {
-    /// By their [`Operation`].
-    pub operations: [OperationCounts; Operation::ALL.len()],
+    /// Those that have been answered, also with an error, by their [`Operation`]; the time is that from arrival
+    /// to answer.
+    pub operations: [TimeCounts; Operation::ALL.len()],
     /// Bytes of reads that succeeded.
     pub bytes_read: u64,
     /// Bytes of writes that succeeded.
@@ -168,7 +125,7 @@ impl Counters {
         // They are read one after the other while the thread counts on: the end first.
         let ended = get(&self.ended);
         CommandCounts {
-            operations: std::array::from_fn(|i| OperationCounts {
+            operations: std::array::from_fn(|i| TimeCounts {
                 buckets: std::array::from_fn(|at| get(&self.operations[i].buckets[at])),
                 time: Duration::from_nanos(get(&self.operations[i].nanoseconds)),
             }),
@@ -228,7 +185,7 @@ impl AllCounters {
 pub(crate) struct Counting(Arc<Counters>);
 
 impl Counting {
-    /// CommandCounts for all of these.
+    /// Counts for all of these.
     pub(crate) fn start<'a>(into: impl IntoIterator<Item = &'a AllCounters>) -> Rc<Counting> {
         let counting = Counting::default();
         into.into_iter().for_each(|all| all.watch(Arc::clone(&counting.0)));

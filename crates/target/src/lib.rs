@@ -51,7 +51,7 @@ pub use audit::{
 pub use auth::Keys;
 pub use changes::{Applied, ChangeError, InUse, LastStep, TargetChanges};
 pub use config::{Config, Patience};
-pub use counts::{BOUNDS, CommandCounts, Failure, Operation, OperationCounts};
+pub use counts::{CommandCounts, Failure, Operation};
 pub use exports::PreparedExport;
 pub use longhaul_auth::{DhGroup, Generations, HashFunction, HostKey, KeySource, Secret, SecretError};
 pub use longhaul_proto::controller::HostAccess;

@@ -56,6 +56,8 @@ pub(crate) struct MountReady {
     /// `device`, if it is a loop device: the name that this field had at first.
     #[serde(rename = "loop")]
     pub(crate) loop_device: Option<String>,
+    /// Address at which metrics are served; null without `--metrics`.
+    pub(crate) metrics: Option<String>,
 }
 
 /// `mount`: a directory of another machine, or a file system in a pool, is mounted.
@@ -72,6 +74,8 @@ pub(crate) struct FarMountReady {
     pub(crate) pid: u32,
     /// Changes are refused.
     pub(crate) read_only: bool,
+    /// Address at which metrics are served; null without `--metrics`.
+    pub(crate) metrics: Option<String>,
 }
 
 /// `attach`, `mount` with `--foreground`: a signal came while the device is used.
@@ -196,4 +200,6 @@ pub(crate) struct MkfsSummary {
 pub(crate) struct NbdReady {
     /// A URI for each export and address.
     pub(crate) uris: Vec<String>,
+    /// Address at which metrics are served; null without `--metrics`.
+    pub(crate) metrics: Option<String>,
 }

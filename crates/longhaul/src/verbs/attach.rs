@@ -26,9 +26,10 @@ use longhaul_attach::{
     FrontEnd, Service, ServiceEvent, Via, first_available, keep_out_of_reclaim, listen, users,
 };
 use longhaul_block::units::format_size;
+use longhaul_device::Opener;
 use longhaul_device::attached::{Attachment, absolute, log_of};
-use longhaul_metrics::HostSource;
-use open::DeviceArgs;
+use longhaul_metrics::{HostSource, Server};
+use open::{DeviceArgs, UseArgs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -111,11 +112,7 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
     // The kernel may write back to this device, or to a loop device on it, to free memory: the
     // threads that serve the device inherit the setting, and must not wait for such writes.
     keep_out_of_reclaim();
-    let opener = args.device.using.initiator.opener();
-    let metrics = args.metrics.start("the device is being opened")?;
-    if let Some(metrics) = &metrics {
-        metrics.add(Arc::new(HostSource::new(opener.clone())));
-    }
+    let (opener, metrics) = watched(&args.device.using, &args.metrics)?;
     let opened = args.device.open_by(&opener, &args.devices, path)?;
     if !args.force && !opened.requests.info().read_only && opened.signature()?.is_array_member() {
         let why = format!(
@@ -167,11 +164,8 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
         optimal_io: info.optimal_io,
         read_only: info.read_only,
         passed_over,
-        metrics: metrics.as_ref().map(|server| server.address().to_string()),
+        metrics: ready_at(metrics.as_ref()),
     };
-    if let Some(metrics) = &metrics {
-        metrics.set_ready();
-    }
     print_ready(&ready, output);
     if background::is_this() {
         // The starting process reads standard output only until the `ready` event.
@@ -200,6 +194,25 @@ fn serve(args: &AttachArgs, path: &Path, mut output: Output) -> Outcome {
     }
     output.event(&ServiceSummary { clean: result.is_ok() });
     Ok(result?)
+}
+
+/// What opens devices, and the server of metrics that shows their paths if there is to be one: it listens before
+/// anything is opened.
+fn watched(using: &UseArgs, metrics: &MetricsArgs) -> Result<(Opener, Option<Server>), Failure> {
+    let opener = using.initiator.opener();
+    let metrics = metrics.start("the device is being opened")?;
+    if let Some(metrics) = &metrics {
+        metrics.add(Arc::new(HostSource::new(opener.clone())));
+    }
+    Ok((opener, metrics))
+}
+
+/// The program is ready: the address of its metrics, for the `ready` event.
+fn ready_at(metrics: Option<&Server>) -> Option<String> {
+    metrics.map(|server| {
+        server.set_ready();
+        server.address().to_string()
+    })
 }
 
 /// Prints the `ready` event, or its text.

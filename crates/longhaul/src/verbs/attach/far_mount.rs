@@ -6,6 +6,7 @@ use crate::arguments::parse_time;
 use crate::exit::Failure;
 use crate::verbs::cp::far::RemoteArgs;
 use crate::verbs::cp::key;
+use longhaul_device::Opener;
 use longhaul_fs::{Cached, CachedOptions, FileSystem};
 use longhaul_transfer::{Endpoint, FarDirectory, Key, Settings};
 use std::ffi::OsStr;
@@ -64,8 +65,7 @@ pub(super) fn endpoint(args: &MountArgs) -> Result<Option<Endpoint>, Failure> {
 }
 
 /// Connects to the agent.
-pub(super) fn open(args: &MountArgs, endpoint: &Endpoint) -> Result<TreeSource, Failure> {
-    let opener = args.device.using.initiator.opener();
+pub(super) fn open(args: &MountArgs, endpoint: &Endpoint, opener: &Opener) -> Result<TreeSource, Failure> {
     let settings = Settings {
         ssh: args.far.remote.ssh()?,
         key: key(args.far.key_file.as_deref(), Key::load)?,
@@ -81,6 +81,6 @@ pub(super) fn open(args: &MountArgs, endpoint: &Endpoint) -> Result<TreeSource, 
         name: endpoint.to_string(),
         via: VIA,
         files: Arc::new(Cached::new(Arc::clone(&far) as Arc<dyn FileSystem>, options)),
-        trouble: Box::new(move || far.trouble().map(|why| format!("disconnected: {why}"))),
+        trouble: Arc::new(move || far.trouble().map(|why| format!("disconnected: {why}"))),
     })
 }

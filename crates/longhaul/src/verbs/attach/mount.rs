@@ -7,10 +7,13 @@
 
 use super::far_mount::FarMountArgs;
 use super::open::DeviceArgs;
-use super::{background, detach_at, far_mount, log_passed_over, observe, pool_mount, tree_mount};
+use super::{
+    background, detach_at, far_mount, log_passed_over, observe, pool_mount, ready_at, tree_mount, watched,
+};
 use crate::complete;
 use crate::events::{MountReady, ServiceSummary};
 use crate::exit::{Exit, Failure, Outcome};
+use crate::metrics::MetricsArgs;
 use crate::output::Output;
 use crate::words::front_ends;
 use longhaul_attach::filesystem::{Content, FileSystemKind};
@@ -66,6 +69,8 @@ pub(crate) struct MountArgs {
     #[arg(long)]
     pub(super) foreground: bool,
     #[command(flatten)]
+    pub(super) metrics: MetricsArgs,
+    #[command(flatten)]
     pub(super) device: DeviceArgs,
     #[command(flatten)]
     pub(super) far: FarMountArgs,
@@ -91,10 +96,14 @@ pub(crate) struct Umount {
 
 pub(crate) fn run(args: &MountArgs, output: Output) -> Outcome {
     if let Some(name) = pool_mount::name(args)? {
-        return tree_mount::run(args, &directory(&args.dir)?, output, || pool_mount::open(args, &name));
+        return tree_mount::run(args, &directory(&args.dir)?, output, |opener| {
+            pool_mount::open(args, &name, opener)
+        });
     }
     if let Some(endpoint) = far_mount::endpoint(args)? {
-        return tree_mount::run(args, &directory(&args.dir)?, output, || far_mount::open(args, &endpoint));
+        return tree_mount::run(args, &directory(&args.dir)?, output, |opener| {
+            far_mount::open(args, &endpoint, opener)
+        });
     }
     needs_root("longhaul mount", "to mount a file system")?;
     let dir = directory(&args.dir)?;
@@ -142,7 +151,8 @@ fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
     let (event_sender, events) = observe::events()?;
     // Before the threads that serve the device are started: they inherit the setting.
     keep_out_of_reclaim();
-    let opened = args.device.open(&args.devices, dir)?;
+    let (opener, metrics) = watched(&args.device.using, &args.metrics)?;
+    let opened = args.device.open_by(&opener, &args.devices, dir)?;
     background::leave();
     let (kind, options) = options(args, &opened)?;
     let info = opened.requests.info();
@@ -194,6 +204,7 @@ fn serve(args: &MountArgs, dir: &Path, mut output: Output) -> Outcome {
         passed_over,
         loop_device: (record.via == recorded_via(Via::Fuse)).then(|| device.clone()),
         device,
+        metrics: ready_at(metrics.as_ref()),
     };
     print_ready(&ready, output);
     if background::is_this() {

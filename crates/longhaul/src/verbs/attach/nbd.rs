@@ -1,10 +1,11 @@
 //! `longhaul nbd`.
 
-use super::observe;
 use super::open::UseArgs;
+use super::{observe, ready_at, watched};
 use crate::arguments::resolve;
 use crate::events::{NbdReady, ServiceSummary, Stopping};
 use crate::exit::{Failure, Outcome};
+use crate::metrics::MetricsArgs;
 use crate::output::Output;
 use longhaul_attach::OpenDevice;
 use longhaul_attach::nbd::{Address, Export, Nbd};
@@ -37,6 +38,8 @@ pub(crate) struct NbdArgs {
     #[arg(long, value_name = "PATH")]
     unix: Option<PathBuf>,
     #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
     using: UseArgs,
 }
 
@@ -64,13 +67,14 @@ impl FromStr for NamedExport {
 pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
     // From here on a signal is an event, also while the devices are being opened.
     let (_event_sender, events) = observe::events()?;
+    let (opener, metrics) = watched(&args.using, &args.metrics)?;
     let mut opened: Vec<OpenDevice> = Vec::new();
     let mut exports: Vec<Export> = Vec::new();
     for named in &args.export {
         if exports.iter().any(|export| export.name == named.name) {
             return Err(Failure::usage(format!("two exports are called '{}'", named.name)));
         }
-        let device = args.using.open(&named.device, Path::new(&format!("nbd:{}", named.name)))?;
+        let device = args.using.open_by(&opener, &named.device, Path::new(&format!("nbd:{}", named.name)))?;
         exports.push(Export { name: named.name.clone(), requests: device.requests.clone() });
         opened.push(device);
     }
@@ -90,7 +94,7 @@ pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
             );
         }
     }
-    print_ready(&nbd, args, output);
+    print_ready(&nbd, args, ready_at(metrics.as_ref()), output);
     // A detach request does not come without an attachment: it is a signal.
     let _ = events.recv();
     output.event(&Stopping {});
@@ -106,7 +110,7 @@ pub(crate) fn run(args: &NbdArgs, output: Output) -> Outcome {
     Ok(())
 }
 
-fn print_ready(nbd: &Nbd, args: &NbdArgs, output: Output) {
+fn print_ready(nbd: &Nbd, args: &NbdArgs, metrics: Option<String>, output: Output) {
     let mut uris = Vec::new();
     for named in &args.export {
         uris.extend(nbd.addresses().iter().map(|address| match address {
@@ -117,5 +121,5 @@ fn print_ready(nbd: &Nbd, args: &NbdArgs, output: Output) {
     if !output.is_json() {
         output.line(format_args!("ready {}", uris.join(" ")));
     }
-    output.event(&NbdReady { uris });
+    output.event(&NbdReady { uris, metrics });
 }

@@ -40,9 +40,9 @@ pub(crate) struct UseArgs {
 }
 
 impl UseArgs {
-    fn options(&self) -> OpenOptions {
+    fn options(&self, opener: &Opener) -> OpenOptions {
         OpenOptions {
-            opener: self.initiator.opener(),
+            opener: opener.clone(),
             layout: None,
             stripe_unit: None,
             read_only: self.read_only,
@@ -51,8 +51,8 @@ impl UseArgs {
     }
 
     /// Opens the device of this name, to appear at `path`.
-    pub(crate) fn open(&self, name: &str, path: &Path) -> Result<OpenDevice, Failure> {
-        Ok(OpenDevice::open(&[name.to_owned()], &self.options(), path)?)
+    pub(super) fn open_by(&self, opener: &Opener, name: &str, path: &Path) -> Result<OpenDevice, Failure> {
+        Ok(OpenDevice::open(&[name.to_owned()], &self.options(opener), path)?)
     }
 }
 
@@ -76,12 +76,7 @@ impl DeviceArgs {
         path: &Path,
     ) -> Result<OpenDevice, Failure> {
         let DeviceArgs { layout, stripe_unit, using } = self;
-        let options = OpenOptions {
-            opener: opener.clone(),
-            layout: *layout,
-            stripe_unit: *stripe_unit,
-            ..using.options()
-        };
+        let options = OpenOptions { layout: *layout, stripe_unit: *stripe_unit, ..using.options(opener) };
         Ok(OpenDevice::open(names, &options, path)?)
     }
 

@@ -4,6 +4,7 @@ use super::far_mount::CloseMode;
 use super::mount::MountArgs;
 use super::tree_mount::TreeSource;
 use crate::exit::Failure;
+use longhaul_device::Opener;
 use longhaul_fs::{Cached, CachedOptions, FileSystem};
 use longhaul_pool::KnownPool;
 use longhaul_poolfs::{FsName, FsOptions, SCHEME};
@@ -24,20 +25,19 @@ pub(super) fn name(args: &MountArgs) -> Result<Option<FsName>, Failure> {
 }
 
 /// Opens it on this host.
-pub(super) fn open(args: &MountArgs, name: &FsName) -> Result<TreeSource, Failure> {
-    let opener = args.device.using.initiator.opener();
+pub(super) fn open(args: &MountArgs, name: &FsName, opener: &Opener) -> Result<TreeSource, Failure> {
     let pool = KnownPool::find(&name.pool)?.open(opener.options())?;
     let memory = usize::try_from(args.device.using.memory).unwrap_or(usize::MAX);
     // Half for what is read ahead. Writes are kept before they are cut into stripes, and while they are
     // on their way.
     let leases = args.far.close == CloseMode::Lease;
     let options = FsOptions { memory: memory / 4, leases, ..FsOptions::default() };
-    let files = Arc::new(longhaul_poolfs::open(&pool, &name.name, &opener, options)?);
+    let files = Arc::new(longhaul_poolfs::open(&pool, &name.name, opener, options)?);
     let options = CachedOptions { read_ahead: memory / 2, write_behind: memory / 4, flushes: true };
     Ok(TreeSource {
         name: format!("{SCHEME}{name}"),
         via: VIA,
         files: Arc::new(Cached::new(Arc::clone(&files) as Arc<dyn FileSystem>, options)),
-        trouble: Box::new(move || files.trouble()),
+        trouble: Arc::new(move || files.trouble()),
     })
 }

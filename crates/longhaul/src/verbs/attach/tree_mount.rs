@@ -3,13 +3,16 @@
 use super::background;
 use super::mount::MountArgs;
 use super::observe;
+use super::{ready_at, watched};
 use crate::events::{FarMountReady, ServiceSummary};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use longhaul_attach::fuse::{FuseTree, TreeOptions};
 use longhaul_attach::{Service, ServiceEvent, listen};
+use longhaul_device::Opener;
 use longhaul_device::attached::{Attachment, log_of};
-use longhaul_fs::FileSystem;
+use longhaul_fs::{Counted, FileSystem};
+use longhaul_metrics::FileSystemSource;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,7 +24,7 @@ pub(super) struct TreeSource {
     pub(super) via: &'static str,
     pub(super) files: Arc<dyn FileSystem>,
     /// What is wrong with it now.
-    pub(super) trouble: Box<dyn Fn() -> Option<String>>,
+    pub(super) trouble: Arc<dyn Fn() -> Option<String> + Send + Sync>,
 }
 
 /// Mounts what `open` opens at `dir`: by a process in the background, unless this is that one.
@@ -29,7 +32,7 @@ pub(super) fn run(
     args: &MountArgs,
     dir: &Path,
     output: Output,
-    open: impl FnOnce() -> Result<TreeSource, Failure>,
+    open: impl FnOnce(&Opener) -> Result<TreeSource, Failure>,
 ) -> Outcome {
     if !args.foreground && !background::is_this() {
         let ready = background::start(&log_of(dir), output)?;
@@ -43,11 +46,20 @@ fn serve(
     args: &MountArgs,
     dir: &Path,
     mut output: Output,
-    open: impl FnOnce() -> Result<TreeSource, Failure>,
+    open: impl FnOnce(&Opener) -> Result<TreeSource, Failure>,
 ) -> Outcome {
     // From here on a signal is an event, also while it is being opened.
     let (event_sender, events) = observe::events()?;
-    let TreeSource { name, via, files, trouble } = open()?;
+    let (opener, metrics) = watched(&args.device.using, &args.metrics)?;
+    let TreeSource { name, via, mut files, trouble } = open(&opener)?;
+    if let Some(metrics) = &metrics {
+        let counted = Counted::new(files);
+        let (counts, trouble) = (counted.counts(), Arc::downgrade(&trouble));
+        // A scrape that is under way does not keep the file system from its end.
+        let is_in_trouble = move || trouble.upgrade().is_some_and(|trouble| trouble().is_some());
+        metrics.add(Arc::new(FileSystemSource::new(name.clone(), counts, is_in_trouble)));
+        files = Arc::new(counted);
+    }
     background::leave();
     let read_only = args.device.using.read_only;
     let record = Attachment {
@@ -71,6 +83,7 @@ fn serve(
         source: name,
         pid: record.pid,
         read_only,
+        metrics: ready_at(metrics.as_ref()),
     };
     print_ready(&ready, output);
     if background::is_this() {
@@ -81,7 +94,7 @@ fn serve(
         front_end: Box::new(tree),
         path: dir,
         size: Box::new(|| 0),
-        trouble: Box::new(&trouble),
+        trouble: Box::new(|| trouble()),
         // The front end is the mount itself.
         release: Box::new(|_| Ok(())),
         released: Box::new(|| false),
@@ -94,7 +107,7 @@ fn serve(
     background::finish(&log_of(dir), result.is_ok());
     // Released before the reply, so that `longhaul umount` can be followed by a mount at once. With the last
     // of it a file system in a pool ends its session.
-    drop((server, held, trouble));
+    drop((server, held, metrics, trouble));
     if let Some(request) = detach_request {
         request.answer(result.clone());
     }
