@@ -26,7 +26,7 @@ const ANSWERS: u32 = 2;
 /// The service manager, if there is one. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Manager {
-    socket: Option<Arc<(UnixDatagram, SocketAddr)>>,
+    socket: Option<Arc<UnixDatagram>>,
     /// Period of its watchdog.
     watchdog: Option<Duration>,
 }
@@ -55,8 +55,8 @@ impl Manager {
     }
 
     fn send(&self, message: &str) {
-        let Some((socket, to)) = self.socket.as_deref() else { return };
-        if let Err(e) = socket.send_to_addr(message.as_bytes(), to) {
+        let Some(socket) = self.socket.as_deref() else { return };
+        if let Err(e) = socket.send(message.as_bytes()) {
             tracing::debug!("the service manager has not got a notification: {e}");
         }
     }
@@ -118,13 +118,16 @@ fn line(text: &str) -> String {
     text.replace('\n', " ")
 }
 
-/// A socket, and the address of the manager's: a path, or an abstract name that begins with `@`.
-fn connect(name: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
+/// A socket that is connected to that of the manager: a path, or an abstract name that begins with `@`. So a
+/// process that gives up its rights later, and cannot reach the path any more, still tells the manager.
+fn connect(name: &OsStr) -> io::Result<UnixDatagram> {
     let to = match name.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(name)?,
     };
-    Ok((UnixDatagram::unbound()?, to))
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&to)?;
+    Ok(socket)
 }
 
 /// The listening sockets that the service manager has for this process (`LISTEN_FDS`, `LISTEN_PID`).

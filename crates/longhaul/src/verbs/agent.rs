@@ -187,6 +187,8 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
         engine: args.engine.config(),
     })
     .map_err(Failure::failed)?;
+    // A manager of a user is reached by root's rights alone.
+    let manager = Manager::of_this_process();
     let refused = |e| Failure::failed(format_args!("cannot become the user {}: {e}", user.name));
     user.switch_to().map_err(refused)?;
     let metrics = metrics::start(metrics, "the agent is starting")?;
@@ -206,7 +208,6 @@ pub(crate) fn run(args: AgentArgs, output: Output) -> Outcome {
     if !output.is_json() {
         output.line(format_args!("ready {uri}"));
     }
-    let manager = Manager::of_this_process();
     manager.ready(&format!("Serving {uri}"));
     if args.one_time {
         // The agent ends when its standard input ends, or on a signal.
