@@ -16,6 +16,14 @@ pub enum Error {
         /// What happened at the last member that was tried.
         why: String,
     },
+    /// The server of the catalog does not let this host in.
+    #[error("catalog {catalog} refuses this host: {why}")]
+    Refused {
+        /// Name of the catalog.
+        catalog: String,
+        /// Why, and what to do.
+        why: String,
+    },
     /// The answer to a transaction was lost: it may or may not have been made.
     #[error("it is unknown whether catalog {catalog} has made a change: {why}")]
     Unknown {

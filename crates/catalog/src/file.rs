@@ -11,6 +11,7 @@
 //! - the newest [`Options::keep`] revisions can be read as of, and watched from;
 //! - an entry under a lease that has run out is deleted before anything else is read or written.
 
+mod served;
 mod tables;
 mod watch;
 mod write;
@@ -30,6 +31,8 @@ use tables::Reading;
 use watch::{Changes, FileWatch};
 use write::Writing;
 
+pub(crate) use served::{Changed, FileSnapshot};
+
 /// Bytes of the file that redb keeps in memory: the entries of some 10,000 volumes.
 const CACHE: usize = 16 << 20;
 /// Revisions that are kept unless told otherwise.
@@ -40,16 +43,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const RETRY: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(20)];
 
 /// How a file is opened.
+#[derive(Clone)]
 pub struct Options {
     /// The clock of leases.
     pub clock: Arc<dyn Clock>,
     /// Revisions that are kept.
     pub keep: u64,
+    /// The catalog is served to holders of leases on other hosts, which outlive this process and this host: each
+    /// lease gets its whole time again when the file is opened.
+    pub renew: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { clock: Arc::new(HostClock::new()), keep: KEEP }
+        Options { clock: Arc::new(HostClock::new()), keep: KEEP, renew: false }
     }
 }
 
@@ -96,6 +103,14 @@ impl FileCatalog {
             options,
             changes: Changes::of_file(path),
         };
+        if store.options.renew {
+            // Before any lease is found to have run out.
+            store.transact(false, |writing| {
+                writing.format()?;
+                writing.serve(served::draw())
+            })?;
+            return Ok(FileCatalog { store: Arc::new(store) });
+        }
         // A file that is not there, or that a killed process has left, is opened for writing.
         if let Ok(reader) = builder().open_read_only(path) {
             let txn = reader.begin_read().map_err(|e| failed(&store.name, "read", e))?;
@@ -189,10 +204,16 @@ impl Store {
 
     /// Runs `change` in a transaction, after the end of the leases that are due.
     fn write<T>(&self, change: impl FnOnce(&mut Writing) -> Result<T>) -> Result<T> {
+        self.transact(true, change)
+    }
+
+    fn transact<T>(&self, expires: bool, change: impl FnOnce(&mut Writing) -> Result<T>) -> Result<T> {
         let txn = self.begin()?;
         let (dirty, result) = {
             let mut writing = Writing::open(&txn, self)?;
-            writing.expire()?;
+            if expires {
+                writing.expire()?;
+            }
             let result = change(&mut writing);
             // An error of the disk ends the transaction here. Refusals come before the first change,
             // and leave what the leases did.

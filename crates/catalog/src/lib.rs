@@ -2,14 +2,15 @@
 //!
 //! [`Catalog`] is what the pools need of a store, and no more: transactions of several keys that are
 //! conditional on revisions, ranges by prefix as of a revision, watches from a revision, and leases,
-//! whose keys vanish when their holder does not keep them. It has two engines:
+//! whose keys vanish when their holder does not keep them. It has three engines:
 //!
 //! | engine | for | survives |
 //! |---|---|---|
 //! | [`FileCatalog`] | the processes of one host: one file (`redb`), without a server | a crash at any write |
+//! | [`RemoteCatalog`] | several hosts: a [server](server::CatalogServer) of such a file | a restart of the server |
 //! | [`EtcdCatalog`] | several hosts: etcd 3.4 or later, by its JSON gateway | the loss of a minority of its members |
 //!
-//! Both pass the same tests (`tests/conformance.rs`), so that code above does not know which one it has.
+//! All pass the same tests (`tests/conformance.rs`), so that code above does not know which one it has.
 //!
 //! ```
 //! use longhaul_catalog::{Catalog, Commit, Expect, FileCatalog, Txn};
@@ -31,13 +32,19 @@ mod clock;
 mod error;
 mod etcd;
 mod file;
+mod remote;
+mod secure;
+pub mod server;
 mod spec;
 mod types;
+pub mod wire;
 
 pub use clock::{Clock, HostClock, ManualClock};
 pub use error::{Error, Result};
 pub use etcd::EtcdCatalog;
 pub use file::{FileCatalog, Options as FileOptions};
+pub use remote::{Access, RemoteCatalog};
+pub use secure::{Acceptor, Connector, Denial, Denied, Peer, Secure};
 pub use spec::CatalogSpec;
 pub use types::{
     Commit, Entry, Event, Expect, LeaseId, MAX_CHANGES, MAX_OPERATIONS, MAX_TRANSACTION, Op, Revision,

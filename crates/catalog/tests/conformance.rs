@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::Etcd;
+use common::{Etcd, Server};
+use longhaul_catalog::server::Limits;
 use longhaul_catalog::{
     Catalog, Commit, Error, Event, Expect, FileCatalog, FileOptions, MAX_CHANGES, MAX_OPERATIONS, Revision,
     Txn, Watch,
@@ -437,6 +438,22 @@ fn a_file_conforms() {
 fn memory_conforms() {
     let catalog = Arc::new(FileCatalog::in_memory().expect("opened"));
     run(&Pair(catalog.clone(), catalog));
+}
+
+#[test]
+fn a_server_conforms() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = Server::start(&dir.path().join("catalog"));
+    run(&Pair(Arc::new(server.catalog()), Arc::new(server.catalog())));
+    let options = FileOptions { keep: 5, ..FileOptions::default() };
+    let server = Server::start_with(&dir.path().join("short"), options, Limits::default());
+    let catalog = Arc::new(server.catalog());
+    let compact = |_| {
+        for i in 0..6u8 {
+            done(catalog.commit(&Txn::new().put(b"other", &[i])));
+        }
+    };
+    a_forgotten_revision_is_refused(&Pair(catalog.clone(), Arc::new(server.catalog())), &compact);
 }
 
 #[test]

@@ -26,6 +26,10 @@ pub(super) const LEASES: TableDefinition<u64, LeaseRow> = TableDefinition::new("
 /// The keys of each lease.
 pub(super) const LEASED: TableDefinition<(u64, &[u8]), ()> = TableDefinition::new("leased");
 
+/// The transactions of clients of a server that were made, by client and number, each with its revision. Of a
+/// client those that it has no answer to are needed.
+pub(super) const DONE: TableDefinition<(u64, u64), u64> = TableDefinition::new("done");
+
 /// Version of these tables.
 pub(super) const FORMAT: u64 = 1;
 /// Counter: the version.
@@ -34,6 +38,8 @@ pub(super) const VERSION: &str = "version";
 pub(super) const REVISION: &str = "revision";
 /// Counter: the oldest revision whose state can still be read.
 pub(super) const OLDEST: &str = "oldest";
+/// Counter, of a catalog that was served: a number that tells it from others.
+pub(super) const IDENTITY: &str = "identity";
 /// Counter: leases granted.
 pub(super) const GRANTED: &str = "granted";
 
@@ -72,7 +78,7 @@ impl Reading {
         failed(&self.name, "read", e)
     }
 
-    fn counter(&self, name: &str) -> Result<u64> {
+    pub(super) fn counter(&self, name: &str) -> Result<u64> {
         let found = self.counters.get(name).map_err(|e| self.failed(e))?;
         Ok(found.map_or(0, |value| value.value()))
     }
@@ -175,16 +181,64 @@ impl Reading {
         Ok(Snapshot { revision, entries: entries.into_values().collect() })
     }
 
+    /// Calls `see` with the entries of this prefix from a key on, until it says false. Whether it did.
+    pub(super) fn walk(
+        &self,
+        prefix: &[u8],
+        from: Bound<&[u8]>,
+        see: &mut dyn FnMut(Entry) -> bool,
+    ) -> Result<bool> {
+        let from = match from {
+            Bound::Included(key) | Bound::Excluded(key) if key < prefix => Bound::Included(prefix),
+            Bound::Unbounded => Bound::Included(prefix),
+            from => from,
+        };
+        for row in self.entries.range::<&[u8]>((from, Bound::Unbounded)).map_err(|e| self.failed(e))? {
+            let (key, row) = row.map_err(|e| self.failed(e))?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            if !see(entry(key.value(), row.value())) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The revision of the newest state.
+    pub(super) fn revision(&self) -> Result<Revision> {
+        self.counter(REVISION)
+    }
+
     /// The newest revision, and the changes of `from` and later.
     pub(super) fn changes(&self, prefix: &[u8], from: Revision) -> Result<(Revision, Vec<Event>)> {
+        self.some_changes(prefix, from, usize::MAX)
+    }
+
+    /// The changes of `from` and later, of whole revisions, until they have `most` bytes of keys and values, and
+    /// the revision up to which these are all.
+    pub(super) fn some_changes(
+        &self,
+        prefix: &[u8],
+        from: Revision,
+        most: usize,
+    ) -> Result<(Revision, Vec<Event>)> {
         self.check_kept(from)?;
-        let mut events = Vec::new();
+        let (mut events, mut bytes) = (Vec::<Event>::new(), 0);
         for change in self.history.range((from, 0)..).map_err(|e| self.failed(e))? {
             let (at, change) = change.map_err(|e| self.failed(e))?;
+            let revision = at.value().0;
+            if bytes >= most
+                && let Some(last) = events.last()
+                && revision > last.revision
+            {
+                return Ok((revision - 1, events));
+            }
             let (key, value, _) = change.value();
             if key.starts_with(prefix) {
+                bytes += key.len() + value.map_or(0, <[u8]>::len);
                 let value = value.map(<[u8]>::to_vec);
-                events.push(Event { revision: at.value().0, key: key.to_vec(), value });
+                events.push(Event { revision, key: key.to_vec(), value });
             }
         }
         Ok((self.counter(REVISION)?, events))

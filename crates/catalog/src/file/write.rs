@@ -1,17 +1,19 @@
 //! Transactions on the file.
 
 use super::tables::{
-    COUNTERS, Change, ENTRIES, FORMAT, GRANTED, HISTORY, LEASED, LEASES, LeaseRow, OLDEST, REVISION, Row,
-    VERSION, is_over,
+    COUNTERS, Change, DONE, ENTRIES, FORMAT, GRANTED, HISTORY, IDENTITY, LEASED, LEASES, LeaseRow, OLDEST,
+    REVISION, Row, VERSION, is_over,
 };
 use super::{Store, failed};
 use crate::error::{Error, Result};
 use crate::types::{Commit, Expect, LeaseId, Op, Txn};
+use crate::wire::Token;
 use redb::{ReadableTable, Table, WriteTransaction};
 use std::time::Duration;
 
-/// The tables, for writing. All changes of one transaction have one revision, except that leases
-/// that were due come before the others, in the same one.
+/// The tables, for writing. All changes of one transaction have one revision, but for those of a
+/// [`batch`](super::FileCatalog::batch), in which each change has its own. Leases that were due come before the
+/// others, in the first one.
 pub(super) struct Writing<'t> {
     store: &'t Store,
     counters: Table<'t, &'static str, u64>,
@@ -19,10 +21,13 @@ pub(super) struct Writing<'t> {
     history: Table<'t, (u64, u32), Change>,
     leases: Table<'t, u64, LeaseRow>,
     leased: Table<'t, (u64, &'static [u8]), ()>,
+    done: Table<'t, (u64, u64), u64>,
     /// The newest revision before this transaction.
     revision: u64,
-    /// Changes of entries so far, and whether anything was written.
+    /// Changes of entries of this revision so far, whether there are any of the transaction, and whether
+    /// anything was written.
     changes: u32,
+    changed: bool,
     wrote: bool,
 }
 
@@ -36,8 +41,10 @@ impl<'t> Writing<'t> {
             history: txn.open_table(HISTORY).map_err(failed)?,
             leases: txn.open_table(LEASES).map_err(failed)?,
             leased: txn.open_table(LEASED).map_err(failed)?,
+            done: txn.open_table(DONE).map_err(failed)?,
             revision: 0,
             changes: 0,
+            changed: false,
             wrote: false,
         };
         writing.revision = writing.counter(REVISION)?;
@@ -67,6 +74,12 @@ impl<'t> Writing<'t> {
     /// The revision of what has been changed so far.
     fn now(&self) -> u64 {
         self.revision + u64::from(self.changes > 0)
+    }
+
+    /// What follows has a revision of its own.
+    pub(super) fn next(&mut self) {
+        self.revision = self.now();
+        self.changes = 0;
     }
 
     /// Makes the tables of a new file, and refuses those of another version.
@@ -122,6 +135,7 @@ impl<'t> Writing<'t> {
         let before = before.as_ref().map(|(c, m, l, value)| (*c, *m, *l, value.as_slice()));
         self.history.insert((revision, self.changes), (key, value, before)).map_err(failed)?;
         self.changes += 1;
+        self.changed = true;
         self.count(REVISION, revision)
     }
 
@@ -147,6 +161,66 @@ impl<'t> Writing<'t> {
             self.change(key, op)?;
         }
         Ok(Commit::Done(self.now()))
+    }
+
+    /// As [`commit`](Self::commit), for a transaction that may have been made already: then it is answered as it
+    /// was.
+    pub(super) fn commit_once(&mut self, txn: &Txn, token: &Token) -> Result<Commit> {
+        let at = (token.client, token.number);
+        let before = self.done.get(at).map_err(|e| self.failed(e))?.map(|row| row.value());
+        if let Some(revision) = before {
+            return Ok(Commit::Done(revision));
+        }
+        let commit = self.commit(txn)?;
+        let mut answered = Vec::new();
+        for row in self.done.range((token.client, 0)..(token.client, token.answered)).map_err(|e| self.failed(e))? {
+            answered.push(row.map_err(|e| self.failed(e))?.0.value());
+        }
+        let store = self.store;
+        let failed = |e: redb::StorageError| failed(&store.name, "write", e);
+        // One that had no effect has none if it is made again.
+        if self.changes > 0
+            && let Commit::Done(revision) = commit
+        {
+            for at in answered {
+                self.done.remove(at).map_err(failed)?;
+            }
+            self.done.insert(at, revision).map_err(failed)?;
+        }
+        Ok(commit)
+    }
+
+    /// Forgets the transactions of clients that have not been heard of for as many revisions as are kept.
+    fn forget_done(&mut self) -> Result<()> {
+        let oldest = self.now().saturating_sub(self.store.options.keep);
+        let mut gone = Vec::new();
+        for row in self.done.iter().map_err(|e| self.failed(e))? {
+            let (at, revision) = row.map_err(|e| self.failed(e))?;
+            if revision.value() < oldest {
+                gone.push(at.value());
+            }
+        }
+        let store = self.store;
+        for at in gone {
+            self.wrote = true;
+            self.done.remove(at).map_err(|e| failed(&store.name, "write", e))?;
+        }
+        Ok(())
+    }
+
+    /// Gives all leases their whole time again, and the catalog an identity if it has none.
+    pub(super) fn serve(&mut self, identity: u64) -> Result<()> {
+        let mut leases = Vec::new();
+        for row in self.leases.iter().map_err(|e| self.failed(e))? {
+            let (id, row) = row.map_err(|e| self.failed(e))?;
+            leases.push((LeaseId(id.value()), row.value().0));
+        }
+        leases.into_iter().try_for_each(|(lease, ttl)| self.set_lease(lease, ttl))?;
+        self.forget_done()?;
+        if self.counter(IDENTITY)? == 0 {
+            self.count(IDENTITY, identity)?;
+        }
+        Ok(())
     }
 
     /// Time to live of a lease, in milliseconds.
@@ -213,7 +287,7 @@ impl<'t> Writing<'t> {
     /// Forgets the history that is not to be kept.
     pub(super) fn compact(&mut self) -> Result<()> {
         let oldest = self.now().saturating_sub(self.store.options.keep);
-        if self.changes == 0 || oldest <= self.counter(OLDEST)? {
+        if !self.changed || oldest <= self.counter(OLDEST)? {
             return Ok(());
         }
         let mut gone = Vec::new();

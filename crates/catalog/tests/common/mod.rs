@@ -1,11 +1,83 @@
-//! etcd, for tests.
+//! Engines of the catalog that are servers, for tests: etcd, and ours.
 
 #![allow(dead_code, reason = "not every test uses all of it")]
 
-use longhaul_catalog::EtcdCatalog;
-use std::net::TcpListener;
+use longhaul_catalog::server::{CatalogServer, Limits, Observer, ServerOptions};
+use longhaul_catalog::{Access, Denial, EtcdCatalog, FileOptions, Peer, RemoteCatalog};
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What a server has told of its connections.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(pub(crate) Mutex<Vec<String>>);
+
+impl Observer for Seen {
+    fn connected(&self, _: SocketAddr, peer: &Peer) {
+        self.0.lock().expect("locked").push(format!("connected {}", peer.host));
+    }
+
+    fn refused(&self, _: SocketAddr, host: &str, why: Denial, text: &str) {
+        self.0.lock().expect("locked").push(format!("refused '{host}' {why:?}: {text}"));
+    }
+
+    fn disconnected(&self, _: SocketAddr, peer: &Peer, _: Duration, _: (u64, u64)) {
+        self.0.lock().expect("locked").push(format!("disconnected {}", peer.host));
+    }
+}
+
+/// A catalog server within this process, which can be stopped and started again at its address.
+pub(crate) struct Server {
+    server: Option<CatalogServer>,
+    path: PathBuf,
+    options: FileOptions,
+    limits: Limits,
+    pub(crate) address: SocketAddr,
+    pub(crate) seen: Arc<Seen>,
+}
+
+impl Server {
+    pub(crate) fn start(path: &Path) -> Server {
+        Server::start_with(path, FileOptions::default(), Limits::default())
+    }
+
+    pub(crate) fn start_with(path: &Path, options: FileOptions, limits: Limits) -> Server {
+        let address = SocketAddr::from(([127, 0, 0, 2], 0));
+        let path = path.to_owned();
+        let mut server = Server { server: None, path, options, limits, address, seen: Arc::default() };
+        server.restart();
+        server
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.server = None;
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.stop();
+        let listener = TcpListener::bind(self.address).expect("bound");
+        self.address = listener.local_addr().expect("bound");
+        let options = ServerOptions {
+            listeners: vec![listener],
+            acceptor: None,
+            observer: self.seen.clone(),
+            limits: self.limits.clone(),
+            file: self.options.clone(),
+        };
+        self.server = Some(CatalogServer::start(&self.path, options).expect("started"));
+    }
+
+    pub(crate) fn running(&self) -> &CatalogServer {
+        self.server.as_ref().expect("it runs")
+    }
+
+    pub(crate) fn catalog(&self) -> RemoteCatalog {
+        let access = Access { host: "test".into(), connector: None };
+        RemoteCatalog::new(&[self.address.to_string()], access).expect("an address")
+    }
+}
 
 /// Members of an etcd on loopback, which end with it.
 pub(crate) struct Etcd {
