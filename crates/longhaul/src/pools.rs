@@ -11,8 +11,9 @@ use std::sync::Arc;
 /// Options of all verbs that use pools.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct PoolArgs {
-    /// The catalog: file:PATH, or etcd:HOST:PORT[,HOST:PORT…][/PREFIX] [default: the
-    /// one that this host knows the pool by]
+    /// The catalog: file:PATH, server:HOST[:PORT], or
+    /// etcd:HOST:PORT[,HOST:PORT…][/PREFIX] [default: the one that this host knows
+    /// the pool by]
     #[arg(long, value_name = "CATALOG")]
     pub(crate) catalog: Option<CatalogSpec>,
     #[command(flatten)]

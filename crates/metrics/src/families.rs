@@ -189,6 +189,21 @@ families! {
     FS_TROUBLE: Gauge None "longhaul_filesystem_trouble" ["source"]
         "1 while something is wrong with the file system, which longhaul list names, else 0.";
 
+    CATALOG_CLIENTS: Gauge None "longhaul_catalog_clients" []
+        "Clients that are connected to the catalog server.";
+    CATALOG_REFUSED: Counter None "longhaul_catalog_refused" []
+        "Connections that the catalog server refused.";
+    CATALOG_WATCHES: Gauge None "longhaul_catalog_watches" []
+        "Watches of clients.";
+    CATALOG_READS: Counter None "longhaul_catalog_reads" []
+        "Questions that were answered.";
+    CATALOG_CHANGES: Counter None "longhaul_catalog_changes" []
+        "Transactions and changes of leases that were answered.";
+    CATALOG_BATCHES: Counter None "longhaul_catalog_batches" []
+        "Transactions of the file that these were made in, each of which waits for the disk once.";
+    CATALOG_FAILED: Counter None "longhaul_catalog_failed_changes" []
+        "Changes that failed, as the file could not be written.";
+
     PATH_USABLE: Gauge None "longhaul_path_usable" ["device", "address"]
         "1 if I/O goes or can go over the path, 0 while it is lost or the target has the namespace inaccessible.";
     PATH_BYTES: Counter Bytes "longhaul_path_transferred_bytes" ["device", "address", "direction"]

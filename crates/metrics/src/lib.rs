@@ -9,6 +9,7 @@
 mod agent;
 mod arrays;
 mod audit;
+mod catalog;
 mod families;
 mod filesystem;
 mod host;
@@ -22,6 +23,7 @@ mod target;
 
 pub use agent::AgentSource;
 pub use audit::{AuditCounts, AuditSource};
+pub use catalog::CatalogSource;
 pub use families::{FAMILIES, Family, FamilyKind, Unit};
 pub use filesystem::FileSystemSource;
 pub use host::HostSource;

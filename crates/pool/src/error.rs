@@ -199,7 +199,8 @@ impl From<Error> for longhaul_device::Error {
             | Error::NotMoved { .. } => ErrorKind::Refused,
             Error::Space { source: SpaceError::Unreachable(_), .. }
             | Error::Catalog(longhaul_catalog::Error::Unreachable { .. }) => ErrorKind::Unreachable,
-            Error::Space { source: SpaceError::Refused(_), .. } => ErrorKind::Refused,
+            Error::Space { source: SpaceError::Refused(_), .. }
+            | Error::Catalog(longhaul_catalog::Error::Refused { .. }) => ErrorKind::Refused,
             Error::Catalog(longhaul_catalog::Error::Busy { .. }) => ErrorKind::TimedOut,
             _ => ErrorKind::Failed,
         };

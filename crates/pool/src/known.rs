@@ -4,11 +4,12 @@
 //! root also sees those of the user that called `sudo`, and reads a catalog in a file with the rights
 //! of that user. It says no more than a flag `--catalog` would: a lost one is written again.
 
+use crate::access::catalog_access;
 use crate::error::{Error, Result};
 use crate::name::check_name;
 use crate::pool::{Host, Pool};
 use crate::remote::Targets;
-use longhaul_catalog::{Catalog, CatalogSpec};
+use longhaul_catalog::{Access, Catalog, CatalogSpec};
 use longhaul_device::{User, state};
 use longhaul_initiator::Options;
 use serde::{Deserialize, Serialize};
@@ -83,7 +84,7 @@ impl KnownPool {
             CatalogSpec::File(path) => {
                 CatalogSpec::File(std::path::absolute(path).map_err(|e| failed(path, e))?)
             }
-            etcd => etcd.clone(),
+            shared => shared.clone(),
         };
         Ok(KnownPool { name: name.to_owned(), catalog, user: None })
     }
@@ -190,16 +191,17 @@ impl KnownPool {
     pub fn host(&self, targets: Arc<Targets>) -> Result<Host> {
         let name = std::fs::read_to_string(HOSTNAME).unwrap_or_default();
         let name = name.trim().to_owned();
-        Ok(Host { catalog: self.open_catalog()?, spaces: targets, name, ttl: TTL })
+        let access = catalog_access(targets.options());
+        Ok(Host { catalog: self.open_catalog(access)?, spaces: targets, name, ttl: TTL })
     }
 
-    fn open_catalog(&self) -> Result<Arc<dyn Catalog>> {
-        let CatalogSpec::File(path) = &self.catalog else { return Ok(self.catalog.open()?) };
+    fn open_catalog(&self, access: Access) -> Result<Arc<dyn Catalog>> {
+        let CatalogSpec::File(path) = &self.catalog else { return Ok(self.catalog.open(access)?) };
         let open = || {
             if let Some(directory) = path.parent() {
                 std::fs::create_dir_all(directory).map_err(|e| failed(directory, e))?;
             }
-            Ok(self.catalog.open()?)
+            Ok(self.catalog.open(access)?)
         };
         with_rights(self.user.as_ref(), open).map_err(|e| failed(path, e))?
     }

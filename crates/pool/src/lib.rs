@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod balance;
 mod change;
 mod claim;
@@ -49,6 +50,7 @@ mod user;
 mod users;
 mod wire;
 
+pub use access::{CATALOG_NQN, catalog_acceptor, catalog_access};
 pub use balance::{PlannedMove, Removal};
 pub use create::VolumeRequest;
 pub use error::{Error, Result};

@@ -54,6 +54,11 @@ impl Targets {
         Ok(Targets { thread, options, connected: Mutex::default(), round_trips: Mutex::default() })
     }
 
+    /// How they are reached.
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// The address of the space that `name` means: `HOST[:PORT]` where that target has one space, or
     /// `HOST[:PORT]/SPACE`, with its name or NQN.
     ///

@@ -122,6 +122,7 @@ fn of_catalog(e: &CatalogError) -> Error {
     let kind = match e {
         CatalogError::Unreachable { .. } => ErrorKind::Unreachable,
         CatalogError::Busy { .. } => ErrorKind::TimedOut,
+        CatalogError::Refused { .. } => ErrorKind::Refused,
         _ => ErrorKind::Failed,
     };
     Error::new(kind, e)

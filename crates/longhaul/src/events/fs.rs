@@ -23,6 +23,22 @@ pub(crate) struct FsMade {
     pub(crate) hosts: Vec<String>,
 }
 
+/// `fs serve`: hosts can connect.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "ready")]
+pub(crate) struct CatalogReady {
+    /// The catalog, as `--catalog` of other hosts takes it.
+    pub(crate) catalog: String,
+    /// Addresses that the server listens on.
+    pub(crate) listen: Vec<String>,
+    /// The file that it serves.
+    pub(crate) file: String,
+    /// Hosts have to use TLS, with a key of `--keys`.
+    pub(crate) tls: bool,
+    /// Address at which metrics are served; null without `--metrics`.
+    pub(crate) metrics: Option<String>,
+}
+
 /// `fs ls`: a file system.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "fs")]

@@ -1,5 +1,7 @@
 //! `longhaul fs`.
 
+mod serve;
+
 use crate::arguments::parse_bytes;
 use crate::events::{
     FsChecked, FsList, FsListed, FsMade, FsMember, FsMount, FsRemoved, FsResized, FsScrubbed, FsShown,
@@ -38,13 +40,15 @@ enum FsVerb {
     Resize(ResizeFs),
     /// Remove file systems and their files
     Rm(RemoveFs),
+    /// Serve the catalog of pools to other hosts
+    Serve(serve::ServeArgs),
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Its data is in different failure domains, on the targets with the most free
 capacity, and its metadata in the catalog of the pool: in a file, one host mounts
-it; in etcd, many do.
+it; at a server (longhaul fs serve) or in etcd, many do.
 
 Example:
   longhaul fs create scratch/home --size 2TiB --layout parity
@@ -137,6 +141,7 @@ pub(crate) fn run(args: FsVerbArgs, output: Output) -> Outcome {
         FsVerb::Scrub(args) => scrub(&args, output),
         FsVerb::Resize(args) => resize(&args, output),
         FsVerb::Rm(args) => remove(&args, output),
+        FsVerb::Serve(args) => serve::serve(&args, output),
     }
 }
 
