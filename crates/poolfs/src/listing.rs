@@ -2,6 +2,9 @@
 //!
 //! A position is the number of a page and the place in it, so that it means the same in every listing: a
 //! page that was read ahead by one is continued by another.
+//!
+//! The pages of a listing grow, so that a large directory far away costs few round trips, and a look at the first
+//! names of one little.
 
 use crate::schema::{EntryRecord, InodeRecord, unreadable};
 use crate::session::FsSession;
@@ -9,14 +12,18 @@ use crate::store::lock;
 use longhaul_fs::{DirectoryEntry, Errno, Reply};
 use std::collections::{HashMap, VecDeque};
 
-/// Entries of a page: one answer of the catalog.
+/// Entries of the first page: one answer of the catalog.
 pub(crate) const PAGE: usize = 1000;
-/// Inodes that are asked for at a time: what a transaction may have.
-const ASKED: usize = 100;
+/// Entries of the largest page, which fit into the place of a position.
+const PAGE_MAX: usize = 16_000;
+/// How many times as many entries the next page has.
+const GROWTH: usize = 4;
+/// Inodes that are asked for one by one at a time: the catalog divides them as it needs to.
+const ASKED: usize = 4096;
 /// Bits of a position that are the place in a page.
 const PLACE: u32 = 16;
-/// Pages of which all names are remembered, for programs that go back.
-const WHOLE: usize = 64;
+/// Names that are remembered, for programs that go back.
+const WHOLE: usize = 1 << 16;
 /// Pages of which the last name is remembered.
 const LAST: usize = 1 << 16;
 
@@ -25,6 +32,8 @@ const LAST: usize = 1 << 16;
 pub(crate) struct Pages {
     next: u64,
     whole: VecDeque<(u64, Vec<Vec<u8>>)>,
+    /// Names in these.
+    names: usize,
     last: HashMap<u64, (usize, Vec<u8>)>,
     order: VecDeque<u64>,
 }
@@ -38,10 +47,13 @@ impl Pages {
         if let Some(last) = names.last() {
             self.last.insert(page, (names.len(), last.clone()));
             self.order.push_back(page);
+            self.names += names.len();
             self.whole.push_back((page, names));
         }
-        if self.whole.len() > WHOLE {
-            self.whole.pop_front();
+        while self.names > WHOLE
+            && let Some((_, names)) = self.whole.pop_front()
+        {
+            self.names -= names.len();
         }
         if self.order.len() > LAST
             && let Some(old) = self.order.pop_front()
@@ -49,6 +61,12 @@ impl Pages {
             self.last.remove(&old);
         }
         positions
+    }
+
+    /// Entries of the page behind a position.
+    pub(crate) fn most(&self, position: u64) -> usize {
+        let before = self.last.get(&(position >> PLACE)).map_or(0, |(count, _)| *count);
+        (before * GROWTH).clamp(PAGE, PAGE_MAX)
     }
 
     /// The name at a position; `None` if it is not remembered.
@@ -69,18 +87,19 @@ impl FsSession {
     pub(crate) fn list(&self, directory: u64, after: u64) -> Result<Reply, Errno> {
         let keys = self.store.keys();
         let prefix = keys.entry(directory, b"");
-        let from = match after {
-            0 => prefix.clone(),
-            position => match lock(&self.pages).name(position) {
-                Some(name) => keys.entry(directory, name),
-                None => return Err(Errno::STALE),
-            },
+        let (from, most) = match after {
+            0 => (prefix.clone(), PAGE),
+            position => {
+                let pages = lock(&self.pages);
+                let name = pages.name(position).ok_or(Errno::STALE)?;
+                (keys.entry(directory, name), pages.most(position))
+            }
         };
         let found = loop {
             self.write_out_in(directory)?;
             let (inode, lease) = (keys.inode(directory), keys.lease(directory));
             let with = [inode.clone(), lease.clone()];
-            let (mut known, found) = self.store.page_with(&with, &prefix, &from, PAGE)?;
+            let (mut known, found) = self.store.page_with(&with, &prefix, &from, most)?;
             if self.is_away(&lease, &known) {
                 self.recall(directory)?;
                 continue;
@@ -92,7 +111,7 @@ impl FsSession {
             }
             break found;
         };
-        let is_last = found.len() < PAGE;
+        let is_last = found.len() < most;
         let mut named: Vec<(Vec<u8>, u64)> = Vec::with_capacity(found.len());
         for entry in found {
             let record =
@@ -139,7 +158,7 @@ impl FsSession {
             let first = wanted[at];
             // As many as lie close together: at most half of what is returned is not wanted.
             let close = |end: usize| wanted[end - 1] - first < 2 * (end - at) as u64;
-            let mut end = (at + PAGE).min(wanted.len());
+            let mut end = (at + PAGE_MAX).min(wanted.len());
             while end > at + ASKED && !close(end) {
                 end = at + (end - at) / 2;
             }
@@ -172,7 +191,7 @@ mod tests {
     fn a_position_means_one_name() {
         let mut pages = Pages::default();
         let names = |page: usize| -> Vec<Vec<u8>> {
-            (0..3).map(|name| format!("{page} {name}").into_bytes()).collect()
+            (0..1000).map(|name| format!("{page} {name:03}").into_bytes()).collect()
         };
         let mut all = Vec::new();
         for page in 0..100 {
@@ -181,9 +200,11 @@ mod tests {
             }
         }
         for (page, position, name) in &all {
-            let is_kept = *page >= 100 - WHOLE || name.ends_with(b"2");
+            let is_kept = *page >= 100 - WHOLE / 1000 || name.ends_with(b"999");
             assert_eq!(pages.name(*position), is_kept.then_some(&name[..]), "{page}");
         }
+        let last = all.last().map_or(0, |(_, position, _)| *position);
+        assert_eq!((pages.most(0), pages.most(last)), (PAGE, 4 * PAGE));
         assert!(pages.add(Vec::new()).is_empty());
         assert_eq!((pages.name(0), pages.name(u64::MAX)), (None, None));
     }

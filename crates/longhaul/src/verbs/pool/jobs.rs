@@ -36,7 +36,7 @@ pub(super) fn allocate(args: &Allocate, output: Output) -> Outcome {
         Some(nodes) => {
             if matches!(opened.known.catalog, CatalogSpec::File(_)) {
                 tracing::warn!(
-                    "the catalog is a file of this host: nodes open the volumes by a catalog in etcd"
+                    "the catalog is a file of this host: nodes open the volumes by one at a server or in etcd"
                 );
             }
             let nqn = |node: &String| args.node_nqn.replace(NODE, node);
