@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod catalog_frames;
 pub mod codec_from_controller;
 pub mod codec_from_host;
 pub mod controller;
@@ -29,7 +30,7 @@ pub mod transfer_frames;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target by name.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("codec_from_host", codec_from_host::run),
     ("codec_from_controller", codec_from_controller::run),
     ("structures", structures::run),
@@ -37,6 +38,7 @@ pub const TARGETS: [Target; 7] = [
     ("host_queue", host_queue::run),
     ("controller", controller::run),
     ("transfer_frames", transfer_frames::run),
+    ("catalog_frames", catalog_frames::run),
 ];
 
 /// The entry of a fuzz target: libFuzzer's where it was built for fuzzing,

@@ -44,6 +44,7 @@ pub fn all() -> Vec<Seed> {
     }
     structures(&mut all);
     transfers(&mut all);
+    catalogs(&mut all);
     all
 }
 
@@ -367,4 +368,56 @@ fn transfers(all: &mut Vec<Seed>) {
         Frame::Refuse(Refusal::new(RefusalKind::Busy, "words\u{1b}")),
     ];
     add(all, "transfer_frames", "answers", &stream(0x40, answers));
+}
+
+/// What a client of a catalog server sends, and what the server answers.
+fn catalogs(all: &mut Vec<Seed>) {
+    use longhaul_catalog::wire::{Change, Hello, Part, Piece, Question, Reply, Request, Token, VERSION};
+    use longhaul_catalog::{Commit, Entry, Error, Event, Expect, LeaseId, Txn};
+    use std::time::Duration;
+
+    let key = b"fs/x/i1".to_vec();
+    let txn = Txn::new().expect(&key, Expect::Modified(300)).expect(b"l", Expect::Absent);
+    let txn = txn.expect(b"c", Expect::Present).put_leased(&key, b"value", LeaseId(5)).delete(b"gone");
+    let part = Part { prefix: b"fs/".to_vec(), after: Some(key.clone()), most: Some(1000), at: Some(12) };
+    let mut client = vec![0];
+    Hello { version: VERSION, host: "nqn.2014-08.org.example:host".into() }.encode(&mut client);
+    let requests = [
+        Request::Change(Change::Commit(txn, Some(Token { client: 1 << 40, number: 7, answered: 3 }))),
+        Request::Read(Question { keys: vec![key.clone()], part: Some(part), bare: false }),
+        Request::Watch { prefix: b"fs/".to_vec(), from: 9 },
+        Request::Change(Change::Grant(Duration::from_secs(30))),
+        Request::Change(Change::Keep(LeaseId(5))),
+        Request::Change(Change::Revoke(LeaseId(5))),
+        Request::Cancel,
+        Request::Ping,
+    ];
+    (1..).zip(requests).for_each(|(id, request)| request.encode(id, &mut client));
+    add(all, "catalog_frames", "client", &client);
+
+    let entry = |number: u8| Entry {
+        key: [&key[..], &[number]].concat(),
+        value: vec![number; 40],
+        created: 3,
+        modified: 900,
+        lease: (number == 2).then_some(LeaseId(5)),
+    };
+    let piece = Piece { revision: 900, entries: (0..4).map(entry).collect(), keys: 1, bare: false, more: true };
+    let event = |value| Event { revision: 901, key: key.clone(), value };
+    let mut server = vec![1];
+    let replies = [
+        Reply::Welcome { identity: 77 },
+        Reply::Refused { version: 2, why: "no".into() },
+        Reply::Committed(Commit::Done(900)),
+        Reply::Entries(Piece { bare: true, keys: 0, more: false, ..piece.clone() }),
+        Reply::Entries(piece),
+        Reply::Events { through: 901, events: vec![event(Some(vec![1])), event(None)], more: false },
+        Reply::Granted(LeaseId(5)),
+        Reply::Kept(Duration::from_secs(30)),
+        Reply::Revoked,
+        Reply::Failed(Error::Compacted { at: 3 }),
+        Reply::Pong,
+    ];
+    (0..).zip(replies).for_each(|(id, reply)| reply.encode(id, &mut server));
+    add(all, "catalog_frames", "server", &server);
 }
