@@ -372,14 +372,14 @@ fn transfers(all: &mut Vec<Seed>) {
 
 /// What a client of a catalog server sends, and what the server answers.
 fn catalogs(all: &mut Vec<Seed>) {
-    use longhaul_catalog::wire::{Change, Hello, Part, Piece, Question, Reply, Request, Token, VERSION};
+    use longhaul_catalog::wire::{Change, Hello, KeyRange, Piece, Question, Reply, Request, Token, VERSION};
     use longhaul_catalog::{Commit, Entry, Error, Event, Expect, LeaseId, Txn};
     use std::time::Duration;
 
     let key = b"fs/x/i1".to_vec();
     let txn = Txn::new().expect(&key, Expect::Modified(300)).expect(b"l", Expect::Absent);
     let txn = txn.expect(b"c", Expect::Present).put_leased(&key, b"value", LeaseId(5)).delete(b"gone");
-    let part = Part { prefix: b"fs/".to_vec(), after: Some(key.clone()), most: Some(1000), at: Some(12) };
+    let part = KeyRange { prefix: b"fs/".to_vec(), after: Some(key.clone()), most: Some(1000), at: Some(12) };
     let mut client = vec![0];
     Hello { version: VERSION, host: "nqn.2014-08.org.example:host".into() }.encode(&mut client);
     let requests = [
@@ -402,7 +402,8 @@ fn catalogs(all: &mut Vec<Seed>) {
         modified: 900,
         lease: (number == 2).then_some(LeaseId(5)),
     };
-    let piece = Piece { revision: 900, entries: (0..4).map(entry).collect(), keys: 1, bare: false, more: true };
+    let piece =
+        Piece { revision: 900, entries: (0..4).map(entry).collect(), keys: 1, bare: false, more: true };
     let event = |value| Event { revision: 901, key: key.clone(), value };
     let mut server = vec![1];
     let replies = [

@@ -11,9 +11,9 @@ mod watch;
 use crate::error::{Error, Result};
 use crate::secure::Connector;
 use crate::types::{Commit, Entry, LeaseId, MAX_TRANSACTION, Revision, Snapshot, Txn};
-use crate::wire::{Change, Part, Piece, Question, Reply, Request, Token};
+use crate::wire::{Change, KeyRange, Piece, Question, Reply, Request, Token};
 use crate::{Catalog, Watch};
-use link::{Fault, Link};
+use link::{Link, LinkFault};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,15 +50,15 @@ impl std::fmt::Debug for Access {
 
 /// A catalog that a server has.
 pub struct RemoteCatalog {
-    client: Arc<Client>,
+    client: Arc<RemoteClient>,
 }
 
 /// What a catalog and its watches share.
-struct Client {
+struct RemoteClient {
     name: String,
     addresses: Vec<String>,
     access: Access,
-    connection: Mutex<Connection>,
+    connection: Mutex<Connected>,
     /// The number of this client in tokens.
     number: u64,
     next: AtomicU64,
@@ -67,7 +67,7 @@ struct Client {
 }
 
 #[derive(Default)]
-struct Connection {
+struct Connected {
     link: Option<Arc<Link>>,
     /// The address that answered last.
     at: usize,
@@ -79,7 +79,9 @@ struct Connection {
 fn draw() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u128(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos()));
+    hasher.write_u128(
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos()),
+    );
     hasher.write_u32(std::process::id());
     hasher.finish()
 }
@@ -95,7 +97,7 @@ impl RemoteCatalog {
         if addresses.is_empty() {
             return Err(Error::Invalid("no address of a catalog server".to_owned()));
         }
-        let client = Client {
+        let client = RemoteClient {
             name: format!("server at {}", addresses.join(", ")),
             addresses,
             access,
@@ -108,25 +110,24 @@ impl RemoteCatalog {
     }
 }
 
-impl Drop for RemoteCatalog {
+impl Drop for RemoteClient {
     fn drop(&mut self) {
-        // Its watches make a connection of their own, if they stay.
-        if let Some(link) = lock(&self.client.connection).link.take() {
+        if let Some(link) = lock(&self.connection).link.take() {
             link.end("the catalog is closed");
         }
     }
 }
 
-impl Client {
+impl RemoteClient {
     /// The connection; a new one, at each address once, if there is none.
-    fn link(&self) -> std::result::Result<Arc<Link>, Fault> {
+    fn link(&self) -> std::result::Result<Arc<Link>, LinkFault> {
         // Others wait for the one that connects.
         let mut connection = lock(&self.connection);
         if let Some(link) = connection.link.as_ref().filter(|link| link.is_open()) {
             return Ok(Arc::clone(link));
         }
         connection.link = None;
-        let mut last = Fault::Unsent("no address".to_owned());
+        let mut last = LinkFault::Unsent("no address".to_owned());
         for _ in &self.addresses {
             let at = connection.at;
             let address = &self.addresses[at % self.addresses.len()];
@@ -138,7 +139,7 @@ impl Client {
                         return Ok(link);
                     }
                     link.end("it is another catalog");
-                    last = Fault::Refused(format!(
+                    last = LinkFault::Refused(format!(
                         "{address}: the server has another catalog than the one that this client has used: \
                          look which one is to be used, and start again"
                     ));
@@ -150,12 +151,12 @@ impl Client {
         Err(last)
     }
 
-    fn error(&self, fault: Fault, was_sent: bool) -> Error {
+    fn error(&self, fault: LinkFault, was_sent: bool) -> Error {
         let catalog = self.name.clone();
         match fault {
-            Fault::Refused(why) => Error::Refused { catalog, why },
-            Fault::Unsent(why) | Fault::Lost(why) if was_sent => Error::Unknown { catalog, why },
-            Fault::Unsent(why) | Fault::Lost(why) => Error::Unreachable { catalog, why },
+            LinkFault::Refused(why) => Error::Refused { catalog, why },
+            LinkFault::Unsent(why) | LinkFault::Lost(why) if was_sent => Error::Unknown { catalog, why },
+            LinkFault::Unsent(why) | LinkFault::Lost(why) => Error::Unreachable { catalog, why },
         }
     }
 
@@ -178,16 +179,16 @@ impl Client {
     /// Tries `attempt` on a connection until it is answered, or the server has not answered for long.
     fn patiently<T>(
         &self,
-        mut attempt: impl FnMut(&Arc<Link>) -> std::result::Result<T, Fault>,
-    ) -> std::result::Result<T, (Fault, bool)> {
+        mut attempt: impl FnMut(&Arc<Link>) -> std::result::Result<T, LinkFault>,
+    ) -> std::result::Result<T, (LinkFault, bool)> {
         let (start, mut pause, mut was_sent) = (Instant::now(), PAUSE[0], false);
         loop {
             let fault = match self.link().and_then(|link| attempt(&link)) {
                 Ok(value) => return Ok(value),
                 Err(fault) => fault,
             };
-            was_sent |= matches!(fault, Fault::Lost(_));
-            if matches!(fault, Fault::Refused(_)) || start.elapsed() > PATIENCE {
+            was_sent |= matches!(fault, LinkFault::Lost(_));
+            if matches!(fault, LinkFault::Refused(_)) || start.elapsed() > PATIENCE {
                 return Err((fault, was_sent));
             }
             tracing::debug!("{}: {fault:?}", self.name);
@@ -217,7 +218,9 @@ impl Client {
                     Reply::Entries(piece) => {
                         let more = piece.more;
                         // Another connection goes on behind it; keys alone are read again, as of one revision.
-                        if let (Some(part), Some(last)) = (&mut asked.part, piece.entries[piece.keys..].last()) {
+                        if let (Some(part), Some(last)) =
+                            (&mut asked.part, piece.entries[piece.keys..].last())
+                        {
                             let count = (piece.entries.len() - piece.keys) as u64;
                             part.after = Some(last.key.clone());
                             part.at = Some(piece.revision);
@@ -278,12 +281,12 @@ impl Catalog for RemoteCatalog {
     }
 
     fn range(&self, prefix: &[u8], at: Option<Revision>) -> Result<Snapshot> {
-        let part = Part { prefix: prefix.to_vec(), after: None, most: None, at };
+        let part = KeyRange { prefix: prefix.to_vec(), after: None, most: None, at };
         Ok(self.client.read_all(&Question { part: Some(part), ..Question::default() })?.1)
     }
 
     fn visit(&self, prefix: &[u8], see: &mut dyn FnMut(&[u8], &[u8])) -> Result<()> {
-        let part = Part { prefix: prefix.to_vec(), after: None, most: None, at: None };
+        let part = KeyRange { prefix: prefix.to_vec(), after: None, most: None, at: None };
         let question = Question { part: Some(part), bare: true, ..Question::default() };
         self.client.read(&question, &mut |piece, _| {
             piece.entries.iter().for_each(|entry| see(&entry.key, &entry.value));
@@ -329,7 +332,7 @@ impl Catalog for RemoteCatalog {
             return Ok((self.get_all(keys)?, self.page(prefix, after, most)?));
         }
         let most = Some(most as u64);
-        let part = Part { prefix: prefix.to_vec(), after: Some(after.to_vec()), most, at: None };
+        let part = KeyRange { prefix: prefix.to_vec(), after: Some(after.to_vec()), most, at: None };
         let question = Question { keys: keys.to_vec(), part: Some(part), bare: false };
         let (found, page) = self.client.read_all(&question)?;
         Ok((found, page.entries))

@@ -135,7 +135,11 @@ mod tests {
         };
         for (text, spec, written) in [
             ("server:mgmt1", server(&["mgmt1:7420"]), "server:mgmt1:7420"),
-            ("server:a:1,[::1],::2", server(&["a:1", "[::1]:7420", "[::2]:7420"]), "server:a:1,[::1]:7420,[::2]:7420"),
+            (
+                "server:a:1,[::1],::2",
+                server(&["a:1", "[::1]:7420", "[::2]:7420"]),
+                "server:a:1,[::1]:7420,[::2]:7420",
+            ),
             ("file:/var/x", CatalogSpec::File("/var/x".into()), "file:/var/x"),
             ("etcd:h:2379", etcd(&["h:2379"], "longhaul"), "etcd:h:2379"),
             ("etcd:http://a:1,http://b:2/", etcd(&["a:1", "b:2"], "longhaul"), "etcd:a:1,b:2"),
@@ -145,7 +149,18 @@ mod tests {
             assert_eq!(spec.to_string(), written);
             assert_eq!(written.parse(), Ok(spec));
         }
-        for text in ["", "x", "file:", "etcd:", "etcd:https://a:1", "etcd:a:1/x,b:2", "redis:a:1", "server:", "server:a:0", "server:a/x"] {
+        for text in [
+            "",
+            "x",
+            "file:",
+            "etcd:",
+            "etcd:https://a:1",
+            "etcd:a:1/x,b:2",
+            "redis:a:1",
+            "server:",
+            "server:a:0",
+            "server:a/x",
+        ] {
             let error = text.parse::<CatalogSpec>().expect_err(text);
             assert!(error.contains("the form is file:PATH, server:HOST[:PORT] or etcd:"), "{error}");
         }

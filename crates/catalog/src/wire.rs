@@ -18,7 +18,7 @@ mod request;
 pub use fields::Malformed;
 pub use reply::{Piece, Reply};
 pub(crate) use reply::{entry_size, event_size};
-pub use request::{Change, Hello, Part, Question, Request, Token};
+pub use request::{Change, Hello, KeyRange, Question, Request, Token};
 
 use crate::types::MAX_TRANSACTION;
 

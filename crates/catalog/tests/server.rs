@@ -4,7 +4,9 @@ mod common;
 
 use common::Server;
 use longhaul_catalog::server::Limits;
-use longhaul_catalog::wire::{Change, Hello, LENGTH, MAX_FRAME, Question, Reply, Request, Token, VERSION, split};
+use longhaul_catalog::wire::{
+    Change, Hello, LENGTH, MAX_FRAME, Question, Reply, Request, Token, VERSION, split,
+};
 use longhaul_catalog::{
     Access, Catalog, Commit, Error, Expect, FileCatalog, FileOptions, ManualClock, RemoteCatalog, Txn,
 };
@@ -22,7 +24,14 @@ fn directory() -> tempfile::TempDir {
 /// Limits that are reached soon.
 fn strict() -> Limits {
     let second = Duration::from_secs(1);
-    Limits { connections: 200, strangers: 50, greeting: second, progress: second, silence: LONG, ..Limits::default() }
+    Limits {
+        connections: 200,
+        strangers: 50,
+        greeting: second,
+        progress: second,
+        silence: LONG,
+        ..Limits::default()
+    }
 }
 
 /// A connection by hand.
@@ -201,7 +210,7 @@ fn a_client_that_does_not_receive_is_bounded_and_ends() {
     }
     let mut greedy = Raw::open(&server);
     greedy.stream.set_write_timeout(Some(LONG)).expect("set");
-    let part = longhaul_catalog::wire::Part { prefix: b"v".to_vec(), after: None, most: None, at: None };
+    let part = longhaul_catalog::wire::KeyRange { prefix: b"v".to_vec(), after: None, most: None, at: None };
     let question = Request::Read(Question { part: Some(part), ..Question::default() });
     // Gigabytes of answers.
     let sent = (1..2000).take_while(|id| {
@@ -346,7 +355,8 @@ fn a_walk_goes_on_over_connections_that_are_cut() {
     let server = Server::start(&dir.path().join("c"));
     let direct = server.catalog();
     for round in 0..50 {
-        let txn = (0..200).fold(Txn::new(), |txn, i| txn.put(format!("k/{round:02}/{i:03}").as_bytes(), &[1; 500]));
+        let txn =
+            (0..200).fold(Txn::new(), |txn, i| txn.put(format!("k/{round:02}/{i:03}").as_bytes(), &[1; 500]));
         assert!(direct.commit(&txn).expect("committed").is_done());
     }
     let listener = TcpListener::bind("127.0.0.1:0").expect("bound");

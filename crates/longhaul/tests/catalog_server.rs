@@ -137,7 +137,8 @@ fn two_hosts_see_each_others_files_and_go_on_after_a_kill_of_the_server() {
     fs::write(there.join("d/two"), vec![7; 300_000]).expect("written");
     assert_eq!(fs::read(here.join("d/two")).expect("read"), vec![7; 300_000]);
     let names = |at: &Path| {
-        let mut names: Vec<_> = fs::read_dir(at).expect("listed").map(|e| e.expect("an entry").file_name()).collect();
+        let mut names: Vec<_> =
+            fs::read_dir(at).expect("listed").map(|e| e.expect("an entry").file_name()).collect();
         names.sort();
         names
     };
@@ -169,7 +170,8 @@ fn without_its_server_what_is_leased_is_read_and_the_rest_fails_in_time() {
     let began = Instant::now();
     let refused = fs::create_dir(here.join("other")).and_then(|()| fs::read_dir(here.join("none")).map(drop));
     assert!(refused.is_err());
-    let synced = fs::write(here.join("d/late"), b"x").and_then(|()| fs::File::open(here.join("d"))?.sync_all());
+    let synced =
+        fs::write(here.join("d/late"), b"x").and_then(|()| fs::File::open(here.join("d"))?.sync_all());
     assert_eq!(synced.expect_err("it cannot be durable").raw_os_error(), Some(5));
     // A minute for what waits, and the patience of calls before it.
     assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
@@ -277,9 +279,13 @@ fn the_audit_log_and_metrics_show_clients() {
     let connected = of("connected").expect("a line");
     assert_eq!((&connected["host"], &connected["tls"]), (&json!(ADMIN), &json!(false)));
     assert_eq!(connected["subsystem"], "nqn.2026-11.io.longhaul:catalog");
-    let metrics = server.running.as_ref().expect("it runs").ready["metrics"].as_str().expect("an address").to_owned();
+    let metrics =
+        server.running.as_ref().expect("it runs").ready["metrics"].as_str().expect("an address").to_owned();
     let page = get(&metrics, "/metrics");
-    assert!(page.contains("longhaul_catalog_clients 0") && page.contains("longhaul_catalog_reads_total"), "{page}");
+    assert!(
+        page.contains("longhaul_catalog_clients 0") && page.contains("longhaul_catalog_reads_total"),
+        "{page}"
+    );
 }
 
 /// A page of a server of metrics.

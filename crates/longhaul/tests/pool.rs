@@ -351,7 +351,11 @@ fn bad_input_is_refused_with_a_sentence() {
         (1, create(&["p/v", "--size", "4GiB", "--layout", "parity"]), "add targets, or ask for fewer"),
         (1, create(&["p/v", "--size", "1MiB", "--layout", "parity", "--width", "4"]), "and 3 can be placed"),
         (1, vec!["volume", "rm", "p/none"], "there is no volume called none in pool p"),
-        (2, vec!["pool", "status", "p", "--catalog", "redis:x"], "the form is file:PATH, server:HOST[:PORT] or etcd:"),
+        (
+            2,
+            vec!["pool", "status", "p", "--catalog", "redis:x"],
+            "the form is file:PATH, server:HOST[:PORT] or etcd:",
+        ),
         (5, vec!["pool", "create", "q", "--target", "127.0.0.1:1"], "nothing listens there"),
         (6, vec!["pool", "create", "q", "--target", &site.addr(0), &site.addr(0)], "the identity of target"),
     ] {

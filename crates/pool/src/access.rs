@@ -170,7 +170,8 @@ mod secure {
                 Err(e @ TlsError::WrongKey) => Err(denied(Denial::WrongKey, format!("host {host}: {e}"))),
                 Err(TlsError::NotTls) => Err(denied(
                     Denial::NoTls,
-                    "the server uses no TLS, and this host has a key for it: start the server with --keys".into(),
+                    "the server uses no TLS, and this host has a key for it: start the server with --keys"
+                        .into(),
                 )),
                 Err(e @ TlsError::Alert(_)) => Err(denied(Denial::NoKey, format!("host {host}: {e}"))),
                 Err(e) => Err(denied(Denial::Handshake, format!("TLS: {e}"))),
@@ -225,7 +226,11 @@ mod secure {
             let host = chosen.hostnqn;
             if chosen.subnqn != CATALOG_NQN {
                 output.extend(alert_record(longhaul_tls::alert::UNKNOWN_PSK_IDENTITY));
-                return Err(denied(Denial::NoKey, &host, format!("it asks for the subsystem {}", chosen.subnqn)));
+                return Err(denied(
+                    Denial::NoKey,
+                    &host,
+                    format!("it asks for the subsystem {}", chosen.subnqn),
+                ));
             }
             let session =
                 Session::target(&chosen.psk).map_err(|e| denied(Denial::Handshake, &host, e.to_string()))?;

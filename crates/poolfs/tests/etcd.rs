@@ -1,20 +1,33 @@
-//! Hosts that share a file system through a real etcd: leases that are asked back, a leader that is killed, and an
-//! etcd that is away. Skipped where etcd is not installed.
+//! Hosts that share a file system through a real etcd, and through a catalog server: leases that are asked back, a
+//! leader that is killed, a server that starts again, and an engine that is away. Skipped where etcd is not installed.
 
 #[path = "../../catalog/tests/common/mod.rs"]
 mod catalog;
 mod common;
 
-use catalog::Etcd;
+use catalog::{Etcd, Server};
 use common::{Calls, ROOT, WRITE, assert_right, mount, pattern};
+use longhaul_catalog::Catalog;
 use longhaul_fs::{Call, Errno, FileSystem, Node};
 use longhaul_poolfs::testing::TestFs;
 use longhaul_poolfs::{FsOptions, PoolFs};
 use std::sync::Arc;
 use std::time::Duration;
 
+fn on(catalog: Arc<dyn Catalog>) -> TestFs {
+    TestFs::new(catalog, 3, (2, 1), 64).expect("made")
+}
+
 fn file_system(etcd: &Etcd) -> TestFs {
-    TestFs::new(Arc::new(etcd.catalog("longhaul/")), 3, (2, 1), 64).expect("made")
+    on(Arc::new(etcd.catalog("longhaul/")))
+}
+
+/// A server, its directory, and a file system in it.
+fn served() -> (tempfile::TempDir, Server, TestFs) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = Server::start(&dir.path().join("catalog"));
+    let fs = on(Arc::new(server.catalog()));
+    (dir, server, fs)
 }
 
 fn sync(fs: &PoolFs, node: Node) -> common::Result<()> {
@@ -24,8 +37,21 @@ fn sync(fs: &PoolFs, node: Node) -> common::Result<()> {
 #[test]
 fn two_mounts_see_what_the_other_has_closed() {
     let Some(etcd) = Etcd::start(1) else { return longhaul_skip::skip!("etcd is not installed") };
-    let fs = file_system(&etcd);
-    let (one, two) = (mount(&fs, true), mount(&fs, true));
+    see_what_the_other_has_closed(&file_system(&etcd));
+}
+
+#[test]
+fn two_mounts_at_a_server_see_what_the_other_has_closed() {
+    let (_dir, server, fs) = served();
+    // Connections of their own, as other hosts have them.
+    let other = fs.open_by(Arc::new(server.catalog()), &TestFs::leased()).expect("mounted");
+    other.make_directory(ROOT, b"other").expect("made");
+    drop(other);
+    see_what_the_other_has_closed(&fs);
+}
+
+fn see_what_the_other_has_closed(fs: &TestFs) {
+    let (one, two) = (mount(fs, true), mount(fs, true));
     let top = one.make_directory(ROOT, b"top").expect("made").node;
     // More than one transaction of etcd may have without others within it.
     for file in 0..400u64 {
@@ -41,7 +67,39 @@ fn two_mounts_see_what_the_other_has_closed() {
         assert_eq!(there.attributes(top), here.attributes(top));
     }
     drop((one, two));
-    assert_eq!(assert_right(&fs).files, 412);
+    assert_eq!(assert_right(fs).files, 412);
+}
+
+#[test]
+fn what_is_made_while_a_server_starts_again_is_there_once() {
+    let (_dir, mut server, fs) = served();
+    let one = fs.open_by(Arc::new(server.catalog()), &TestFs::leased()).expect("mounted");
+    let two = fs.open_by(Arc::new(server.catalog()), &TestFs::leased()).expect("mounted");
+    let top = one.make_directory(ROOT, b"top").expect("made").node;
+    let make = |from: u64| {
+        for file in from..from + 150 {
+            one.put(top, format!("{file}").as_bytes(), &pattern(2000, file)).expect("written");
+        }
+    };
+    make(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| make(150));
+        for _ in 0..3 {
+            server.restart();
+            sync(&one, top).expect("synced");
+        }
+    });
+    sync(&one, top).expect("synced");
+    assert_eq!(two.list(top).expect("listed").len(), 300);
+    two.put(top, b"two", b"two").expect("written");
+    assert_eq!(one.content(top, b"two"), Ok(b"two".to_vec()));
+    for file in 0..300u64 {
+        let found = two.content(top, format!("{file}").as_bytes()).expect("read");
+        assert!(found == pattern(2000, file), "{file}");
+    }
+    drop((one, two));
+    let report = assert_right(&fs);
+    assert_eq!((report.files, report.left), (301, Vec::new()));
 }
 
 #[test]
@@ -78,12 +136,22 @@ fn what_is_made_while_the_leader_is_killed_is_there_once() {
 fn without_etcd_what_is_leased_is_read_and_what_waits_fails_in_time() {
     let Some(mut etcd) = Etcd::start(1) else { return longhaul_skip::skip!("etcd is not installed") };
     let fs = file_system(&etcd);
+    what_is_leased_is_read_without(&fs, || _ = etcd.kill_leader());
+}
+
+#[test]
+fn without_its_server_what_is_leased_is_read_and_what_waits_fails_in_time() {
+    let (_dir, mut server, fs) = served();
+    what_is_leased_is_read_without(&fs, || server.stop());
+}
+
+fn what_is_leased_is_read_without(fs: &TestFs, end: impl FnOnce()) {
     let options = FsOptions { patience: Duration::from_secs(2), ..TestFs::leased() };
     let mounted = fs.open_by(Arc::clone(&fs.catalog), &options).expect("mounted");
     let top = mounted.make_directory(ROOT, b"top").expect("made").node;
     mounted.put(top, b"kept", &pattern(5000, 1)).expect("written");
     sync(&mounted, top).expect("synced");
-    etcd.kill_leader();
+    end();
     assert_eq!(mounted.lookup(top, b"none").map(drop), Err(Errno::NOENT));
     assert!(mounted.content(top, b"kept").expect("leased") == pattern(5000, 1));
     let (_, handle) = mounted.create(top, b"lost", WRITE).expect("in memory");

@@ -67,7 +67,12 @@ impl FileCatalog {
     }
 
     /// The changes of `from` and later, some `most` bytes of them, and the revision up to which these are all.
-    pub(crate) fn changes(&self, prefix: &[u8], from: Revision, most: usize) -> Result<(Revision, Vec<Event>)> {
+    pub(crate) fn changes(
+        &self,
+        prefix: &[u8],
+        from: Revision,
+        most: usize,
+    ) -> Result<(Revision, Vec<Event>)> {
         self.store.read(|reading| reading.some_changes(prefix, from, most))
     }
 

@@ -11,7 +11,7 @@ use std::ops::Bound;
 /// An entry: revision that made it, revision that put it, lease (zero for none), value.
 pub(super) type Row = (u64, u64, u64, &'static [u8]);
 /// A change: key, value put (`None` for a deletion), and the entry before it.
-pub(super) type Change = (&'static [u8], Option<&'static [u8]>, Option<Row>);
+pub(super) type HistoryRow = (&'static [u8], Option<&'static [u8]>, Option<Row>);
 /// A lease: time to live and end, in milliseconds, and the start of the host that the end counts from.
 pub(super) type LeaseRow = (u64, u64, &'static str);
 
@@ -20,7 +20,7 @@ pub(super) const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("co
 /// Entries by key.
 pub(super) const ENTRIES: TableDefinition<&[u8], Row> = TableDefinition::new("entries");
 /// Changes by revision, and their number within it.
-pub(super) const HISTORY: TableDefinition<(u64, u32), Change> = TableDefinition::new("history");
+pub(super) const HISTORY: TableDefinition<(u64, u32), HistoryRow> = TableDefinition::new("history");
 /// Leases by identifier.
 pub(super) const LEASES: TableDefinition<u64, LeaseRow> = TableDefinition::new("leases");
 /// The keys of each lease.
@@ -53,7 +53,7 @@ pub(super) struct Reading {
     name: String,
     counters: ReadOnlyTable<&'static str, u64>,
     entries: ReadOnlyTable<&'static [u8], Row>,
-    history: ReadOnlyTable<(u64, u32), Change>,
+    history: ReadOnlyTable<(u64, u32), HistoryRow>,
     leases: ReadOnlyTable<u64, LeaseRow>,
 }
 

@@ -1,8 +1,8 @@
 //! Transactions on the file.
 
 use super::tables::{
-    COUNTERS, Change, DONE, ENTRIES, FORMAT, GRANTED, HISTORY, IDENTITY, LEASED, LEASES, LeaseRow, OLDEST,
-    REVISION, Row, VERSION, is_over,
+    COUNTERS, DONE, ENTRIES, FORMAT, GRANTED, HISTORY, HistoryRow, IDENTITY, LEASED, LEASES, LeaseRow,
+    OLDEST, REVISION, Row, VERSION, is_over,
 };
 use super::{Store, failed};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ pub(super) struct Writing<'t> {
     store: &'t Store,
     counters: Table<'t, &'static str, u64>,
     entries: Table<'t, &'static [u8], Row>,
-    history: Table<'t, (u64, u32), Change>,
+    history: Table<'t, (u64, u32), HistoryRow>,
     leases: Table<'t, u64, LeaseRow>,
     leased: Table<'t, (u64, &'static [u8]), ()>,
     done: Table<'t, (u64, u64), u64>,
@@ -173,7 +173,9 @@ impl<'t> Writing<'t> {
         }
         let commit = self.commit(txn)?;
         let mut answered = Vec::new();
-        for row in self.done.range((token.client, 0)..(token.client, token.answered)).map_err(|e| self.failed(e))? {
+        for row in
+            self.done.range((token.client, 0)..(token.client, token.answered)).map_err(|e| self.failed(e))?
+        {
             answered.push(row.map_err(|e| self.failed(e))?.0.value());
         }
         let store = self.store;

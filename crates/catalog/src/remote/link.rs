@@ -33,7 +33,7 @@ const EVENTS: usize = 1 << 16;
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum LinkFault {
     /// The request has certainly had no effect.
     Unsent(String),
     /// It may have had one.
@@ -74,28 +74,28 @@ pub(super) struct Link {
 }
 
 /// The answer to a request.
-pub(super) struct Answer {
+pub(super) struct LinkAnswer {
     link: Arc<Link>,
     id: u64,
     replies: Receiver<Reply>,
     events: Arc<AtomicUsize>,
 }
 
-impl Answer {
+impl LinkAnswer {
     /// The next frame of it.
-    pub(super) fn next(&self) -> Result<Reply, Fault> {
+    pub(super) fn next(&self) -> Result<Reply, LinkFault> {
         self.replies.recv_timeout(ANSWER).map_err(|e| match e {
-            RecvTimeoutError::Disconnected => Fault::Lost(self.link.why()),
+            RecvTimeoutError::Disconnected => LinkFault::Lost(self.link.why()),
             RecvTimeoutError::Timeout => {
                 let why = format!("the server has not answered for {} s", ANSWER.as_secs());
                 self.link.end(&why);
-                Fault::Lost(why)
+                LinkFault::Lost(why)
             }
         })
     }
 
     /// The next frame of a watch; `None` if there is none for that time.
-    pub(super) fn wait(&self, wait: Duration) -> Result<Option<Reply>, Fault> {
+    pub(super) fn wait(&self, wait: Duration) -> Result<Option<Reply>, LinkFault> {
         match self.replies.recv_timeout(wait) {
             Ok(reply) => {
                 if let Reply::Events { events, .. } = &reply {
@@ -104,7 +104,7 @@ impl Answer {
                 Ok(Some(reply))
             }
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(Fault::Lost(self.link.why())),
+            Err(RecvTimeoutError::Disconnected) => Err(LinkFault::Lost(self.link.why())),
         }
     }
 
@@ -115,7 +115,7 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for LinkAnswer {
     fn drop(&mut self) {
         self.link.forget(self.id);
     }
@@ -123,8 +123,8 @@ impl Drop for Answer {
 
 impl Link {
     /// Connects, and starts the thread that receives.
-    pub(super) fn connect(address: &str, access: &Access) -> Result<Arc<Link>, Fault> {
-        let unsent = |why: &dyn std::fmt::Display| Fault::Unsent(format!("{address}: {why}"));
+    pub(super) fn connect(address: &str, access: &Access) -> Result<Arc<Link>, LinkFault> {
+        let unsent = |why: &dyn std::fmt::Display| LinkFault::Unsent(format!("{address}: {why}"));
         let mut last = unsent(&"the name has no address");
         let found = address.to_socket_addrs().map_err(|e| unsent(&e))?;
         let mut connected = None;
@@ -187,22 +187,22 @@ impl Link {
     }
 
     /// Sends a request.
-    pub(super) fn call(self: &Arc<Link>, request: &Request) -> Result<Answer, Fault> {
+    pub(super) fn call(self: &Arc<Link>, request: &Request) -> Result<LinkAnswer, LinkFault> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, replies) = channel();
         let events = Arc::<AtomicUsize>::default();
         let mut calls = lock(&self.calls);
         if let Some(why) = &calls.ended {
-            return Err(Fault::Unsent(why.clone()));
+            return Err(LinkFault::Unsent(why.clone()));
         }
         calls.waiting.insert(id, Waiting { sender, events: Arc::clone(&events) });
         drop(calls);
-        let answer = Answer { link: Arc::clone(self), id, replies, events };
+        let answer = LinkAnswer { link: Arc::clone(self), id, replies, events };
         self.send(id, request)?;
         Ok(answer)
     }
 
-    fn send(&self, id: u64, request: &Request) -> Result<(), Fault> {
+    fn send(&self, id: u64, request: &Request) -> Result<(), LinkFault> {
         let mut frame = Vec::new();
         request.encode(id, &mut frame);
         let _sends = lock(&self.sends);
@@ -210,7 +210,7 @@ impl Link {
     }
 
     /// Sends a frame; the caller has the lock.
-    fn put(&self, frame: &[u8]) -> Result<(), Fault> {
+    fn put(&self, frame: &[u8]) -> Result<(), LinkFault> {
         let mut session = lock(&self.session);
         let Session { secure, out } = &mut *session;
         match secure {
@@ -219,7 +219,7 @@ impl Link {
                 if let Err(why) = secure.seal(frame, out) {
                     drop(session);
                     self.end(&why);
-                    return Err(Fault::Unsent(why));
+                    return Err(LinkFault::Unsent(why));
                 }
             }
         }
@@ -229,7 +229,7 @@ impl Link {
             // Part of a frame may be sent: nothing can follow it.
             let why = format!("the server does not receive: {e}");
             self.end(&why);
-            Fault::Lost(why)
+            LinkFault::Lost(why)
         })
     }
 
@@ -317,15 +317,15 @@ struct Greeting<'a> {
 }
 
 impl Greeting<'_> {
-    fn fault(&self, e: impl std::fmt::Display) -> Fault {
-        Fault::Unsent(format!("{}: {e}", self.address))
+    fn fault(&self, e: impl std::fmt::Display) -> LinkFault {
+        LinkFault::Unsent(format!("{}: {e}", self.address))
     }
 
-    fn refused(&self, e: impl std::fmt::Display) -> Fault {
-        Fault::Refused(format!("{}: {e}", self.address))
+    fn refused(&self, e: impl std::fmt::Display) -> LinkFault {
+        LinkFault::Refused(format!("{}: {e}", self.address))
     }
 
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Fault> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, LinkFault> {
         match self.stream.read(buffer) {
             Ok(0) => Err(self.fault("the server has closed the connection")),
             Ok(n) => Ok(n),
@@ -336,11 +336,11 @@ impl Greeting<'_> {
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), LinkFault> {
         self.stream.write_all(bytes).map_err(|e| self.fault(e))
     }
 
-    fn run(&mut self, access: &Access) -> Result<(Option<Box<dyn Secure>>, u64), Fault> {
+    fn run(&mut self, access: &Access) -> Result<(Option<Box<dyn Secure>>, u64), LinkFault> {
         let mut secure = match &access.connector {
             None => None,
             Some(connector) => Some(connector.begin().map_err(|why| self.refused(why))?),

@@ -1,7 +1,7 @@
 //! Watches of a catalog server. One outlasts the loss of a connection, and goes on where its reader is.
 
-use super::link::{Answer, Fault};
-use super::{Client, PAUSE};
+use super::link::{LinkAnswer, LinkFault};
+use super::{PAUSE, RemoteClient};
 use crate::Watch;
 use crate::error::Result;
 use crate::types::{Event, Revision};
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 /// See the module.
 pub(super) struct RemoteWatch {
-    client: Arc<Client>,
+    client: Arc<RemoteClient>,
     prefix: Vec<u8>,
     /// The first revision that was not returned.
     from: Revision,
-    answer: Option<Answer>,
+    answer: Option<LinkAnswer>,
     /// Changes of which more follow.
     partial: Vec<Event>,
 }
 
 impl RemoteWatch {
-    pub(super) fn new(client: Arc<Client>, prefix: Vec<u8>, from: Revision) -> RemoteWatch {
+    pub(super) fn new(client: Arc<RemoteClient>, prefix: Vec<u8>, from: Revision) -> RemoteWatch {
         let mut watch = RemoteWatch { client, prefix, from: from.max(1), answer: None, partial: Vec::new() };
         // A server that is away is asked later.
         if let Err(e) = watch.begin() {
@@ -30,7 +30,7 @@ impl RemoteWatch {
         watch
     }
 
-    fn begin(&mut self) -> std::result::Result<(), Fault> {
+    fn begin(&mut self) -> std::result::Result<(), LinkFault> {
         self.partial.clear();
         let request = Request::Watch { prefix: self.prefix.clone(), from: self.from };
         self.answer = Some(self.client.link()?.call(&request)?);
@@ -63,7 +63,7 @@ impl Watch for RemoteWatch {
                 Ok(Some(_)) => return Err(self.client.garbled()),
                 Ok(None) if left.is_zero() => return Ok(Vec::new()),
                 Ok(None) => {}
-                Err(fault @ Fault::Refused(_)) => return Err(self.client.error(fault, false)),
+                Err(fault @ LinkFault::Refused(_)) => return Err(self.client.error(fault, false)),
                 Err(e) => {
                     tracing::debug!("watch of {}: {e:?}", self.client.name);
                     self.answer = None;

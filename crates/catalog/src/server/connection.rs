@@ -62,7 +62,7 @@ impl WatchState {
 
 /// A connection has ended.
 #[derive(Debug)]
-pub(super) struct Ended(pub(super) String);
+pub(super) struct ConnectionEnded(pub(super) String);
 
 /// See the module.
 pub(super) struct Connection {
@@ -164,12 +164,12 @@ impl Connection {
     ///
     /// # Errors
     /// The connection has ended.
-    pub(super) fn receive(&mut self, mut take: impl FnMut(&mut Self, &[u8])) -> Result<(), Ended> {
+    pub(super) fn receive(&mut self, mut take: impl FnMut(&mut Self, &[u8])) -> Result<(), ConnectionEnded> {
         let mut buffer = [0; RECEIVE];
         let mut left = TURN;
         while left > 0 && self.wants_input() {
             match self.stream.read(&mut buffer) {
-                Ok(0) => return Err(Ended("the client has closed it".into())),
+                Ok(0) => return Err(ConnectionEnded("the client has closed it".into())),
                 Ok(n) => {
                     self.bytes.1 += n as u64;
                     left = left.saturating_sub(n);
@@ -180,7 +180,7 @@ impl Connection {
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(Ended(e.to_string())),
+                Err(e) => return Err(ConnectionEnded(e.to_string())),
             }
         }
         Ok(())
@@ -190,13 +190,13 @@ impl Connection {
     ///
     /// # Errors
     /// It was changed, or ends the connection.
-    pub(super) fn decrypt(&mut self, bytes: &[u8]) -> Result<(), Ended> {
+    pub(super) fn decrypt(&mut self, bytes: &[u8]) -> Result<(), ConnectionEnded> {
         match &mut self.secure {
             None => self.input.extend_from_slice(bytes),
             Some(secure) => {
-                let opened = secure.open(bytes, &mut self.input, &mut self.out).map_err(Ended)?;
+                let opened = secure.open(bytes, &mut self.input, &mut self.out).map_err(ConnectionEnded)?;
                 if !opened {
-                    return Err(Ended("the client has closed it".into()));
+                    return Err(ConnectionEnded("the client has closed it".into()));
                 }
             }
         }
@@ -212,13 +212,13 @@ impl Connection {
     ///
     /// # Errors
     /// It cannot be encrypted.
-    pub(super) fn put(&mut self, id: u64, reply: &Reply) -> Result<(), Ended> {
+    pub(super) fn put(&mut self, id: u64, reply: &Reply) -> Result<(), ConnectionEnded> {
         match &mut self.secure {
             None => reply.encode(id, &mut self.out),
             Some(secure) => {
                 let mut frame = Vec::new();
                 reply.encode(id, &mut frame);
-                secure.seal(&frame, &mut self.out).map_err(Ended)?;
+                secure.seal(&frame, &mut self.out).map_err(ConnectionEnded)?;
             }
         }
         Ok(())
@@ -228,7 +228,7 @@ impl Connection {
     ///
     /// # Errors
     /// The connection has ended.
-    pub(super) fn send(&mut self, now: Instant) -> Result<(), Ended> {
+    pub(super) fn send(&mut self, now: Instant) -> Result<(), ConnectionEnded> {
         while self.unsent() > 0 {
             match self.stream.write(&self.out[self.sent..]) {
                 Ok(n) => {
@@ -241,7 +241,7 @@ impl Connection {
                     break;
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(Ended(e.to_string())),
+                Err(e) => return Err(ConnectionEnded(e.to_string())),
             }
         }
         if self.unsent() == 0 {
@@ -259,7 +259,12 @@ impl Connection {
     ///
     /// # Errors
     /// They cannot be encrypted.
-    pub(super) fn pass_on(&mut self, id: u64, events: &[Event], through: Revision) -> Result<(), Ended> {
+    pub(super) fn pass_on(
+        &mut self,
+        id: u64,
+        events: &[Event],
+        through: Revision,
+    ) -> Result<(), ConnectionEnded> {
         let Some(watch) = self.watches.get_mut(&id) else { return Ok(()) };
         let next = watch.next;
         let prefix = std::mem::take(&mut watch.prefix);
@@ -295,16 +300,21 @@ impl Connection {
     ///
     /// # Errors
     /// Why it has to end.
-    pub(super) fn check(&self, now: Instant, progress: Duration, silence: Duration) -> Result<(), Ended> {
+    pub(super) fn check(
+        &self,
+        now: Instant,
+        progress: Duration,
+        silence: Duration,
+    ) -> Result<(), ConnectionEnded> {
         let over = |since: Option<Instant>| since.is_some_and(|since| now - since > progress);
         if over(self.stuck) {
-            return Err(Ended("the client does not receive".into()));
+            return Err(ConnectionEnded("the client does not receive".into()));
         }
         if over(self.partial) {
-            return Err(Ended("the client has sent half a frame".into()));
+            return Err(ConnectionEnded("the client has sent half a frame".into()));
         }
         if self.phase == Phase::Open && self.requests == 0 && now - self.heard > silence {
-            return Err(Ended("the client is silent".into()));
+            return Err(ConnectionEnded("the client is silent".into()));
         }
         Ok(())
     }

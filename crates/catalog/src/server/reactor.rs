@@ -1,14 +1,14 @@
 //! The thread that serves the sockets.
 
-use super::connection::{Connection, Ended, Phase, WatchState};
+use super::connection::{Connection, ConnectionEnded, Phase, WatchState};
 use super::work::{Answer, Cursor, Job, To, Work};
 use super::{Limits, Observer, ServerCounts, ServerOptions};
 use crate::error::Error;
 use crate::secure::{Acceptor, Denial};
 use crate::types::Revision;
 use crate::wire::{Hello, LENGTH, MAX_FRAME, Reply, Request, VERSION, split};
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
@@ -160,7 +160,9 @@ impl Reactor {
             let (stream, address) = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
-                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => continue,
+                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
+                    continue;
+                }
                 Err(e) => {
                     tracing::warn!("no connection can be taken for now: {e}");
                     self.ignore();
@@ -217,10 +219,15 @@ impl Reactor {
     fn ready(&mut self, at: u64, flags: EventFlags) {
         let Some(connection) = self.connections.get_mut(&at) else { return };
         let mut result = Ok(());
+        let has_ended = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        if has_ended && !connection.wants_input() {
+            // It is reported until the connection ends.
+            return self.end(at, "the client has closed it");
+        }
         if flags.contains(EventFlags::OUT) {
             result = connection.send(Instant::now());
         }
-        if result.is_ok() && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+        if result.is_ok() && (has_ended || flags.contains(EventFlags::IN)) {
             let mut received = Vec::new();
             result = connection.receive(|_, bytes| received.extend_from_slice(bytes));
             // What came before the end counts.
@@ -232,7 +239,7 @@ impl Reactor {
         }
         match result {
             Ok(()) => self.advance(at),
-            Err(Ended(why)) => {
+            Err(ConnectionEnded(why)) => {
                 self.advance(at);
                 self.end(at, &why);
             }
@@ -240,7 +247,7 @@ impl Reactor {
     }
 
     /// Takes what was received.
-    fn take(&mut self, at: u64, bytes: &[u8]) -> Result<(), Ended> {
+    fn take(&mut self, at: u64, bytes: &[u8]) -> Result<(), ConnectionEnded> {
         let Some(connection) = self.connections.get_mut(&at) else { return Ok(()) };
         if connection.phase == Phase::New {
             let is_tls = bytes.first() == Some(&TLS);
@@ -282,16 +289,17 @@ impl Reactor {
         });
         match result {
             Ok(()) => self.settle(at),
-            Err(Ended(why)) => self.end(at, &why),
+            Err(ConnectionEnded(why)) => self.end(at, &why),
         }
     }
 
-    fn begin(&mut self, at: u64) -> Result<(), Ended> {
+    fn begin(&mut self, at: u64) -> Result<(), ConnectionEnded> {
         let mut taken = 0;
         while let Some(connection) = self.connections.get_mut(&at) {
             let most = if connection.phase == Phase::Hello { HELLO } else { MAX_FRAME };
             let is_open = matches!(connection.phase, Phase::Hello | Phase::Open);
             if !is_open || !connection.has_room() || self.stop.load(Ordering::SeqCst) {
+                connection.partial = None;
                 break;
             }
             let input = std::mem::take(&mut connection.input);
@@ -316,7 +324,7 @@ impl Reactor {
                     self.deny(at, Denial::Protocol, &e.to_string());
                     break;
                 }
-                Err(e) => return Err(Ended(e.to_string())),
+                Err(e) => return Err(ConnectionEnded(e.to_string())),
             }
         }
         if let Some(connection) = self.connections.get_mut(&at) {
@@ -343,7 +351,7 @@ impl Reactor {
         Ok(())
     }
 
-    fn greet(&mut self, at: u64, frame: &[u8]) -> Result<(), Ended> {
+    fn greet(&mut self, at: u64, frame: &[u8]) -> Result<(), ConnectionEnded> {
         let hello = match Hello::decode(frame) {
             Ok(hello) => hello,
             Err(e) => {
@@ -385,8 +393,8 @@ impl Reactor {
         let _ = connection.put(0, &Reply::Refused { version: VERSION, why: text.to_owned() });
     }
 
-    fn request(&mut self, at: u64, frame: &[u8]) -> Result<(), Ended> {
-        let (id, request) = Request::decode(frame).map_err(|e| Ended(e.to_string()))?;
+    fn request(&mut self, at: u64, frame: &[u8]) -> Result<(), ConnectionEnded> {
+        let (id, request) = Request::decode(frame).map_err(|e| ConnectionEnded(e.to_string()))?;
         let Some(connection) = self.connections.get_mut(&at) else { return Ok(()) };
         let size = frame.len() + LENGTH;
         let to = To { connection: at, id, size };
@@ -440,7 +448,8 @@ impl Reactor {
             }
             Answer::CaughtUp(to, result) => (to.connection, self.caught_up(to, result)),
             Answer::Handshake(at, secure, output, result) => {
-                let Some(connection) = self.connections.get_mut(&at) else { return };
+                let known = self.connections.get_mut(&at).filter(|c| c.phase == Phase::Handshake);
+                let Some(connection) = known else { return };
                 connection.put_raw(&output);
                 match result {
                     Ok(None) => {
@@ -505,14 +514,14 @@ impl Reactor {
         self.go_on(at, result);
     }
 
-    fn go_on(&mut self, at: u64, result: Result<(), Ended>) {
+    fn go_on(&mut self, at: u64, result: Result<(), ConnectionEnded>) {
         match result {
             Ok(()) => self.advance(at),
-            Err(Ended(why)) => self.end(at, &why),
+            Err(ConnectionEnded(why)) => self.end(at, &why),
         }
     }
 
-    fn answered(&mut self, to: To, reply: &Reply, has_more: bool) -> Result<(), Ended> {
+    fn answered(&mut self, to: To, reply: &Reply, has_more: bool) -> Result<(), ConnectionEnded> {
         let Some(connection) = self.connections.get_mut(&to.connection) else { return Ok(()) };
         if !has_more {
             connection.requests = connection.requests.saturating_sub(1);
@@ -525,7 +534,7 @@ impl Reactor {
         &mut self,
         to: To,
         result: crate::Result<(Revision, Vec<crate::types::Event>)>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), ConnectionEnded> {
         let seen = self.seen;
         let Some(connection) = self.connections.get_mut(&to.connection) else { return Ok(()) };
         let Some(watch) = connection.watches.get_mut(&to.id) else { return Ok(()) };
@@ -614,7 +623,7 @@ impl Reactor {
             let is_stranger = !matches!(connection.phase, Phase::Open);
             if is_stranger && now - connection.began > greeting {
                 over.push((*at, connection.phase != Phase::Closing, "it was not let in in time".to_owned()));
-            } else if let Err(Ended(why)) = connection.check(now, progress, silence) {
+            } else if let Err(ConnectionEnded(why)) = connection.check(now, progress, silence) {
                 over.push((*at, false, why));
             }
         }

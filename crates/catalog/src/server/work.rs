@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::file::{Changed, FileSnapshot};
 use crate::secure::{Denied, Peer, Secure};
 use crate::types::{Entry, Event, Revision};
-use crate::wire::{Change, PIECE, Part, Piece, Question, Reply, entry_size};
+use crate::wire::{Change, KeyRange, PIECE, Piece, Question, Reply, entry_size};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
@@ -231,7 +231,7 @@ impl Cursor {
             Some(snapshot) => snapshot,
             None => {
                 let snapshot = served.now().snapshot()?;
-                if let Some(Part { prefix, at: Some(at), .. }) = &self.question.part
+                if let Some(KeyRange { prefix, at: Some(at), .. }) = &self.question.part
                     && *at != snapshot.revision()
                 {
                     let mut found = snapshot.range(prefix, Some(*at))?;

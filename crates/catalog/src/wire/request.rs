@@ -88,7 +88,7 @@ pub enum Change {
 
 /// Entries of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct KeyRange {
     /// What their keys begin with.
     pub prefix: Vec<u8>,
     /// Their keys are greater.
@@ -105,7 +105,7 @@ pub struct Question {
     /// Keys of which the entries are read.
     pub keys: Vec<Vec<u8>>,
     /// Entries of a prefix, which follow those of the keys.
-    pub part: Option<Part>,
+    pub part: Option<KeyRange>,
     /// Keys and values are enough.
     pub bare: bool,
 }
@@ -144,11 +144,14 @@ fn put_txn(out: &mut Vec<u8>, txn: &Txn) {
     for (key, expect) in &txn.expectations {
         put_bytes(out, key);
         // Revisions begin with 1; two of them are never reached.
-        put_number(out, match expect {
-            Expect::Absent => 0,
-            Expect::Present => u64::MAX,
-            Expect::Modified(revision) => *revision,
-        });
+        put_number(
+            out,
+            match expect {
+                Expect::Absent => 0,
+                Expect::Present => u64::MAX,
+                Expect::Modified(revision) => *revision,
+            },
+        );
     }
     put_number(out, txn.changes.len() as u64);
     for (key, op) in &txn.changes {
@@ -210,7 +213,7 @@ impl Request {
                 out.push(u8::from(*bare) | u8::from(part.is_some()) << 1);
                 put_number(out, keys.len() as u64);
                 keys.iter().for_each(|key| put_bytes(out, key));
-                if let Some(Part { prefix, after, most, at }) = part {
+                if let Some(KeyRange { prefix, after, most, at }) = part {
                     put_bytes(out, prefix);
                     out.push(after.is_some().into());
                     after.iter().for_each(|after| put_bytes(out, after));
@@ -271,7 +274,7 @@ fn question(fields: &mut Fields<'_>) -> Result<Question, Malformed> {
                 1 => Some(fields.bytes()?.to_vec()),
                 _ => return Err(Malformed("a flag is unknown")),
             };
-            Some(Part { prefix, after, most: option(fields)?, at: option(fields)? })
+            Some(KeyRange { prefix, after, most: option(fields)?, at: option(fields)? })
         }
         _ => return Err(Malformed("a flag is unknown")),
     };
@@ -294,7 +297,8 @@ mod tests {
         let txn = Txn::new().expect(b"a", Expect::Absent).expect(b"b", Expect::Present);
         let txn = txn.expect(b"c", Expect::Modified(300)).put(b"a", b"1").put_leased(b"b", b"", lease);
         let token = Token { client: u64::MAX, number: 9, answered: 3 };
-        let part = Part { prefix: b"p/".to_vec(), after: Some(b"p/a".to_vec()), most: Some(0), at: Some(12) };
+        let part =
+            KeyRange { prefix: b"p/".to_vec(), after: Some(b"p/a".to_vec()), most: Some(0), at: Some(12) };
         let keys = vec![b"k".to_vec(), Vec::new()];
         vec![
             Request::Change(Change::Commit(txn.clone(), Some(token))),
@@ -305,7 +309,7 @@ mod tests {
             Request::Change(Change::Revoke(lease)),
             Request::Read(Question { keys, part: Some(part.clone()), bare: true }),
             Request::Read(Question {
-                part: Some(Part { after: None, most: None, at: None, ..part }),
+                part: Some(KeyRange { after: None, most: None, at: None, ..part }),
                 ..Question::default()
             }),
             Request::Read(Question::default()),

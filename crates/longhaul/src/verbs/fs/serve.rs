@@ -183,9 +183,10 @@ pub(super) fn serve(args: &ServeArgs, output: Output) -> Outcome {
     let path = file_of(args)?;
     let acceptor = match &args.keys {
         None => None,
-        Some(Keys(keys)) => {
-            Some(catalog_acceptor(Arc::clone(keys) as _).map_err(|why| Failure::usage(format!("--keys: {why}")))?)
-        }
+        Some(Keys(keys)) => Some(
+            catalog_acceptor(Arc::clone(keys) as _)
+                .map_err(|why| Failure::usage(format!("--keys: {why}")))?,
+        ),
     };
     let listeners = bind(args)?;
     let audit = args.audit.start(output)?;
