@@ -3,7 +3,7 @@
 use crate::group::{DhGroup, Exchange};
 use crate::hash::{DigestBytes, HashFunction};
 use crate::response::{Names, Posed};
-use crate::{Generations, HostKey, Refused};
+use crate::{Generations, GeneratedPsk, HostKey, Refused, SecureChannel};
 use longhaul_wire::fabrics::auth::{
     AuthMessage, Challenge, Failure, MalformedMessage, Negotiate, Reply, Success,
 };
@@ -22,6 +22,29 @@ pub struct ControllerOptions {
     pub hashes: Vec<HashFunction>,
     /// Groups that may be used; of several that the host offers, the first one here.
     pub groups: Vec<DhGroup>,
+    /// Which PSK for TLS may be made, and whether one has to be.
+    pub concatenation: Concatenation,
+}
+
+/// What a controller takes of secure channel concatenation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concatenation {
+    /// Authentication alone.
+    Off,
+    /// That, or this.
+    Allowed(SecureChannel),
+    /// This and nothing else.
+    Required(SecureChannel),
+}
+
+impl Concatenation {
+    fn takes(self, channel: SecureChannel) -> bool {
+        match self {
+            Concatenation::Off => channel == SecureChannel::None,
+            Concatenation::Allowed(one) => [SecureChannel::None, one].contains(&channel),
+            Concatenation::Required(one) => channel == one,
+        }
+    }
 }
 
 /// How far it is.
@@ -38,7 +61,8 @@ pub enum Progress {
 /// Authentication of one queue, at the controller. Invariants:
 /// - [`Progress::Authenticated`] follows only a response that is right for the challenge of this exchange;
 /// - a challenge is drawn once for each Negotiate, and is answered once;
-/// - at most one message waits for the host.
+/// - at most one message waits for the host;
+/// - a PSK is given once, after both ends have proved what they had to.
 pub struct ControllerExchange {
     options: ControllerOptions,
     progress: Progress,
@@ -47,6 +71,9 @@ pub struct ControllerExchange {
     answer: Option<Vec<u8>>,
     /// The generation of the key that the host has proved to know.
     generation: Option<u32>,
+    channel: SecureChannel,
+    /// What the last exchange has made, until it is taken.
+    psk: Option<(SecureChannel, GeneratedPsk)>,
 }
 
 enum ControllerState {
@@ -55,7 +82,10 @@ enum ControllerState {
     /// The reply to this challenge is due.
     Challenged(Box<Posing>),
     /// The host judges the controller's response.
-    Judged { transaction: u16 },
+    Judged {
+        transaction: u16,
+        psk: Option<(SecureChannel, GeneratedPsk)>,
+    },
 }
 
 struct Posing {
@@ -65,6 +95,7 @@ struct Posing {
     challenge: Vec<u8>,
     sequence: u32,
     exchange: Option<Exchange>,
+    channel: SecureChannel,
 }
 
 impl ControllerExchange {
@@ -76,7 +107,25 @@ impl ControllerExchange {
             state: ControllerState::Idle,
             answer: None,
             generation: None,
+            channel: SecureChannel::None,
+            psk: None,
         }
+    }
+
+    /// The exchange of a host that has proved who it is in another way: it may do so again.
+    pub fn proved(options: ControllerOptions, generation: u32) -> ControllerExchange {
+        let (progress, generation) = (Progress::Authenticated, Some(generation));
+        ControllerExchange { progress, generation, ..ControllerExchange::new(options) }
+    }
+
+    /// What the host wanted of a secure channel when it began last.
+    pub fn channel(&self) -> SecureChannel {
+        self.channel
+    }
+
+    /// The PSK that the host has just made, too, and in which way it wanted it.
+    pub fn take_psk(&mut self) -> Option<(SecureChannel, GeneratedPsk)> {
+        self.psk.take()
     }
 
     /// The generation of the key that the host used last.
@@ -105,9 +154,10 @@ impl ControllerExchange {
             {
                 self.judge(&one, &posing)
             }
-            (Ok(AuthMessage::Success2(one)), ControllerState::Judged { transaction })
+            (Ok(AuthMessage::Success2(one)), ControllerState::Judged { transaction, psk })
                 if one == transaction =>
             {
+                self.psk = psk;
                 Ok(())
             }
             (Ok(AuthMessage::Failure2(one)), _) => {
@@ -131,14 +181,19 @@ impl ControllerExchange {
     }
 
     fn challenge(&mut self, one: &Negotiate, random: &mut dyn FnMut(&mut [u8])) -> Result<(), Refused> {
-        if one.secure_channel != 0 {
-            return Err(Refused::Concatenation);
-        }
+        let channel = SecureChannel::from_code(one.secure_channel);
+        //= NVMe Base 2.1, AUTH_Negotiate message: a value of SC_C that does not suit the controller is a mismatch
+        let channel = channel
+            .filter(|channel| self.options.concatenation.takes(*channel))
+            .ok_or(Refused::Concatenation)?;
+        self.channel = channel;
         if one.hashes.is_empty() && one.groups.is_empty() {
             return Err(Refused::Protocol);
         }
-        let hash = self.options.hashes.iter().find(|hash| one.hashes.contains(&hash.code()));
-        let group = self.options.groups.iter().find(|group| one.groups.contains(&group.code()));
+        let mut hashes = self.options.hashes.iter().filter(|hash| channel.takes_hash(**hash));
+        let mut groups = self.options.groups.iter().filter(|group| channel.takes_group(**group));
+        let hash = hashes.find(|hash| one.hashes.contains(&hash.code()));
+        let group = groups.find(|group| one.groups.contains(&group.code()));
         let (hash, group) = (*hash.ok_or(Refused::Hash)?, *group.ok_or(Refused::Group)?);
         let mut challenge = vec![0; hash.digest_len()];
         let mut sequence = [0; 4];
@@ -153,6 +208,7 @@ impl ControllerExchange {
             //= NVMe Base 2.1, DH-HMAC-CHAP_Challenge message: the challenge is as long as a digest, and S1 is not 0
             sequence: u32::from_le_bytes(sequence).max(1),
             exchange,
+            channel,
         };
         let public = posing.exchange.as_ref().and_then(Exchange::public).unwrap_or_default();
         self.answer = Some(
@@ -186,7 +242,7 @@ impl ControllerExchange {
             shared: shared.as_ref().map(|shared| &shared[..]),
             sequence,
             transaction: posing.transaction,
-            secure_channel: 0,
+            secure_channel: posing.channel.code(),
         };
         let is_right = |key: &HostKey| {
             let expected = posed(&posing.challenge, posing.sequence).of_host(&key.secret, &names);
@@ -199,20 +255,32 @@ impl ControllerExchange {
                 _ => Err(Refused::Failed),
             };
         };
+        let is_mutual = !posing.channel.makes_psk() || one.sequence != 0;
         let response: Option<DigestBytes> = match (&one.challenge, &key.controller) {
+            //= NVMe Base 2.1, DH-HMAC-CHAP_Reply message: a host that wants a PSK sends C2
+            (None, _) if posing.channel.makes_psk() => return Err(Refused::Payload),
             (None, _) => None,
             // What the host has said itself: its own challenge would make it its own controller.
             (Some(challenge), _) if *challenge == posing.challenge => return Err(Refused::Payload),
+            (Some(_), _) if !is_mutual => None,
             (Some(challenge), Some(secret)) => {
                 Some(posed(challenge, one.sequence).of_controller(secret, &names))
             }
             // The host asks for a proof that this side cannot give.
             (Some(_), None) => return Err(Refused::Failed),
         };
+        let psk = match (&shared, &one.challenge) {
+            (Some(shared), Some(second)) if posing.channel.makes_psk() => {
+                let psk = GeneratedPsk::new(hash, shared, &posing.challenge, second);
+                Some((posing.channel, psk))
+            }
+            _ => None,
+        };
         self.progress = Progress::Authenticated;
         self.generation = Some(generation);
-        if response.is_some() {
-            self.state = ControllerState::Judged { transaction: posing.transaction };
+        match response {
+            Some(_) => self.state = ControllerState::Judged { transaction: posing.transaction, psk },
+            None => self.psk = psk,
         }
         let response = response.map(|response| response.to_vec());
         let success = Success { transaction: posing.transaction, digest: hash.digest_len() as u8, response };

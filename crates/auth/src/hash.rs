@@ -53,6 +53,11 @@ impl HashFunction {
         }
     }
 
+    /// Whether a cipher suite of TLS on NVMe/TCP has it.
+    pub fn has_cipher_suite(self) -> bool {
+        self != HashFunction::Sha512
+    }
+
     pub(crate) fn digest(self, of: &[u8]) -> DigestBytes {
         Zeroizing::new(match self {
             HashFunction::Sha256 => Sha256::digest(of).to_vec(),

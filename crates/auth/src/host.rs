@@ -3,7 +3,7 @@
 use crate::group::{DhGroup, Exchange};
 use crate::hash::{DigestBytes, HashFunction};
 use crate::response::{Names, Posed};
-use crate::{HostKey, Refused};
+use crate::{GeneratedPsk, HostKey, Refused, SecureChannel};
 use longhaul_wire::fabrics::auth::{AuthMessage, Challenge, Failure, Negotiate, Reply, Success};
 use subtle::ConstantTimeEq;
 
@@ -20,6 +20,8 @@ pub struct HostOptions {
     pub hashes: Vec<HashFunction>,
     /// Groups that are offered, the preferred one first.
     pub groups: Vec<DhGroup>,
+    /// Whether a PSK for TLS is made; hash functions and groups that do not go with that are not offered.
+    pub secure_channel: SecureChannel,
 }
 
 /// What the host does next.
@@ -39,6 +41,8 @@ pub struct HostExchange {
     options: HostOptions,
     transaction: u16,
     state: HostState,
+    /// Both ends have it once the exchange is done.
+    psk: Option<GeneratedPsk>,
 }
 
 enum HostState {
@@ -49,20 +53,33 @@ enum HostState {
         digest: u8,
         expected: Option<DigestBytes>,
     },
+    Done,
     Over,
 }
 
 impl HostExchange {
     /// The exchange, and its first message. `transaction` is another one than that of any other exchange of
     /// the controller that is under way.
-    pub fn begin(options: HostOptions, transaction: u16) -> (HostExchange, Vec<u8>) {
+    pub fn begin(mut options: HostOptions, transaction: u16) -> (HostExchange, Vec<u8>) {
+        let channel = options.secure_channel;
+        options.hashes.retain(|hash| channel.takes_hash(*hash));
+        options.groups.retain(|group| channel.takes_group(*group));
         let negotiate = AuthMessage::Negotiate(Negotiate {
             transaction,
-            secure_channel: 0,
+            secure_channel: channel.code(),
             hashes: options.hashes.iter().map(|hash| hash.code()).collect(),
             groups: options.groups.iter().map(|group| group.code()).collect(),
         });
-        (HostExchange { options, transaction, state: HostState::Negotiated }, negotiate.encode())
+        let exchange = HostExchange { options, transaction, state: HostState::Negotiated, psk: None };
+        (exchange, negotiate.encode())
+    }
+
+    /// The PSK of an exchange that is done, if one was to be made.
+    pub fn into_psk(self) -> Option<GeneratedPsk> {
+        match self.state {
+            HostState::Done => self.psk,
+            _ => None,
+        }
     }
 
     /// Handles what the controller has sent.
@@ -113,7 +130,7 @@ impl HostExchange {
             shared,
             sequence,
             transaction: self.transaction,
-            secure_channel: 0,
+            secure_channel: self.options.secure_channel.code(),
         };
         let response = posed(&one.challenge, one.sequence).of_host(&self.options.key.secret, &names);
         let mut own = vec![0; hash.digest_len()];
@@ -128,12 +145,16 @@ impl HostExchange {
             .controller
             .as_ref()
             .map(|secret| posed(&own, sequence).of_controller(secret, &names));
-        let mutual = expected.is_some();
+        let (mutual, makes_psk) = (expected.is_some(), self.options.secure_channel.makes_psk());
+        if let Some(shared) = shared.filter(|_| makes_psk) {
+            self.psk = Some(GeneratedPsk::new(hash, shared, &one.challenge, &own));
+        }
         let reply = AuthMessage::Reply(Reply {
             transaction: self.transaction,
             response: response.to_vec(),
+            //= NVMe Base 2.1, DH-HMAC-CHAP_Reply message: with S2 of 0, C2 is there for a PSK, and the controller is not authenticated
             sequence: if mutual { sequence } else { 0 },
-            challenge: mutual.then_some(own),
+            challenge: (mutual || makes_psk).then_some(own),
             public: exchange.as_ref().and_then(Exchange::public).unwrap_or_default(),
         });
         self.state = HostState::Replied { digest: hash.digest_len() as u8, expected };
@@ -145,9 +166,13 @@ impl HostExchange {
             return self.fail(Refused::Payload);
         }
         match (expected, &one.response) {
-            (None, None) => HostStep::Done(None),
+            (None, None) => {
+                self.state = HostState::Done;
+                HostStep::Done(None)
+            }
             (None, Some(_)) => self.fail(Refused::Payload),
             (Some(expected), Some(response)) if expected.ct_eq(response).into() => {
+                self.state = HostState::Done;
                 HostStep::Done(Some(AuthMessage::Success2(self.transaction).encode()))
             }
             // Also a controller that does not answer.

@@ -1,6 +1,6 @@
 //! What hosts and subsystems know of each other, and how it is replaced while it is used.
 
-use crate::psk::TlsKey;
+use crate::psk::{Identity, TlsKey, TlsPsk};
 use crate::secret::Secret;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -67,6 +67,16 @@ pub trait KeySource: fmt::Debug + Send + Sync {
     /// The key cannot be read, in words.
     fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
         let _ = hostnqn;
+        Ok(None)
+    }
+
+    /// The PSK with this identity that was made of an authentication (secure channel concatenation), and the
+    /// generation of the secret that was used for it. `None`: there is no such PSK, or not any more.
+    ///
+    /// # Errors
+    /// Whether that generation is still accepted cannot be read, in words.
+    fn generated_psk(&self, identity: &Identity<'_>, whole: &str) -> Result<Option<(u32, TlsPsk)>, String> {
+        let _ = (identity, whole);
         Ok(None)
     }
 }

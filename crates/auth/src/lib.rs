@@ -7,6 +7,9 @@
 //! it. With a [`DhGroup`] other than the null one a secret cannot be tried out later against what was
 //! recorded.
 //!
+//! For secure channel concatenation ([`SecureChannel`]) both ends also make a [`GeneratedPsk`] of the exchange, which
+//! then encrypts connections: the host ends the one on which it has authenticated, and begins with TLS.
+//!
 //! ```text
 //! host                                controller
 //! [`HostExchange::begin`]   Negotiate ->
@@ -18,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod channel;
 mod controller;
 mod group;
 mod hash;
@@ -29,12 +33,15 @@ mod secret;
 #[cfg(test)]
 mod testing;
 
-pub use controller::{ControllerExchange, ControllerOptions, Progress};
+pub use channel::SecureChannel;
+pub use controller::{Concatenation, ControllerExchange, ControllerOptions, Progress};
 pub use group::DhGroup;
 pub use hash::HashFunction;
 pub use host::{HostExchange, HostOptions, HostStep};
 pub use keys::{Generations, HostKey, KeySource, number_before};
-pub use psk::{Derivation, DeriveError, Identity, IdentityVersion, TlsKey, TlsKeyError, TlsPsk};
+pub use psk::{
+    Derivation, DeriveError, GeneratedPsk, Identity, IdentityKind, IdentityVersion, TlsKey, TlsKeyError, TlsPsk,
+};
 pub use secret::{Secret, SecretError};
 
 use longhaul_wire::fabrics::auth::reason;

@@ -4,7 +4,7 @@
 //! ```text
 //! configured PSK   [`TlsKey`], as text: NVMeTLSkey-1:HH:BASE64:
 //!      | with the NQN of the host
-//! retained PSK
+//! retained PSK, or generated PSK ([`GeneratedPsk`], of an authentication)
 //!      | with the identity: the NQNs of host and subsystem, and a digest of the retained PSK
 //! TLS PSK          [`TlsPsk`], what TLS takes
 //! ```
@@ -171,7 +171,7 @@ impl TlsKey {
         subnqn: &str,
         derivation: Derivation,
     ) -> Result<TlsPsk, DeriveError> {
-        if hash == HashFunction::Sha512 {
+        if !hash.has_cipher_suite() {
             return Err(DeriveError::Hash(hash.name()));
         }
         let retained = self.retained(hostnqn, derivation)?;
@@ -181,10 +181,8 @@ impl TlsKey {
                 let identity = format!("NVMe0R{names}");
                 (identity.clone(), identity)
             }
-            //= NVMe-TCP 1.1, TLS PSK and PSK Identity Derivation: the digest is Base64(HMAC(PSK, NQNh || " " || NQNc || " " || "NVMe-over-Fabrics"))
             IdentityVersion::V1 => {
-                let parts = [hostnqn.as_bytes(), b" ", subnqn.as_bytes(), b" ", PURPOSE];
-                let digest = STANDARD.encode(&*hash.hmac(&retained, &parts));
+                let digest = digest(hash, &retained, hostnqn, subnqn);
                 let identity = format!("NVMe1R{names} {digest}");
                 let context = match derivation {
                     Derivation::Standard | Derivation::Legacy => format!("{:02} {digest}", hash.code()),
@@ -197,6 +195,62 @@ impl TlsKey {
         //= NVMe-TCP 1.1, TLS PSK and PSK Identity Derivation: the TLS PSK is HKDF-Expand-Label(PRK, "nvme-tls-psk", PskIdentityContext, L)
         let secret = expand_label(hash, &prk, PSK_LABEL, context.as_bytes(), hash.digest_len(), derivation)?;
         Ok(TlsPsk { identity, secret, hash })
+    }
+}
+
+//= NVMe-TCP 1.1, TLS PSK and PSK Identity Derivation: the digest is Base64(HMAC(PSK, NQNh || " " || NQNc || " " || "NVMe-over-Fabrics"))
+fn digest(hash: HashFunction, psk: &[u8], hostnqn: &str, subnqn: &str) -> String {
+    let parts = [hostnqn.as_bytes(), b" ", subnqn.as_bytes(), b" ", PURPOSE];
+    STANDARD.encode(&*hash.hmac(psk, &parts))
+}
+
+/// A PSK that host and controller have made of an authentication, for secure channel concatenation. It is wiped from
+/// memory when it is dropped, and no message shows it.
+#[derive(Clone)]
+pub struct GeneratedPsk {
+    bytes: Zeroizing<Vec<u8>>,
+    /// That of the authentication, SHA-256 or SHA-384.
+    hash: HashFunction,
+}
+
+impl GeneratedPsk {
+    /// Of the shared secret of the Diffie-Hellman exchange and the two challenges.
+    //= NVMe Base 2.1, Generated PSK for TLS: the PSK is HMAC(KS, C1 || C2), where the session key KS is the hash of the shared secret
+    pub(crate) fn new(
+        hash: HashFunction,
+        shared: &[u8],
+        first_challenge: &[u8],
+        second_challenge: &[u8],
+    ) -> GeneratedPsk {
+        GeneratedPsk::of_session(hash, &hash.digest(shared), first_challenge, second_challenge)
+    }
+
+    fn of_session(hash: HashFunction, key: &[u8], first: &[u8], second: &[u8]) -> GeneratedPsk {
+        GeneratedPsk { bytes: hash.hmac(key, &[first, second]), hash }
+    }
+
+    /// What TLS takes between this host and this subsystem.
+    ///
+    /// # Errors
+    /// There is no cipher suite of its hash function.
+    //= NVMe-TCP 1.1, TLS PSK and PSK Identity Derivation: the identity of a generated PSK has the type G
+    pub fn psk(&self, hostnqn: &str, subnqn: &str) -> Result<TlsPsk, DeriveError> {
+        let hash = self.hash;
+        if !hash.has_cipher_suite() {
+            return Err(DeriveError::Hash(hash.name()));
+        }
+        let digest = digest(hash, &self.bytes, hostnqn, subnqn);
+        let identity = format!("NVMe1G{:02} {hostnqn} {subnqn} {digest}", hash.code());
+        let context = format!("{:02} {digest}", hash.code());
+        let (prk, len) = (hash.extract(&self.bytes), hash.digest_len());
+        let secret = expand_label(hash, &prk, PSK_LABEL, context.as_bytes(), len, Derivation::Standard)?;
+        Ok(TlsPsk { identity, secret, hash })
+    }
+}
+
+impl fmt::Debug for GeneratedPsk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GeneratedPsk")
     }
 }
 
@@ -272,9 +326,20 @@ impl TlsPsk {
     }
 }
 
+/// What an identity names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdentityKind {
+    /// A PSK of a key of the host.
+    Retained,
+    /// One of an authentication.
+    Generated,
+}
+
 /// The names in an identity of a host's PSK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity<'a> {
+    /// What it names.
+    pub kind: IdentityKind,
     /// Its format.
     pub version: IdentityVersion,
     /// The hash function of the cipher suite.
@@ -286,22 +351,25 @@ pub struct Identity<'a> {
 }
 
 impl<'a> Identity<'a> {
-    /// Reads an identity from the wire. None: it is none of NVMe, or of a kind that is not kept (a generated
-    /// PSK, of secure concatenation).
+    /// Reads an identity from the wire. None: it is none of NVMe.
     pub fn parse(bytes: &'a [u8]) -> Option<Identity<'a>> {
         let text = std::str::from_utf8(bytes).ok()?;
         let mut fields = text.split(' ');
-        let (version, hash) = match fields.next()? {
-            "NVMe0R01" => (IdentityVersion::V0, HashFunction::Sha256),
-            "NVMe0R02" => (IdentityVersion::V0, HashFunction::Sha384),
-            "NVMe1R01" => (IdentityVersion::V1, HashFunction::Sha256),
-            "NVMe1R02" => (IdentityVersion::V1, HashFunction::Sha384),
+        let (retained, generated) = (IdentityKind::Retained, IdentityKind::Generated);
+        let (kind, version, hash) = match fields.next()? {
+            "NVMe0R01" => (retained, IdentityVersion::V0, HashFunction::Sha256),
+            "NVMe0R02" => (retained, IdentityVersion::V0, HashFunction::Sha384),
+            "NVMe1R01" => (retained, IdentityVersion::V1, HashFunction::Sha256),
+            "NVMe1R02" => (retained, IdentityVersion::V1, HashFunction::Sha384),
+            "NVMe1G01" => (generated, IdentityVersion::V1, HashFunction::Sha256),
+            "NVMe1G02" => (generated, IdentityVersion::V1, HashFunction::Sha384),
             _ => return None,
         };
         let (hostnqn, subnqn) = (fields.next()?, fields.next()?);
         let has_digest = fields.next().is_some_and(|digest| !digest.is_empty());
         let is_whole = has_digest == (version == IdentityVersion::V1) && fields.next().is_none();
         (is_whole && !hostnqn.is_empty() && !subnqn.is_empty()).then_some(Identity {
+            kind,
             version,
             hash,
             hostnqn,

@@ -145,7 +145,7 @@ fn identities_are_taken_apart() {
     for version in [IdentityVersion::V0, IdentityVersion::V1] {
         for hash in [HashFunction::Sha256, HashFunction::Sha384] {
             let psk = key.psk(version, hash, HOST, SUBSYSTEM, Derivation::Standard).unwrap();
-            let is = Identity { version, hash, hostnqn: HOST, subnqn: SUBSYSTEM };
+            let is = Identity { kind: IdentityKind::Retained, version, hash, hostnqn: HOST, subnqn: SUBSYSTEM };
             assert_eq!(Identity::parse(psk.identity.as_bytes()), Some(is));
         }
     }
@@ -166,4 +166,42 @@ fn identities_are_taken_apart() {
         assert_eq!(Identity::parse(other.as_bytes()), None, "{other}");
     }
     assert_eq!(Identity::parse(b"NVMe0R01 \xff sub"), None);
+}
+
+/// Linux 7.1, `drivers/nvme/common/tests/auth_kunit.c`: what its two ends make of a session key and two challenges.
+#[test]
+//= test: NVMe Base 2.1, Generated PSK for TLS
+//= test: NVMe-TCP 1.1, TLS PSK and PSK Identity Derivation
+fn generated_psks_are_those_of_linux() {
+    for (hash, generated, digest, secret) in [
+        (
+            HashFunction::Sha256,
+            "1733c59fa7f48fcf37f5f26fc4ff0268ad4f78e030f4f3b0bfd1d47e7bb1447a",
+            "OldoKuTfKddMuyCznAZojkWD7P4D9/AtzDzLimtOxqI=",
+            "3c17da628474a04d2247c4cab47968c915388193f7c071bd9489cc3666cd7cc8",
+        ),
+        (
+            HashFunction::Sha384,
+            "f14b2dd3234c459694d3bc63f8968bd6b37c2c6de849e22e118749001ce4bbe8640b9e3a748cb11ce4b1d71d359cce39",
+            "cffMWk8TSS7HOQebjgYEIkrPrjWPV4JE5cdPB8WhEvY4JBW5YynKyv66XscN4A9n",
+            "2774753233537b3fa50eb7d16a8e43457d85f4906c005b2236616c5d80939d0898fff15bb8b77119d2be0aac423e7590",
+        ),
+    ] {
+        let count = |from: u8| (from..=u8::MAX).take(hash.digest_len()).collect::<Vec<u8>>();
+        let second: Vec<u8> = (0..=u8::MAX).rev().take(hash.digest_len()).collect();
+        let psk = GeneratedPsk::of_session(hash, &count(b'A'), &count(0), &second);
+        assert_eq!(*psk.bytes, hex(generated));
+        let tls = psk.psk("hostnqn", "subsysnqn").unwrap();
+        assert_eq!(tls.identity, format!("NVMe1G{:02} hostnqn subsysnqn {digest}", hash.code()));
+        assert_eq!((&*tls.secret, tls.hash), (&hex(secret), hash));
+        assert_eq!(format!("{psk:?}"), "GeneratedPsk");
+        let identity = Identity::parse(tls.identity.as_bytes()).unwrap();
+        assert_eq!((identity.kind, identity.hostnqn), (IdentityKind::Generated, "hostnqn"));
+    }
+}
+
+#[test]
+fn a_generated_psk_of_a_hash_function_without_a_cipher_suite_is_none() {
+    let psk = GeneratedPsk::of_session(HashFunction::Sha512, &[1; 64], &[2; 64], &[3; 64]);
+    assert!(matches!(psk.psk(HOST, SUBSYSTEM), Err(DeriveError::Hash("SHA-512"))));
 }

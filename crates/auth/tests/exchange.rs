@@ -1,8 +1,8 @@
 //! Both ends against each other, against values that were computed by other means, and against attackers.
 
 use longhaul_auth::{
-    ControllerExchange, ControllerOptions, DhGroup, Generations, HashFunction, HostExchange, HostKey,
-    HostOptions, HostStep, Progress, Refused, Secret,
+    Concatenation, ControllerExchange, ControllerOptions, DhGroup, Generations, HashFunction, HostExchange, HostKey,
+    HostOptions, HostStep, Progress, Refused, Secret, SecureChannel,
 };
 use longhaul_wire::fabrics::auth::{AuthMessage, Challenge, Negotiate, Reply, Success};
 use proptest::prelude::*;
@@ -29,12 +29,23 @@ fn host() -> HostOptions {
         },
         hashes: HashFunction::ALL.into(),
         groups: DhGroup::ALL.into(),
+        secure_channel: SecureChannel::None,
     }
 }
 
 fn controller() -> ControllerOptions {
-    let HostOptions { hostnqn, subnqn, key, hashes, groups } = host();
-    ControllerOptions { hostnqn, subnqn, keys: key.into(), hashes, groups }
+    let HostOptions { hostnqn, subnqn, key, hashes, groups, .. } = host();
+    let concatenation = Concatenation::Off;
+    ControllerOptions { hostnqn, subnqn, keys: key.into(), hashes, groups, concatenation }
+}
+
+/// Ends that make a PSK.
+fn concatenating() -> (HostOptions, ControllerOptions) {
+    let channel = SecureChannel::New;
+    (
+        HostOptions { secure_channel: channel, ..host() },
+        ControllerOptions { concatenation: Concatenation::Required(channel), ..controller() },
+    )
 }
 
 /// Runs an exchange; `tamper` sees each message, from the host and to it.
@@ -229,6 +240,188 @@ fn a_reply_that_was_right_once_is_not_right_again() {
     assert_eq!(twice.progress(), Progress::Authenticated);
     twice.handle(reply, &mut drawn);
     assert_eq!(twice.progress(), Progress::Failed(Refused::Message));
+}
+
+/// Computed with another language's library from the fields of the specification, the group's formula included.
+#[test]
+//= test: NVMe Base 2.1, Generated PSK for TLS
+fn the_psk_of_an_exchange_is_that_of_the_specification() {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    for (hash, response, digest, secret) in [
+        (
+            HashFunction::Sha256,
+            "5cffc2610a54dc2aa4df67921e016d4fc2c03ce48948cdc00c2ca6f34221e2fe",
+            "G+wCRfpfjsl7QyEzu86QFKflNxIH98oGz+y7uOWAsy4=",
+            "877fa941b917fbd7e66f4e28dbc8b4f9c4fdeb868b6f54dfec7f987d575e1a1a",
+        ),
+        (
+            HashFunction::Sha384,
+            "9afbf85812fc32ccd1c89a74674b257d3d72b5e78afd4b1fd5139e48354b657ff37a396e10d63fe77259d7461df96b85",
+            "X/9MLOcPdUHOo7qGljxSZVx5R4wM8lg8DTE5+5mEuIWjl4hxGO/OEFwl5BJ5u376",
+            "1eac2cf8841e980e5457ce804ba7feab131dc02f96127cc20bbe2ae5d385d50396574aef196c36e06494e768f1ee5311",
+        ),
+    ] {
+        for is_mutual in [false, true] {
+            let len = hash.digest_len();
+            let fill = |exponent: u8, challenge: u8, sequence: u32| {
+                move |bytes: &mut [u8]| match bytes.len() {
+                    4 => bytes.copy_from_slice(&sequence.to_le_bytes()),
+                    found if found == len => bytes.fill(challenge),
+                    _ => bytes.fill(exponent),
+                }
+            };
+            let (mut host, mut options) = concatenating();
+            (options.hashes, options.groups) = (vec![hash], vec![DhGroup::Ffdhe2048]);
+            if !is_mutual {
+                host.key.controller = None;
+            }
+            let mut controller = ControllerExchange::new(options);
+            let (mut exchange, negotiate) = HostExchange::begin(host, 0x0506);
+            controller.handle(&negotiate, &mut fill(0x11, 0xC1, 0x0102_0304));
+            let step = exchange.handle(&controller.poll().unwrap(), &mut fill(0x22, 0xC2, 9));
+            let HostStep::Send(reply) = step else { panic!("{step:?}") };
+            let Ok(AuthMessage::Reply(read)) = AuthMessage::decode(&reply) else { panic!("{reply:?}") };
+            assert_eq!(hex(&read.response), response);
+            assert_eq!((read.sequence != 0, read.challenge.is_some()), (is_mutual, true));
+            controller.handle(&reply, &mut random(0));
+            let step = exchange.handle(&controller.poll().unwrap(), &mut random(0));
+            let HostStep::Done(last) = step else { panic!("{step:?}") };
+            assert_eq!(last.is_some(), is_mutual);
+            if let Some(last) = last {
+                assert!(controller.take_psk().is_none(), "the host judges yet");
+                controller.handle(&last, &mut random(0));
+            }
+            let (channel, theirs) = controller.take_psk().expect("a PSK");
+            assert!(controller.take_psk().is_none() && channel == SecureChannel::New);
+            for psk in [theirs, exchange.into_psk().expect("a PSK")] {
+                let tls = psk.psk(HOST, SUBSYSTEM).expect("derived");
+                assert_eq!(tls.identity, format!("NVMe1G{:02} {HOST} {SUBSYSTEM} {digest}", hash.code()));
+                assert_eq!(hex(&tls.secret), secret);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_psk_is_made_with_functions_and_groups_that_go_with_it() {
+    let (host, controller) = concatenating();
+    let (_, negotiate) = HostExchange::begin(host.clone(), 1);
+    let Ok(AuthMessage::Negotiate(offered)) = AuthMessage::decode(&negotiate) else { panic!() };
+    assert_eq!((offered.secure_channel, &offered.hashes[..]), (2, &[1, 2][..]), "SHA-512 has no cipher suite");
+    assert!(!offered.groups.contains(&0), "without a group there is no secret");
+    // Whatever a host offers.
+    for (hashes, groups, why) in [(vec![3], vec![1], Refused::Hash), (vec![1], vec![0], Refused::Group)] {
+        let mut asked = ControllerExchange::new(controller.clone());
+        let negotiate = Negotiate { transaction: 1, secure_channel: 2, hashes, groups };
+        asked.handle(&AuthMessage::Negotiate(negotiate).encode(), &mut random(1));
+        assert_eq!(asked.progress(), Progress::Failed(why));
+    }
+    // Nor by a controller that chooses what was not offered.
+    for (hash, group, why) in [(3, 1, Refused::Hash), (1, 0, Refused::Group)] {
+        let (mut exchange, _) = HostExchange::begin(host.clone(), 7);
+        let digest = HashFunction::from_code(hash).map_or(32, HashFunction::digest_len);
+        let public = vec![5; DhGroup::from_code(group).map_or(0, DhGroup::public_len)];
+        let one = Challenge { transaction: 7, hash, group, sequence: 1, challenge: vec![1; digest], public };
+        let end = exchange.handle(&AuthMessage::Challenge(one).encode(), &mut random(1));
+        assert!(matches!(end, HostStep::Failed(found, Some(_)) if found == why), "{end:?}");
+        assert!(exchange.into_psk().is_none());
+    }
+}
+
+#[test]
+//= test: NVMe Base 2.1, AUTH_Negotiate message
+fn what_the_ends_want_of_a_secure_channel_has_to_be_the_same() {
+    let (none, new, replace) = (SecureChannel::None, SecureChannel::New, SecureChannel::Replace);
+    for (concatenation, taken) in [
+        (Concatenation::Off, vec![none]),
+        (Concatenation::Allowed(new), vec![none, new]),
+        (Concatenation::Required(new), vec![new]),
+        (Concatenation::Allowed(replace), vec![none, replace]),
+    ] {
+        for secure_channel in [none, new, replace] {
+            let options = ControllerOptions { concatenation, ..controller() };
+            let wanted = HostOptions { secure_channel, ..host() };
+            let (end, progress) = run(&wanted, ControllerExchange::new(options), |_| ());
+            let mismatch = Refused::Concatenation;
+            let expected = match taken.contains(&secure_channel) {
+                true => Progress::Authenticated,
+                false => Progress::Failed(mismatch),
+            };
+            assert_eq!(progress, expected, "{concatenation:?} {secure_channel:?}");
+            let is_refused = end == HostStep::Failed(mismatch, None);
+            assert_eq!(is_refused, !taken.contains(&secure_channel), "{end:?}");
+        }
+        // Reserved values.
+        for secure_channel in [1, 4, 255] {
+            let mut asked = ControllerExchange::new(ControllerOptions { concatenation, ..controller() });
+            let negotiate = Negotiate { transaction: 1, secure_channel, hashes: vec![1], groups: vec![1] };
+            asked.handle(&AuthMessage::Negotiate(negotiate).encode(), &mut random(1));
+            assert_eq!(asked.progress(), Progress::Failed(Refused::Concatenation));
+        }
+    }
+}
+
+/// An attacker between both clears what the host wants, or asks for it in its place.
+#[test]
+fn a_secure_channel_is_neither_taken_away_nor_added() {
+    for (wanted, made) in [(SecureChannel::New, 0), (SecureChannel::None, 2), (SecureChannel::New, 3)] {
+        for concatenation in [SecureChannel::New, SecureChannel::Replace].map(Concatenation::Allowed) {
+            let options = ControllerOptions { concatenation, ..controller() };
+            let host = HostOptions { secure_channel: wanted, ..host() };
+            let (end, progress) = run(&host, ControllerExchange::new(options), |message| {
+                if message[..2] == [0, 0] {
+                    message[6] = made;
+                }
+            });
+            assert!(matches!(end, HostStep::Failed(..)), "{wanted:?} {made}: {end:?}");
+            assert!(matches!(progress, Progress::Failed(_)), "{wanted:?} {made}: {progress:?}");
+        }
+    }
+}
+
+/// What goes into the PSK is what the responses are made of: a changed public value, or challenge of the controller,
+/// makes no PSK; a changed challenge of the host makes another one than the host's, which opens nothing.
+#[test]
+fn a_changed_exchange_makes_no_common_psk() {
+    let (mut host, options) = concatenating();
+    host.key.controller = None;
+    for (message, at) in [([1u8, 1], 16), ([1, 1], 16 + 32), ([1, 2], 16 + 32), ([1, 2], 16 + 64 + 9)] {
+        let mut controller = ControllerExchange::new(options.clone());
+        let (mut exchange, mut sent) = HostExchange::begin(host.clone(), 5);
+        let change = |bytes: &mut Vec<u8>| {
+            if bytes[..2] == message {
+                bytes[at] ^= 1;
+            }
+        };
+        let end = loop {
+            change(&mut sent);
+            controller.handle(&sent, &mut random(1));
+            let mut answer = controller.poll().expect("an answer");
+            change(&mut answer);
+            match exchange.handle(&answer, &mut random(2)) {
+                HostStep::Send(next) => sent = next,
+                end => break end,
+            }
+        };
+        let theirs = controller.take_psk().map(|(_, psk)| psk.psk(HOST, SUBSYSTEM).expect("derived").identity);
+        let ours = exchange.into_psk().map(|psk| psk.psk(HOST, SUBSYSTEM).expect("derived").identity);
+        let is_challenge_of_host = message == [1, 2] && at == 48;
+        assert_eq!((theirs.is_some(), ours.is_some()), (is_challenge_of_host, is_challenge_of_host), "{end:?}");
+        assert!(theirs.is_none() || theirs != ours);
+    }
+}
+
+/// A host that wants a PSK sends its challenge.
+#[test]
+fn a_psk_needs_both_challenges() {
+    let (mut host, options) = concatenating();
+    host.key.controller = None;
+    let (_, progress) = run(&host, ControllerExchange::new(options), |message| {
+        if message[..2] == [1, 2] {
+            message[8] = 0;
+        }
+    });
+    assert_eq!(progress, Progress::Failed(Refused::Payload));
 }
 
 /// An attacker without a secret has the controller answer its own challenge.

@@ -5,7 +5,9 @@ use crate::error::{Error, Result, reason};
 use crate::options::Options;
 use crate::queue::Queue;
 use crate::setup::{Endpoint, bytes_of};
-use longhaul_auth::{DhGroup, HashFunction, HostExchange, HostOptions, HostStep};
+use longhaul_auth::{
+    DhGroup, HashFunction, HostExchange, HostKey, HostOptions, HostStep, Refused, SecureChannel, TlsPsk,
+};
 use longhaul_engine::{Buf, BufMut, Memory};
 use longhaul_wire::command::{Sqe, fctype};
 use longhaul_wire::fabrics::ConnectResponse;
@@ -26,23 +28,19 @@ pub(crate) async fn authenticate(
     subnqn: &str,
     connected: ConnectResponse,
 ) -> Result<u32> {
-    const WHAT: &str = "authentication";
-    if connected.authreq & authreq::SECURE_CHANNEL != 0 {
-        return Err(
-            endpoint.incompatible("it wants a secure channel (TLS), which this version does not have")
-        );
+    let wants = |bit| connected.authreq & bit != 0;
+    if wants(authreq::SECURE_CHANNEL) {
+        let why = "it wants an authentication that makes a key for TLS: use --concat (or concat=true), or --tls";
+        return Err(endpoint.refused(WHAT, why));
+    }
+    // The PSK in use is the proof of both ends.
+    if endpoint.generated.is_some() && !wants(authreq::TRANSACTION) {
+        return Ok(0);
     }
     let key = match options.key().map_err(|why| endpoint.refused(WHAT, why))? {
-        None if connected.authreq & authreq::TRANSACTION == 0 => return Ok(0),
-        None => {
-            let why = format!(
-                "it wants a proof that this is {}: make a secret known to both with 'longhaul key make', and name \
-                 its directory with --keys",
-                options.hostnqn
-            );
-            return Err(endpoint.refused(WHAT, why));
-        }
-        Some(key) if connected.authreq & authreq::TRANSACTION == 0 => {
+        None if !wants(authreq::TRANSACTION) => return Ok(0),
+        None => return Err(no_secret(endpoint, options, "it wants a proof that this is")),
+        Some(key) if !wants(authreq::TRANSACTION) => {
             // An attacker between both would leave it out.
             return match key.controller {
                 None => Ok(0),
@@ -53,10 +51,63 @@ pub(crate) async fn authenticate(
         }
         Some(key) => key,
     };
+    exchange(endpoint, options, queue, (subnqn, key), SecureChannel::None).await.map(|(_, done)| done)
+}
+
+/// Authenticates an admin queue without TLS so that both ends have a PSK for it: that, and the round trips that it took.
+///
+/// # Errors
+/// As those of [`authenticate`]. The target asks for no authentication, or refuses to make a PSK: it may be an attacker
+/// in its place who does so.
+pub(crate) async fn make_psk(
+    endpoint: &Endpoint,
+    options: &Options,
+    queue: &Queue,
+    subnqn: &str,
+    connected: ConnectResponse,
+) -> Result<(TlsPsk, u32)> {
+    let Some(key) = options.key().map_err(|why| endpoint.refused(WHAT, why))? else {
+        return Err(no_secret(endpoint, options, "TLS by an authentication needs a secret of"));
+    };
+    if connected.authreq == 0 {
+        let why = "it asks for no authentication, of which --concat makes the key for TLS; a target does so with \
+                   --keys and --tls concatenated or allowed";
+        return Err(endpoint.refused(WHAT, why));
+    }
+    let (done, round_trips) =
+        exchange(endpoint, options, queue, (subnqn, key), SecureChannel::New).await.map_err(|e| match e {
+            Error::Refused { addr, what, reason } if reason == Refused::Concatenation.to_string() => {
+                let reason = format!("{reason}; a target makes keys for TLS with --tls concatenated or allowed");
+                Error::Refused { addr, what, reason }
+            }
+            e => e,
+        })?;
+    // Both are there after an exchange of this kind.
+    let psk = done.into_psk().ok_or_else(|| endpoint.refused(WHAT, "it has made no key for TLS"))?;
+    let psk = psk.psk(&options.hostnqn, subnqn).map_err(|e| endpoint.incompatible(e))?;
+    Ok((psk, round_trips))
+}
+
+const WHAT: &str = "authentication";
+
+fn no_secret(endpoint: &Endpoint, options: &Options, why: &str) -> Error {
+    let make = "make a secret known to both with 'longhaul key make', and name its directory with --keys";
+    endpoint.refused(WHAT, format!("{why} {}: {make}", options.hostnqn))
+}
+
+/// Goes through an exchange: its end, and the round trips that it took.
+async fn exchange(
+    endpoint: &Endpoint,
+    options: &Options,
+    queue: &Queue,
+    (subnqn, key): (&str, HostKey),
+    secure_channel: SecureChannel,
+) -> Result<(HostExchange, u32)> {
     let host = HostOptions {
         hostnqn: options.hostnqn.clone(),
         subnqn: subnqn.to_owned(),
         key,
+        secure_channel,
         hashes: HashFunction::ALL.into(),
         groups: DhGroup::ALL.into_iter().filter(|group| *group != DhGroup::Null).collect(),
     };
@@ -95,7 +146,7 @@ pub(crate) async fn authenticate(
                 sent?;
             }
         }
-        return result.map(|()| round_trips);
+        return result.map(|()| (exchange, round_trips));
     }
 }
 

@@ -78,6 +78,9 @@ pub struct Options {
     pub keys: Option<Arc<dyn KeySource>>,
     /// Use TLS, with the key for it in [`keys`](Self::keys).
     pub tls: bool,
+    /// Use TLS with a PSK that an authentication has made, by the secret in [`keys`](Self::keys) (secure channel
+    /// concatenation). The connection of the authentication, and those to a discovery controller, are without TLS.
+    pub concat: bool,
     /// Identifier of this host: one per running system.
     pub hostid: Uuid,
     /// Congestion control by the kernel's name, or its default.
@@ -108,6 +111,7 @@ impl Default for Options {
             hostid,
             keys: None,
             tls: false,
+            concat: false,
             congestion: None,
             path: PathOptions::default(),
             engine: Config::default(),
@@ -132,7 +136,9 @@ impl Options {
         self.data_digest = uri.data_digest.unwrap_or(self.data_digest);
         self.queue_size = uri.queue_size.unwrap_or(self.queue_size);
         self.ctrl_loss = uri.ctrl_loss.unwrap_or(self.ctrl_loss);
-        self.tls = uri.tls.unwrap_or(self.tls);
+        // What a URI says counts more: it wants the one or the other.
+        self.tls = uri.tls.unwrap_or(self.tls && uri.concat != Some(true));
+        self.concat = uri.concat.unwrap_or(self.concat && uri.tls != Some(true));
         self.kato = uri.kato_ms.map_or(self.kato, |ms| Duration::from_millis(ms.into()));
         self.path.in_flight = uri.in_flight.or(self.path.in_flight);
         self.path.connections = uri.connections.or(self.path.connections);

@@ -18,10 +18,11 @@ use crate::setup::Endpoint;
 use crate::tls;
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
-use longhaul_conn::FreeChannel;
-use longhaul_engine::net::SocketOptions;
+use longhaul_conn::{Channel, FreeChannel};
+use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{now, since, spawn};
 use longhaul_proto::host::{HostConfig, HostQueue};
+use longhaul_wire::nqn::DISCOVERY_NQN;
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -36,8 +37,17 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Round trips that [`open`](Self::open) takes: TCP's own, ICReq with
     /// ICResp, and the handshake of TLS.
-    pub(crate) fn round_trips(options: &Options) -> u32 {
-        2 + u32::from(options.tls)
+    pub(crate) fn round_trips(endpoint: &Endpoint, options: &Options) -> u32 {
+        2 + u32::from(options.tls || endpoint.generated.is_some())
+    }
+
+    /// The same without TLS, for an authentication that makes a PSK.
+    pub(crate) async fn open_plain(
+        endpoint: &Endpoint,
+        options: &Options,
+        config: HostConfig,
+    ) -> Result<Prepared> {
+        Prepared::begin(endpoint, options, config, async |stream| Ok(stream.into())).await
     }
 
     /// Opens a connection to a subsystem, and agrees on its parameters.
@@ -47,6 +57,24 @@ impl Prepared {
         subnqn: &str,
         config: HostConfig,
     ) -> Result<Prepared> {
+        let secure = async |stream: TcpStream| match (options.tls, options.concat, &endpoint.generated) {
+            (_, _, Some(psk)) => tls::begin_generated(endpoint, psk, stream).await,
+            (true, _, None) => tls::begin(endpoint, options, subnqn, stream).await,
+            // Nothing but discovery, which asks for no authentication, is without TLS.
+            (false, true, None) if subnqn != DISCOVERY_NQN => {
+                Err(endpoint.refused("TLS", "no PSK was made for it"))
+            }
+            (false, _, None) => Ok(stream.into()),
+        };
+        Prepared::begin(endpoint, options, config, secure).await
+    }
+
+    async fn begin(
+        endpoint: &Endpoint,
+        options: &Options,
+        config: HostConfig,
+        secure: impl AsyncFnOnce(TcpStream) -> Result<Channel>,
+    ) -> Result<Prepared> {
         let socket = SocketOptions { congestion: options.congestion.clone() };
         let what = "the connection set-up";
         let begun = now();
@@ -54,10 +82,7 @@ impl Prepared {
         // What a place that was there before takes is known.
         let left = options.connect_timeout.saturating_sub(since(begun));
         let ready = async {
-            let channel = match options.tls {
-                true => tls::begin(endpoint, options, subnqn, stream).await?,
-                false => stream.into(),
-            };
+            let channel = secure(stream).await?;
             let queue = handshake(&channel, config)
                 .await
                 .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {}", reason(&e))))?;

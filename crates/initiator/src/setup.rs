@@ -14,7 +14,7 @@
 //! together with step 4 (it takes its time to become ready, or the namespace
 //! is not the one that most have) costs a round trip of its own.
 
-use crate::auth::authenticate;
+use crate::auth::{authenticate, make_psk};
 use crate::black_hole;
 use crate::call::{Data, Done};
 use crate::error::{Error, Result, reason};
@@ -22,6 +22,7 @@ use crate::info::ControllerInfo;
 use crate::options::{Options, SILENCE};
 use crate::prepared::Prepared;
 use crate::queue::{Queue, Signs};
+use longhaul_auth::TlsPsk;
 use longhaul_block::IoError;
 use longhaul_engine::{BufMut, Memory, now, sleep, timeout};
 use longhaul_proto::host::{HostConfig, IN_CAPSULE_ADMIN};
@@ -31,9 +32,11 @@ use longhaul_wire::fabrics::{
     CNTLID_DYNAMIC, Cap, Cc, ConnectData, ConnectResponse, Csts, InvalidParameter, cattr, offset,
 };
 use longhaul_wire::identify::{IDENTIFY_LEN, IdentifyController, cns};
+use longhaul_wire::nqn::DISCOVERY_NQN;
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -59,6 +62,8 @@ pub(crate) struct Endpoint {
     /// It has lost a connection on which something was asked before the
     /// controller was known to be ready: nothing is any more.
     pub(crate) careful: bool,
+    /// The PSK of the session, made by an authentication. Clones share it.
+    pub(crate) generated: Option<Arc<TlsPsk>>,
     /// Which of the offers of a key for TLS the target took last. Clones share it.
     #[cfg(feature = "tls")]
     pub(crate) offer: std::sync::Arc<std::sync::atomic::AtomicUsize>,
@@ -72,6 +77,7 @@ impl Endpoint {
             again: false,
             patience: Duration::MAX,
             careful: false,
+            generated: None,
             #[cfg(feature = "tls")]
             offer: Default::default(),
         }
@@ -158,6 +164,49 @@ pub(crate) async fn connect(
     }
     let response = connected(endpoint, options, subnqn, cqe)?;
     authenticate(endpoint, options, queue, subnqn, response).await
+}
+
+/// The endpoint of a session. With secure channel concatenation that has a PSK, which an authentication on a connection
+/// without TLS has made before; and the round trips that this took.
+///
+/// # Errors
+/// The target refuses this host, does not prove what it is, or does not make a PSK: nothing is sent without TLS then.
+pub(crate) async fn concatenate(
+    endpoint: Endpoint,
+    options: &Options,
+    subnqn: &str,
+) -> Result<(Endpoint, u32)> {
+    if !options.concat || subnqn == DISCOVERY_NQN {
+        return Ok((endpoint, 0));
+    }
+    let endpoint = Endpoint { generated: None, ..endpoint };
+    // The connection takes nothing but the exchange, and ends with it: it needs no keep-alive.
+    let plain = Options { kato: Duration::ZERO, ..options.clone() };
+    const STEPS: u32 = 3;
+    let mut steps = STEPS;
+    let connect = async |in_capsule| {
+        let config = host_config(&plain, ADMIN_ENTRIES, Some(in_capsule));
+        let prepared = Prepared::open_plain(&endpoint, &plain, config).await?;
+        let queue = prepared.serve(&Signs::default(), &Rc::default())?;
+        queue.set_fabrics_in_capsule(in_capsule);
+        let cqe = send_connect(&endpoint, &plain, &queue, subnqn, 0, ADMIN_ENTRIES - 1, None).await?;
+        Ok::<_, Error>((queue, cqe))
+    };
+    let (mut queue, mut cqe) = connect(IN_CAPSULE_ADMIN).await?;
+    // As in `Admin::open`.
+    if same_code(cqe.status(), Status::SGL_OFFSET) {
+        (queue, cqe) = connect(0).await?;
+        steps += STEPS + 1;
+    }
+    let made = async {
+        let response = connected(&endpoint, &plain, subnqn, cqe)?;
+        make_psk(&endpoint, options, &queue, subnqn, response).await
+    };
+    let made = made.await;
+    //= NVMe Base 2.1, Secure Channel Concatenation: the host ends the connection on which it has authenticated
+    queue.close();
+    let (psk, round_trips) = made?;
+    Ok((Endpoint { generated: Some(Arc::new(psk)), ..endpoint }, round_trips + steps))
 }
 
 /// What a status of Connect for an I/O queue says that is no refusal of this
@@ -298,7 +347,7 @@ impl Admin {
         subnqn: &str,
         signs: &Signs,
     ) -> Result<(Admin, u16)> {
-        let steps = Prepared::round_trips(options) + 1;
+        let steps = Prepared::round_trips(&endpoint, options) + 1;
         let (mut in_capsule, mut round_trips) = (IN_CAPSULE_ADMIN, steps);
         let (mut queue, mut cqe) = Admin::connect(&endpoint, options, subnqn, signs, in_capsule).await?;
         // Every controller takes 8 KiB in the capsule of a Fabrics command,

@@ -15,7 +15,7 @@ use crate::keep_alive::{Probe, keep_alive};
 use crate::prepared::Pool;
 use crate::queue::Signs;
 use crate::session::Session;
-use crate::setup::{Admin, Endpoint, host_config};
+use crate::setup::{Admin, Endpoint, concatenate, host_config};
 use futures_channel::{mpsc, oneshot};
 use futures_util::{FutureExt, StreamExt, future};
 use longhaul_block::IoError;
@@ -102,6 +102,7 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
     let Settings { options, subnqn, .. } = settings;
     let signs = Signs::default();
     let begun = now();
+    let (endpoint, before) = concatenate(endpoint, options, subnqn).await?;
     // I/O connections are set up beside the admin queue, so that more queues
     // cost no more round trips.
     //= NVMe-TCP 1.1, connection establishment: ICReq and ICResp belong to a connection, whatever queue it becomes
@@ -135,7 +136,7 @@ async fn make(endpoint: Endpoint, settings: &Settings, wanted: Wanted, hasty: &C
         Some(log) => log.read_first(&admin, namespace.nsid).await?,
         None => AnaState::Optimized,
     };
-    let (capsule, round_trips) = (admin.in_capsule, admin.round_trips.get());
+    let (capsule, round_trips) = (admin.in_capsule, admin.round_trips.get() + before);
     let session = Session::new(wanted.epoch, endpoint, options.clone(), &id, info, capsule, signs, prepared);
     let set_up = SetUp { controller: since(begun), total: since(begun), round_trips, ..SetUp::default() };
     let (session, admin) = (Arc::new(session), Rc::new(admin));

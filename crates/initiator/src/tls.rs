@@ -3,6 +3,7 @@
 use crate::error::Result;
 use crate::options::Options;
 use crate::setup::Endpoint;
+use longhaul_auth::TlsPsk;
 use longhaul_conn::Channel;
 use longhaul_engine::net::TcpStream;
 
@@ -12,15 +13,21 @@ pub(crate) async fn begin(_: &Endpoint, _: &Options, _: &str, _: TcpStream) -> R
     Err(crate::error::Error::Local(longhaul_conn::TLS_MISSING.to_owned()))
 }
 
+/// As above.
+#[cfg(not(feature = "tls"))]
+pub(crate) async fn begin_generated(_: &Endpoint, _: &TlsPsk, _: TcpStream) -> Result<Channel> {
+    Err(crate::error::Error::Local(longhaul_conn::TLS_MISSING.to_owned()))
+}
+
 #[cfg(feature = "tls")]
-pub(crate) use secure::begin;
+pub(crate) use secure::{begin, begin_generated};
 
 #[cfg(feature = "tls")]
 mod secure {
     use super::*;
     use crate::error::Error;
     use crate::reach::reach;
-    use longhaul_auth::{Derivation, HashFunction, IdentityVersion, TlsKey, TlsPsk};
+    use longhaul_auth::{Derivation, HashFunction, IdentityVersion, TlsKey};
     use longhaul_conn::{SecureError, TlsError};
     use longhaul_engine::net::SocketOptions;
     use std::sync::atomic::Ordering;
@@ -92,6 +99,27 @@ mod secure {
         let (e, psks) = failure.expect("a failure");
         let identity = psks.first().map(|psk| psk.identity.as_str()).unwrap_or_default();
         Err(refusal(endpoint, &e, identity, key.hash()))
+    }
+
+    /// The same with a PSK that an authentication has made.
+    ///
+    /// # Errors
+    /// The target refuses it, or ends the connection.
+    pub(crate) async fn begin_generated(
+        endpoint: &Endpoint,
+        psk: &TlsPsk,
+        stream: TcpStream,
+    ) -> Result<Channel> {
+        match longhaul_conn::connect(&stream, std::slice::from_ref(psk)).await {
+            Ok(session) => Ok(Channel::with_session(stream, session)),
+            Err(e) => {
+                let said = format!("{e} (identity '{}', of the authentication before)", psk.identity);
+                Err(match e {
+                    SecureError::Io(_) | SecureError::Eof => endpoint.unreachable(said),
+                    _ => endpoint.refused(WHAT, said),
+                })
+            }
+        }
     }
 
     /// The error for people. `identity` is the one that was offered first on that connection.

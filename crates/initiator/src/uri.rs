@@ -45,6 +45,8 @@ pub struct UriOptions {
     pub kato_ms: Option<u32>,
     /// TLS 1.3 with a pre-shared key.
     pub tls: Option<bool>,
+    /// Use TLS with a PSK that an authentication has made.
+    pub concat: Option<bool>,
     /// NQN that this host calls itself.
     pub hostnqn: Option<String>,
     /// How long I/O waits for a lost connection (`Some(None)`: for ever).
@@ -182,12 +184,16 @@ impl Uri {
             }
             "hdr_digest" => options.hdr_digest = Some(boolean(key, value)?),
             "data_digest" => options.data_digest = Some(boolean(key, value)?),
-            "tls" => {
-                let tls = boolean(key, value)?;
-                if tls && !cfg!(feature = "tls") {
+            "tls" | "concat" => {
+                let value = boolean(key, value)?;
+                if value && !cfg!(feature = "tls") {
                     return Err(format!("option '{key}': {}", longhaul_conn::TLS_MISSING));
                 }
-                options.tls = Some(tls);
+                let option = if key == "tls" { &mut options.tls } else { &mut options.concat };
+                *option = Some(value);
+                if options.tls == Some(true) && options.concat == Some(true) {
+                    return Err("tls=true and concat=true: name the one whose key is used".into());
+                }
             }
             "queue_size" => options.queue_size = Some(number(key, value)?),
             "kato" => options.kato_ms = Some(number(key, value)?),
@@ -211,7 +217,7 @@ impl Uri {
             _ => {
                 return Err(format!(
                     "unknown option '{key}' (nsid, hdr_digest, data_digest, queue_size, kato, \
-                     ctrl-loss-tmo, hostnqn, tls, in_flight, connections, io_size, read_ahead, paths)"
+                     ctrl-loss-tmo, hostnqn, tls, concat, in_flight, connections, io_size, read_ahead, paths)"
                 ));
             }
         }

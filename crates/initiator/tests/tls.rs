@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::channel::connect_on;
 use common::relay::{Relay, Way};
 use common::{NQN, backend, connect, disk, engines, export, pattern, read, target, until};
 use longhaul_auth::{
@@ -12,9 +13,8 @@ use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{Config as EngineConfig, Engine};
 use longhaul_initiator::{Error, Options, PathOptions, discover};
 use longhaul_target::{Config, IncidentCounts, Keys, Patience, Target, TlsPolicy};
-use longhaul_wire::command::{Sgl, Sqe};
 use longhaul_wire::completion::Status;
-use longhaul_wire::fabrics::{CNTLID_DYNAMIC, ConnectData};
+use longhaul_wire::fabrics::CNTLID_DYNAMIC;
 use longhaul_wire::log::{treq, tsas};
 use longhaul_wire::pdu::IcReq;
 use std::collections::{BTreeMap, BTreeSet};
@@ -171,36 +171,10 @@ async fn channel(addr: SocketAddr, subnqn: &str, derivation: Derivation) -> Resu
     Ok(Channel::with_session(socket, session))
 }
 
-async fn receive(channel: &Channel, len: usize) -> Vec<u8> {
-    let mut all = Vec::new();
-    while all.len() < len {
-        let some = channel.receive_bytes(len - all.len()).await.expect("received");
-        assert!(!some.is_empty(), "the end after {} of {len} bytes", all.len());
-        all.extend_from_slice(&some);
-    }
-    all
-}
-
 /// The status of a Connect in these names, on a connection by the key of [`HOST`] for `secured`.
 async fn connect_as(addr: SocketAddr, secured: &str, hostnqn: &str, subnqn: &str) -> u16 {
     let channel = channel(addr, secured, Derivation::Standard).await.expect("a channel");
     connect_on(&channel, 0, CNTLID_DYNAMIC, hostnqn, subnqn).await
-}
-
-/// The same of a queue of a controller, on a channel.
-async fn connect_on(channel: &Channel, qid: u16, cntlid: u16, hostnqn: &str, subnqn: &str) -> u16 {
-    const CAPSULE: u8 = 72;
-    channel.send_bytes(IcReq::new(0, 0, 0).as_bytes().to_vec()).await.expect("sent");
-    receive(channel, 128).await;
-    let data = ConnectData::new(Uuid::from_u128(7), cntlid, subnqn, hostnqn);
-    let sqe = Sqe::connect(qid, 31, 0, 0).with_sgl(Sgl::in_capsule(0, ConnectData::LEN as u32));
-    let mut bytes = vec![4, 0, CAPSULE, CAPSULE];
-    bytes.extend_from_slice(&(u32::from(CAPSULE) + ConnectData::LEN as u32).to_le_bytes());
-    bytes.extend_from_slice(sqe.as_bytes());
-    bytes.extend_from_slice(data.as_bytes());
-    channel.send_bytes(bytes).await.expect("sent");
-    let answer = receive(channel, 24).await;
-    u16::from_le_bytes([answer[22], answer[23]]) >> 1
 }
 
 #[test]

@@ -50,6 +50,10 @@ pub(crate) struct InitiatorArgs {
     /// Use TLS 1.3, with this host's key in --keys ('longhaul key make --tls')
     #[arg(long, value_parser = tls())]
     tls: bool,
+    /// Use TLS 1.3 with a key that is made anew of each authentication, by this
+    /// host's secret in --keys (secure channel concatenation)
+    #[arg(long, conflicts_with = "tls", value_parser = tls())]
+    concat: bool,
     /// TCP congestion control, by the kernel's name (bbr, cubic, …)
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
@@ -160,6 +164,7 @@ impl InitiatorArgs {
             hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
             keys: self.keys.clone().map(|Keys(keys)| keys as _),
             tls: self.tls,
+            concat: self.concat,
             congestion: self.congestion.clone(),
             path: self.path(),
             engine: self.engine.config(),

@@ -1,5 +1,6 @@
 //! Connect, and the admin queue of a controller.
 
+use crate::auth::Proof;
 use crate::audit::RefusalReason;
 use crate::connection::{Connection, Role, Work};
 use crate::durable::Written;
@@ -11,7 +12,6 @@ use crate::pace::Pace;
 use crate::space::SpaceChange;
 use crate::subsystem::{Link, Message, Namespace, NotAdmitted, Subsystem, lock};
 use crate::target::Shared;
-use crate::tls::TlsPolicy;
 use futures_channel::oneshot;
 use longhaul_auth::ControllerOptions;
 use longhaul_engine::{BUF_MAX, BufMut, Memory, Task, now, sleep, sleep_until, spawn};
@@ -63,11 +63,12 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
             target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
             return connection.refuse(slot, request.refused_host(), RefusalReason::OtherKey);
         }
-        // By the address that takes connections without TLS, for discovery.
-        None if target.config.tls == TlsPolicy::Required && !discovery => {
+        // By the address that takes connections without TLS, for discovery, or an I/O queue where one of administration
+        // may authenticate for a PSK.
+        None if !discovery && target.config.tls.refuses_without(request.qid) => {
             count(&target.incidents.authentication);
             let message = format_args!(
-                "{}: host {} connects to {} without TLS, at the address for discovery",
+                "{}: host {} connects to {} without TLS",
                 connection.peer(),
                 request.hostnqn,
                 request.subnqn
@@ -84,10 +85,17 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
         return connection.refuse(slot, request.busy(), RefusalReason::Connections);
     }
     // The discovery log is read without authentication; hosts that may change it authenticate.
+    let generation = connection.secured().filter(|secured| secured.generated.is_some());
+    let generation = generation.map(|secured| secured.generation);
     let auth = match &target.config.keys {
         Some(keys) if !discovery || target.config.may_register(&request.hostnqn) => {
             match keys.of(&request.hostnqn, &request.subnqn) {
-                Ok(Some(options)) => Some(options),
+                // The PSK of an I/O queue was made by the host on the admin queue.
+                Ok(_) if generation.is_some() && request.qid != 0 => None,
+                Ok(Some(options)) => {
+                    let concatenation = target.concatenation(&request, connection.secured());
+                    Some(Proof { options: ControllerOptions { concatenation, ..options }, before: generation })
+                }
                 // Its key for TLS is a proof.
                 Ok(None) if connection.secured().is_some() => None,
                 Ok(None) => {
@@ -115,6 +123,18 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
         let reply = if busy { request.busy() } else { request.unknown_controller() };
         return connection.refuse(slot, reply, RefusalReason::Connect);
     };
+    //= NVMe-TCP 1.1, Transport Layer Security: the queues of a controller are as secure as its admin queue
+    if link.is_secure && connection.secured().is_none() {
+        count(&target.incidents.authentication);
+        let message = format_args!(
+            "{}: host {} connects an I/O queue without TLS to controller {}, whose admin queue has it",
+            connection.peer(),
+            request.hostnqn,
+            link.cntlid
+        );
+        target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
+        return connection.refuse(slot, request.refused_host(), RefusalReason::NoTls);
+    }
     let connected = {
         // Added before the lock is free, so that a reset finds it.
         let mut controller = lock(&link.controller);
@@ -150,7 +170,7 @@ fn connect_admin(
     request: ConnectRequest,
     subsystem: Arc<Subsystem>,
     view: &longhaul_proto::controller::SubsystemView,
-    auth: Option<ControllerOptions>,
+    auth: Option<Proof>,
 ) {
     let target = &connection.target;
     let Some(cntlid) = subsystem.free_cntlid() else {
@@ -168,7 +188,7 @@ fn connect_admin(
             return connection.refuse(slot, reply, why);
         }
     };
-    let link = Arc::new(Link::new(cntlid, controller));
+    let link = Arc::new(Link::new(cntlid, controller, connection.secured().is_some()));
     link.add_queue(0, connection.sender.clone());
     if let Err(why) = subsystem.admit(&link) {
         let (reply, why) = match why {
@@ -190,7 +210,7 @@ fn connect_admin(
     connection.shared.queue.borrow_mut().set_reply_limit(REPLIES_PENDING);
     let pace = target.admin.of(connection.origin(), now());
     let (held, waiting) = (RefCell::default(), RefCell::default());
-    if auth.is_none() {
+    if auth.as_ref().is_none_or(|proof| proof.before.is_some()) {
         connection.tell_connected(&link, connection.secured().map(|secured| secured.generation));
     }
     let admin = AdminQueue { link, subsystem, held, pace, waiting, _timer: timer };

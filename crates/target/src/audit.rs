@@ -9,6 +9,7 @@
 use crate::connection::{Connection, Role};
 use crate::space::{Managed, SpaceChange};
 use crate::subsystem::{Link, Namespace, Subsystem};
+use crate::tls::TlsPolicy;
 use futures_channel::oneshot;
 use longhaul_auth::Refused;
 use longhaul_engine::{now, timeout};
@@ -446,9 +447,11 @@ impl Connection {
     /// Its authentication has failed.
     pub(crate) fn tell_unauthenticated(&self, why: Refused, was_authenticated: bool) {
         self.is_proved.set(false);
+        let wants_tls = self.target.config.tls == TlsPolicy::Concatenated && self.secured().is_none();
         self.tell_refused(match was_authenticated {
             // The host judges last, and does so in a message of its own.
             true => RefusalReason::TargetNotBelieved,
+            false if why == Refused::Concatenation && wants_tls => RefusalReason::NoTls,
             false => RefusalReason::of(why),
         });
     }
@@ -463,9 +466,12 @@ impl Connection {
         }
     }
 
-    /// The host has authenticated itself, on any queue.
-    pub(crate) fn tell_authenticated(&self, generation: u32) {
+    /// The host has authenticated itself, on any queue. One that does so for a PSK connects later.
+    pub(crate) fn tell_authenticated(&self, generation: u32, is_for_psk: bool) {
         self.is_proved.set(true);
+        if is_for_psk {
+            return;
+        }
         if let Role::Admin(admin) = &*self.role.borrow() {
             self.tell_connected(&admin.link, Some(generation));
         }

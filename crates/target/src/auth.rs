@@ -6,13 +6,17 @@
 //! - one message of a queue at a time is received or handled, and its memory is bounded;
 //! - the arithmetic runs outside the engine's thread, which serves other connections meanwhile, and after the
 //!   turn of the peer's address: a peer does not get more of it by asking often;
-//! - a queue on which it has failed ends.
+//! - a queue on which it has failed ends;
+//! - a queue without TLS on which a host has begun to make a PSK for TLS takes nothing but the exchange, for ever.
 
 use crate::audit::RefusalReason;
 use crate::connection::{Connection, Work};
 use crate::observer::count;
 use crate::pace::Pace;
-use longhaul_auth::{ControllerExchange, ControllerOptions, DhGroup, HashFunction, KeySource, Progress};
+use longhaul_auth::{
+    Concatenation, ControllerExchange, ControllerOptions, DhGroup, GeneratedPsk, HashFunction, KeySource, Progress,
+    SecureChannel,
+};
 use longhaul_engine::{BufMut, Memory, Task, now, sleep, spawn};
 use longhaul_proto::controller::Reply;
 use longhaul_proto::target::CommandData;
@@ -59,14 +63,26 @@ impl Keys {
             keys,
             hashes: self.hashes.clone(),
             groups: self.groups.clone(),
+            concatenation: Concatenation::Off,
         }))
     }
+}
+
+/// How a host proves who it is on a queue.
+pub(crate) struct Proof {
+    pub(crate) options: ControllerOptions,
+    /// The generation of the secret by which it has done so before: the PSK of its connection was made with that. It
+    /// may do so again.
+    pub(crate) before: Option<u32>,
 }
 
 /// Authentication of a queue.
 pub(crate) struct QueueAuth {
     hostnqn: String,
+    subnqn: String,
     is_authenticated: Cell<bool>,
+    /// It makes a PSK for another connection, with TLS.
+    is_for_psk: Cell<bool>,
     /// None while a message is handled.
     exchange: RefCell<Option<ControllerExchange>>,
     /// A message is received or handled.
@@ -78,11 +94,19 @@ pub(crate) struct QueueAuth {
 }
 
 impl QueueAuth {
-    pub(crate) fn new(connection: &Rc<Connection>, options: ControllerOptions) -> Rc<QueueAuth> {
+    pub(crate) fn new(connection: &Rc<Connection>, proof: Proof) -> Rc<QueueAuth> {
+        let Proof { options, before } = proof;
+        let (hostnqn, subnqn) = (options.hostnqn.clone(), options.subnqn.clone());
+        let exchange = match before {
+            Some(generation) => ControllerExchange::proved(options, generation),
+            None => ControllerExchange::new(options),
+        };
         Rc::new_cyclic(|this| QueueAuth {
-            hostnqn: options.hostnqn.clone(),
-            is_authenticated: Cell::new(false),
-            exchange: RefCell::new(Some(ControllerExchange::new(options))),
+            hostnqn,
+            subnqn,
+            is_authenticated: Cell::new(before.is_some()),
+            is_for_psk: Cell::new(false),
+            exchange: RefCell::new(Some(exchange)),
             is_busy: Cell::new(false),
             pace: connection.target.authentications.of(connection.origin(), now()),
             _timer: spawn(limit(this.clone(), Rc::downgrade(connection))),
@@ -97,7 +121,7 @@ impl QueueAuth {
 
     /// Whether a command is not for the queue itself.
     pub(crate) fn takes(&self, sqe: &Sqe) -> bool {
-        !self.is_authenticated.get() || is_authentication(sqe)
+        !self.is_authenticated.get() || self.is_for_psk.get() || is_authentication(sqe)
     }
 
     pub(crate) fn command(&self, connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: CommandData) {
@@ -163,13 +187,46 @@ impl QueueAuth {
                 exchange.handle(&message, &mut longhaul_engine::random);
                 exchange
             });
-            let exchange = exchange.await;
+            let mut exchange = exchange.await;
             let (progress, generation) = (exchange.progress(), exchange.generation());
+            let psk = exchange.take_psk();
+            //= NVMe Base 2.1, Secure Channel Concatenation: a queue on which a new PSK is made carries nothing but the exchange
+            if exchange.channel() == SecureChannel::New {
+                this.is_for_psk.set(true);
+            }
             *this.exchange.borrow_mut() = Some(exchange);
             this.is_busy.set(false);
             this.note(&connection, progress, generation);
+            if let Some((channel, psk)) = psk {
+                this.keep(&connection, channel, &psk, generation.unwrap_or_default());
+            }
             connection.finish(slot, use_, Status::SUCCESS);
         });
+    }
+
+    /// Keeps the PSK that both ends have made.
+    fn keep(&self, connection: &Connection, channel: SecureChannel, psk: &GeneratedPsk, generation: u32) {
+        let psk = match psk.psk(&self.hostnqn, &self.subnqn) {
+            Ok(psk) => psk,
+            Err(why) => {
+                self.report(connection, format_args!("no PSK for TLS can be made: {why}"));
+                return connection.close();
+            }
+        };
+        let generated = &connection.target.generated;
+        tracing::debug!("{}: host {}: made the PSK '{}'", connection.peer(), self.hostnqn, psk.identity);
+        if channel == SecureChannel::New {
+            generated.add(psk, &self.hostnqn, generation);
+            let (generated, patience) = (Arc::clone(generated), connection.target.config.patience.enable);
+            spawn(async move {
+                sleep(patience).await;
+                generated.forget();
+            })
+            .detach();
+        } else if let Some(in_use) = connection.secured().and_then(|secured| secured.generated.as_ref()) {
+            //= NVMe Base 2.1, AUTH_Negotiate message: REPLACETLSPSK replaces the PSK of the connection
+            generated.replace(in_use, psk, generation);
+        }
     }
 
     fn note(&self, connection: &Connection, progress: Progress, generation: Option<u32>) {
@@ -183,7 +240,7 @@ impl QueueAuth {
                         connection.peer(),
                         self.hostnqn
                     );
-                    connection.tell_authenticated(generation);
+                    connection.tell_authenticated(generation, self.is_for_psk.get());
                 }
             }
             Progress::Failed(why) => {

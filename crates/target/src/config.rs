@@ -186,9 +186,7 @@ impl Config {
             return Err(longhaul_conn::TLS_MISSING.into());
         }
         if self.tls != TlsPolicy::Off && self.keys.is_none() {
-            return Err(
-                "TLS without keys: name the directory of 'longhaul key make --tls' with --keys".into()
-            );
+            return Err("TLS without keys: name the directory of 'longhaul key make' with --keys".into());
         }
         if self.max_connections < MAX_CONNECTIONS_LEAST {
             return Err(format!("at least {MAX_CONNECTIONS_LEAST} connections are needed"));

@@ -9,7 +9,7 @@
 use crate::admin::{self, AdminQueue, WithSpaceData};
 use crate::attendance::Presence;
 use crate::audit::{AuditHost, RefusalReason};
-use crate::auth::QueueAuth;
+use crate::auth::{Proof, QueueAuth};
 use crate::connections::ConnectionPlace;
 use crate::counts::{Batch, Counted, Counting, Operation};
 use crate::io::{self, IoQueue};
@@ -23,7 +23,7 @@ use crate::target::Shared as Target;
 use crate::tls::{self, Begun, Secured};
 use futures_channel::mpsc;
 use futures_util::{FutureExt, StreamExt};
-use longhaul_auth::ControllerOptions;
+use longhaul_auth::{Concatenation, SecureChannel};
 use longhaul_conn::{Driver, Shared, linger, receive, transmit};
 use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
@@ -617,13 +617,18 @@ impl Connection {
     /// Becomes what Connect has asked for, once the host has proved who it is: says that it has to.
     pub(crate) fn become_authenticated(
         self: &Rc<Self>,
-        options: Option<ControllerOptions>,
+        proof: Option<Proof>,
         mut reply: Reply,
     ) -> Reply {
-        if let Some(options) = options {
-            let authreq = authreq::TRANSACTION;
+        if let Some(proof) = proof {
+            let authreq = match (proof.before, proof.options.concatenation) {
+                (Some(_), _) => 0,
+                //= NVMe Base 2.1, Connect response: ASCR says that the host has to authenticate and to make a secure channel
+                (None, Concatenation::Required(SecureChannel::New)) => authreq::SECURE_CHANNEL,
+                (None, _) => authreq::TRANSACTION,
+            };
             reply.result |= u64::from(ConnectResponse { cntlid: 0, authreq }.to_dw0());
-            self.auth.get_or_init(|| QueueAuth::new(self, options));
+            self.auth.get_or_init(|| QueueAuth::new(self, proof));
         }
         reply
     }

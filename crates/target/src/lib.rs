@@ -21,6 +21,7 @@ mod connections;
 mod counts;
 mod durable;
 mod exports;
+mod generated;
 mod io;
 mod ledger;
 mod long;

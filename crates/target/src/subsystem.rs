@@ -595,6 +595,8 @@ pub(crate) struct Link {
     pub(crate) cntlid: u16,
     /// NQN of its host.
     pub(crate) hostnqn: String,
+    /// Its admin queue uses TLS.
+    pub(crate) is_secure: bool,
     /// Its host may only read.
     reader: AtomicBool,
     /// What its host sees of a space, or may only read, and the generation that it is of.
@@ -638,10 +640,11 @@ pub(crate) enum Message {
 }
 
 impl Link {
-    pub(crate) fn new(cntlid: u16, controller: Controller) -> Link {
+    pub(crate) fn new(cntlid: u16, controller: Controller, is_secure: bool) -> Link {
         Link {
             cntlid,
             hostnqn: controller.hostnqn().to_owned(),
+            is_secure,
             reader: AtomicBool::new(false),
             shown: Mutex::default(),
             traffic: controller.traffic(),

@@ -4,6 +4,7 @@ use crate::access::Access;
 use crate::admin::flush_all;
 use crate::config::Config;
 use crate::connections::Connections;
+use crate::generated::GeneratedPsks;
 use crate::memory::Memory;
 use crate::observer::{Hosts, Incidents, Observer};
 use crate::pace::{self, Paces};
@@ -116,6 +117,8 @@ pub(crate) struct Shared {
     pub(crate) admin: Paces,
     /// Messages of authentications, of each address.
     pub(crate) authentications: Paces,
+    /// PSKs that hosts have made by authenticating.
+    pub(crate) generated: Arc<GeneratedPsks>,
     /// Turns of commands that are refused.
     pub(crate) refused: Paces,
     pub(crate) quiet: Kinds,
@@ -246,7 +249,7 @@ fn with_security(entry: DiscoveryEntry, policy: TlsPolicy) -> DiscoveryEntry {
         TlsPolicy::Off => entry,
         //= NVMe-TCP 1.1, Transport Specific Address Subtype: SECTYPE says which security a port has
         TlsPolicy::Allowed => DiscoveryEntry { tsas: tsas::TLS_1_3, ..entry },
-        TlsPolicy::Required => {
+        TlsPolicy::Concatenated | TlsPolicy::Required => {
             let treq = entry.treq | treq::SECURE_REQUIRED;
             DiscoveryEntry { tsas: tsas::TLS_1_3, treq, ..entry }
         }
@@ -314,6 +317,7 @@ impl Target {
             arrivals: Paces::new(pace::CONNECTIONS),
             admin: Paces::new(pace::ADMIN),
             authentications: Paces::new(pace::AUTHENTICATIONS),
+            generated: Arc::new(GeneratedPsks::new(config.patience.enable)),
             refused: Paces::new(pace::REFUSED),
             quiet: Kinds::default(),
             incidents: Incidents::default(),

@@ -4,13 +4,20 @@
 //! - a connection holds its place from the beginning, and gives way as any other that has not come to its Connect;
 //! - the handshake and Connect together have the time that Connect has without TLS;
 //! - the keys of a host are tried after the turn of its address, as messages of an authentication are;
-//! - what Connect says is what the key in use is for, or it is refused.
+//! - what Connect says is what the key in use is for, or it is refused;
+//! - where TLS is required, a connection without it reaches no data: all that it may do is authenticate, to make a PSK
+//!   for one with TLS, and that where the policy has it.
 
+#[cfg(feature = "tls")]
+use crate::generated::AllKeys;
+use crate::generated::PskUse;
 use crate::subsystem::Message;
 use crate::target::Shared as Target;
+use longhaul_auth::{Concatenation, SecureChannel};
 use longhaul_conn::Channel;
 use longhaul_engine::net::TcpStream;
 use longhaul_proto::controller::ConnectRequest;
+use longhaul_wire::nqn::DISCOVERY_NQN;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +31,8 @@ use crate::{ledger::Origin, observer::count};
 #[cfg(feature = "tls")]
 use futures_util::future::{Either, select};
 #[cfg(feature = "tls")]
+use longhaul_auth::KeySource;
+#[cfg(feature = "tls")]
 use longhaul_conn::{Chosen, HelloError, Refusal, SecureError};
 #[cfg(feature = "tls")]
 use longhaul_engine::{now, sleep};
@@ -34,10 +43,24 @@ pub enum TlsPolicy {
     /// No connection does.
     #[default]
     Off,
-    /// A host may choose.
+    /// A host may choose. One that authenticates may have a PSK made by that (secure channel concatenation).
     Allowed,
+    /// Connections without may do nothing but authenticate for secure channel concatenation, and read the discovery
+    /// log. Hosts need a secret, or a key for TLS.
+    Concatenated,
     /// Connections without are refused. The further address of the discovery controller takes them.
     Required,
+}
+
+impl TlsPolicy {
+    /// Whether it refuses a Connect of this queue on a connection without TLS, but for the discovery controller.
+    pub(crate) fn refuses_without(self, qid: u16) -> bool {
+        match self {
+            TlsPolicy::Off | TlsPolicy::Allowed => false,
+            TlsPolicy::Concatenated => qid != 0,
+            TlsPolicy::Required => true,
+        }
+    }
 }
 
 /// What the key of a connection is for.
@@ -45,14 +68,36 @@ pub enum TlsPolicy {
 pub(crate) struct Secured {
     pub(crate) hostnqn: String,
     pub(crate) subnqn: String,
-    /// The generation of the key.
+    /// The generation of the key, or of the secret that the PSK was made with.
     pub(crate) generation: u32,
+    /// Keeps the PSK, if that was made by an authentication.
+    pub(crate) generated: Option<PskUse>,
 }
 
 impl Secured {
     //= NVMe-TCP 1.1, TLS PSK and PSK Identity Derivation: a PSK is that of a host and a subsystem
     pub(crate) fn is_for(&self, request: &ConnectRequest) -> bool {
         self.hostnqn == request.hostnqn && self.subnqn == request.subnqn
+    }
+}
+
+impl Target {
+    /// What a queue takes of secure channel concatenation.
+    //= NVMe Base 2.1, AUTH_Negotiate message: secure channel concatenation is done on an admin queue
+    pub(crate) fn concatenation(
+        &self,
+        request: &ConnectRequest,
+        secured: Option<&Secured>,
+    ) -> Concatenation {
+        if request.qid != 0 || request.subnqn == DISCOVERY_NQN {
+            return Concatenation::Off;
+        }
+        match (self.config.tls, secured) {
+            (_, Some(Secured { generated: Some(_), .. })) => Concatenation::Allowed(SecureChannel::Replace),
+            (TlsPolicy::Allowed, None) => Concatenation::Allowed(SecureChannel::New),
+            (TlsPolicy::Concatenated, None) => Concatenation::Required(SecureChannel::New),
+            _ => Concatenation::Off,
+        }
     }
 }
 
@@ -92,7 +137,7 @@ pub(crate) async fn begin(
         let pace = target.authentications.of(Origin::of(peer.ip()), now());
         sleep(pace.take(now(), Duration::MAX).unwrap_or_default()).await;
     };
-    let handshake = longhaul_engine::timeout(patience, shake_hands(stream, policy, keys, turn));
+    let handshake = longhaul_engine::timeout(patience, shake_hands(target, stream, policy, keys, turn));
     let done = match select(Box::pin(handshake), inbox.next()).await {
         Either::Left((done, _)) => done,
         // It has to give way, or the target stops.
@@ -135,7 +180,9 @@ fn reason(why: &SecureError) -> Option<RefusalReason> {
     Some(match why {
         SecureError::Io(_) | SecureError::Eof => return None,
         SecureError::Hello(HelloError::PlainNvme) => RefusalReason::NoTls,
-        SecureError::Refused(Refusal::NotNvme(_) | Refusal::UnknownHost { .. }) => RefusalReason::NoKey,
+        SecureError::Refused(
+            Refusal::NotNvme(_) | Refusal::UnknownHost { .. } | Refusal::NotGenerated { .. },
+        ) => RefusalReason::NoKey,
         SecureError::Refused(Refusal::WrongKey { .. }) => RefusalReason::WrongSecret,
         SecureError::Refused(Refusal::Retired { generation, .. }) => {
             RefusalReason::RetiredSecret(*generation)
@@ -161,13 +208,14 @@ fn host(peer: SocketAddr, why: &SecureError) -> AuditHost {
 
 #[cfg(feature = "tls")]
 async fn shake_hands(
+    target: &Target,
     stream: TcpStream,
     policy: TlsPolicy,
     keys: &crate::Keys,
     turn: impl Future<Output = ()>,
 ) -> Result<(Channel, Vec<u8>, Option<Secured>), SecureError> {
     let (mut stream, mut first) = (stream, Vec::new());
-    if policy == TlsPolicy::Allowed {
+    if policy != TlsPolicy::Required {
         let channel = Channel::from(stream);
         first = channel.receive_bytes(1).await?;
         match first.first() {
@@ -176,10 +224,22 @@ async fn shake_hands(
             Some(_) => stream = channel.into_socket(),
         }
     }
-    let (session, chosen) = longhaul_conn::accept(&stream, first, &keys.hosts, turn).await?;
-    let Chosen { hostnqn, subnqn, generation, derivation, .. } = chosen;
+    let (hosts, generated) = (Arc::clone(&keys.hosts), Arc::clone(&target.generated));
+    let all: Arc<dyn KeySource> = Arc::new(AllKeys { hosts, generated });
+    let (session, chosen) = longhaul_conn::accept(&stream, first, &all, turn).await?;
+    let Chosen { psk, hostnqn, subnqn, generation, is_generated, derivation } = chosen;
+    let generated = match is_generated {
+        false => None,
+        true => match target.generated.use_of(&psk.identity) {
+            Some(in_use) => Some(in_use),
+            // Its time was over, or it was replaced, during the handshake.
+            None => {
+                return Err(Refusal::NotGenerated { hostnqn, subnqn, identity: psk.identity }.into());
+            }
+        },
+    };
     tracing::debug!("TLS: host {hostnqn} uses {derivation}");
-    let secured = Secured { hostnqn, subnqn, generation };
+    let secured = Secured { hostnqn, subnqn, generation, generated };
     Ok((Channel::with_session(stream, session), Vec::new(), Some(secured)))
 }
 

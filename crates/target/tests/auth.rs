@@ -6,7 +6,7 @@
 mod client;
 
 use client::{BLOCK, CC_ENABLE, Client, Done, HOSTNQN, NQN, Name, STRANGER, read, write};
-use longhaul_auth::{HostExchange, HostOptions, HostStep, Refused};
+use longhaul_auth::{HostExchange, HostOptions, HostStep, Refused, SecureChannel};
 use longhaul_block::BackendSpec;
 use longhaul_target::{Config, DhGroup, HashFunction, HostKey, Keys, Patience, Secret, Target};
 use longhaul_wire::command::{Sgl, Sqe, admin, fctype};
@@ -69,6 +69,7 @@ fn begin(name: &Name, key: HostKey) -> (HostExchange, Vec<u8>) {
         key,
         hashes: HashFunction::ALL.into(),
         groups: DhGroup::ALL.into(),
+        secure_channel: SecureChannel::None,
     };
     HostExchange::begin(options, 7)
 }

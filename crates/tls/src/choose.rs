@@ -2,7 +2,7 @@
 
 use crate::alert;
 use crate::hello::{Hello, Offer};
-use longhaul_auth::{Derivation, HashFunction, Identity, KeySource, TlsKey, TlsPsk};
+use longhaul_auth::{Derivation, HashFunction, Identity, IdentityKind, KeySource, TlsKey, TlsPsk};
 
 /// The key of a connection.
 #[derive(Clone, Debug)]
@@ -13,8 +13,10 @@ pub struct Chosen {
     pub hostnqn: String,
     /// The subsystem that it is for. What Connect says has to be the same.
     pub subnqn: String,
-    /// The generation of the host's key.
+    /// The generation of the host's key, or of the secret that a generated PSK was made with.
     pub generation: u32,
+    /// The PSK was made of an authentication.
+    pub is_generated: bool,
     /// How the host derives.
     pub derivation: Derivation,
 }
@@ -23,11 +25,24 @@ pub struct Chosen {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// None of NVMe, or of a kind that is not kept.
-    #[error("it offers the identity '{0}', which is not that of a retained PSK of NVMe")]
+    #[error("it offers the identity '{0}', which is not that of a PSK of NVMe")]
     NotNvme(String),
     /// There is no key of the host.
     #[error("host {hostnqn} has no key for TLS here (identity '{identity}')")]
     UnknownHost {
+        /// The host.
+        hostnqn: String,
+        /// The subsystem that it wants.
+        subnqn: String,
+        /// What it offered.
+        identity: String,
+    },
+    /// No authentication has made such a PSK, or its time is over.
+    #[error(
+        "host {hostnqn} offers a PSK of an authentication that is not kept here any more, or never was (identity \
+         '{identity}')"
+    )]
+    NotGenerated {
         /// The host.
         hostnqn: String,
         /// The subsystem that it wants.
@@ -103,7 +118,7 @@ impl Refusal {
     /// The alert that says so.
     pub fn alert(&self) -> u8 {
         match self {
-            Refusal::NotNvme(_) | Refusal::UnknownHost { .. } => alert::UNKNOWN_PSK_IDENTITY,
+            Refusal::NotNvme(_) | Refusal::UnknownHost { .. } | Refusal::NotGenerated { .. } => alert::UNKNOWN_PSK_IDENTITY,
             Refusal::WrongKey { .. }
             | Refusal::OtherDerivation { .. }
             | Refusal::OtherHash { .. }
@@ -117,6 +132,7 @@ impl Refusal {
         match self {
             Refusal::NotNvme(_) => None,
             Refusal::UnknownHost { hostnqn, subnqn, .. }
+            | Refusal::NotGenerated { hostnqn, subnqn, .. }
             | Refusal::WrongKey { hostnqn, subnqn, .. }
             | Refusal::OtherDerivation { hostnqn, subnqn, .. }
             | Refusal::OtherHash { hostnqn, subnqn, .. }
@@ -129,7 +145,7 @@ impl Refusal {
     fn rank(&self) -> u8 {
         match self {
             Refusal::NotNvme(_) => 0,
-            Refusal::UnknownHost { .. } => 1,
+            Refusal::UnknownHost { .. } | Refusal::NotGenerated { .. } => 1,
             Refusal::WrongKey { .. } => 2,
             Refusal::Unreadable { .. } => 3,
             Refusal::Retired { .. } => 4,
@@ -158,7 +174,10 @@ pub fn choose(hello: &Hello, keys: &dyn KeySource) -> Result<Chosen, Refusal> {
 fn try_offer(offer: Offer<'_>, keys: &dyn KeySource) -> Result<Chosen, Refusal> {
     let shown = || String::from_utf8_lossy(offer.identity).escape_debug().to_string();
     let identity = Identity::parse(offer.identity).ok_or_else(|| Refusal::NotNvme(shown()))?;
-    let Identity { version, hash, hostnqn, subnqn } = identity;
+    let Identity { kind, version, hash, hostnqn, subnqn } = identity;
+    if kind == IdentityKind::Generated {
+        return try_generated(offer, &identity, keys, shown());
+    }
     let (named, wanted) = (hostnqn.to_owned(), subnqn.to_owned());
     let keys = match keys.tls_key_of(hostnqn) {
         Ok(Some(keys)) => keys,
@@ -179,7 +198,14 @@ fn try_offer(offer: Offer<'_>, keys: &dyn KeySource) -> Result<Chosen, Refusal> 
     };
     for (generation, key) in keys.accepted() {
         if let Some((derivation, psk)) = matching(key, Derivation::USED) {
-            return Ok(Chosen { psk, hostnqn: named, subnqn: wanted, generation, derivation });
+            return Ok(Chosen {
+                psk,
+                hostnqn: named,
+                subnqn: wanted,
+                generation,
+                is_generated: false,
+                derivation,
+            });
         }
     }
     let is_retired = |(_, key): &(u32, &TlsKey)| matching(key, Derivation::USED).is_some();
@@ -202,4 +228,25 @@ fn try_offer(offer: Offer<'_>, keys: &dyn KeySource) -> Result<Chosen, Refusal> 
         }
         None => Refusal::WrongKey { hostnqn, subnqn, identity },
     })
+}
+
+/// The same of a PSK that was made of an authentication.
+fn try_generated(
+    offer: Offer<'_>,
+    identity: &Identity<'_>,
+    keys: &dyn KeySource,
+    shown: String,
+) -> Result<Chosen, Refusal> {
+    let (hostnqn, subnqn) = (identity.hostnqn.to_owned(), identity.subnqn.to_owned());
+    // An identity of NVMe is text.
+    let whole = std::str::from_utf8(offer.identity).unwrap_or_default();
+    match keys.generated_psk(identity, whole) {
+        Ok(Some((generation, psk))) if offer.is_bound_by(&psk) => {
+            let derivation = Derivation::Standard;
+            Ok(Chosen { psk, hostnqn, subnqn, generation, is_generated: true, derivation })
+        }
+        Ok(Some(_)) => Err(Refusal::WrongKey { hostnqn, subnqn, identity: shown }),
+        Ok(None) => Err(Refusal::NotGenerated { hostnqn, subnqn, identity: shown }),
+        Err(why) => Err(Refusal::Unreadable { hostnqn, subnqn, why }),
+    }
 }

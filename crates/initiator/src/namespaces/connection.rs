@@ -6,7 +6,7 @@ use crate::discover::find_subsystem;
 use crate::error::Error;
 use crate::options::Options;
 use crate::queue::Signs;
-use crate::setup::{Admin, Endpoint, bytes_of};
+use crate::setup::{Admin, Endpoint, bytes_of, concatenate};
 use crate::uri::Uri;
 use futures_channel::mpsc;
 use futures_util::future::LocalBoxFuture;
@@ -86,6 +86,7 @@ impl Target {
         } else {
             find_subsystem(&endpoint, &uri.subnqn, options).await?.0
         };
+        let (endpoint, _) = concatenate(endpoint, options, &subnqn).await?;
         let (admin, cntlid) = Admin::open(endpoint, options, &subnqn, &Signs::default()).await?;
         admin.enable_and(async || Ok(())).await?;
         let timeout = if options.io_timeout.is_zero() { Duration::MAX } else { options.io_timeout };

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+pub mod channel;
 pub mod events;
 pub mod fake;
 pub mod load;

@@ -101,8 +101,9 @@ pub(crate) struct TargetArgs {
     /// ('longhaul key make')
     #[arg(long, value_name = "DIR", value_parser = parse_keys)]
     keys: Option<Keys>,
-    /// TLS 1.3 with the hosts' keys in --keys: a host may use it (allowed), or has to (required)
-    /// ('longhaul key make --tls')
+    /// TLS 1.3 with the hosts' keys in --keys: a host may use it (allowed); or has to, with a key for
+    /// TLS or one made of its authentication, which alone it does without (concatenated); or has to,
+    /// with a key for TLS, and gets no answer without (required) ('longhaul key make')
     #[arg(long, value_name = "POLICY", requires = "keys", value_parser = policies())]
     tls: Option<TlsPolicy>,
     /// Listen beyond loopback, though hosts are not authenticated
@@ -234,10 +235,11 @@ impl TargetArgs {
 
 /// The policies of `--tls`.
 fn policies() -> impl TypedValueParser<Value = TlsPolicy> {
-    PossibleValuesParser::new(["allowed", "required"]).try_map(|policy| {
+    PossibleValuesParser::new(["allowed", "concatenated", "required"]).try_map(|policy| {
         match (check_tls(), policy.as_str()) {
             (Err(why), _) => Err(why),
             (_, "required") => Ok(TlsPolicy::Required),
+            (_, "concatenated") => Ok(TlsPolicy::Concatenated),
             _ => Ok(TlsPolicy::Allowed),
         }
     })
@@ -343,9 +345,9 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
                 ),
                 TlsPolicy::Allowed => tracing::warn!(
                     "{addr} is reached from other machines, and nothing is encrypted of a host that connects \
-                     without TLS: use --tls required, or a trusted network"
+                     without TLS: use --tls required or concatenated, or a trusted network"
                 ),
-                TlsPolicy::Required => {}
+                TlsPolicy::Concatenated | TlsPolicy::Required => {}
             }
         }
         let status = |serving: &Serving<'_, '_>| {
@@ -436,6 +438,7 @@ fn started(target: &Target, args: &TargetArgs) -> AuditRecord {
         tls: match args.tls.unwrap_or_default() {
             TlsPolicy::Off => "off",
             TlsPolicy::Allowed => "allowed",
+            TlsPolicy::Concatenated => "concatenated",
             TlsPolicy::Required => "required",
         },
     })

@@ -18,6 +18,16 @@ pub mod authreq {
     pub const SECURE_CHANNEL: u16 = 1 << 2;
 }
 
+/// What a host wants of secure channel concatenation (SC_C in AUTH_Negotiate).
+pub mod secure_channel {
+    /// No secure channel.
+    pub const NONE: u8 = 0;
+    /// A PSK for TLS is made of the authentication (NEWTLSPSK).
+    pub const NEW_TLS_PSK: u8 = 2;
+    /// The same in place of the one that encrypts this connection (REPLACETLSPSK).
+    pub const REPLACE_TLS_PSK: u8 = 3;
+}
+
 /// Codes of hash functions (HashID).
 #[allow(missing_docs)]
 pub mod hash_id {
@@ -102,7 +112,7 @@ impl Authentication {
 pub struct Negotiate {
     /// Transaction identifier, in all messages of one authentication.
     pub transaction: u16,
-    /// SC_C: 0 for no secure channel concatenation.
+    /// SC_C, one of [`secure_channel`].
     pub secure_channel: u8,
     /// Codes of hash functions ([`hash_id`]), the preferred one first; 30 at most.
     pub hashes: Vec<u8>,
@@ -136,7 +146,7 @@ pub struct Reply {
     pub response: Vec<u8>,
     /// S2; 0 if the controller is not to be authenticated.
     pub sequence: u32,
-    /// C2, if the controller is to be authenticated.
+    /// C2, if the controller is to be authenticated or a PSK for TLS is made.
     pub challenge: Option<Vec<u8>>,
     /// The host's public value; empty for the null group.
     pub public: Vec<u8>,
