@@ -3,7 +3,7 @@
 use crate::group::{DhGroup, Exchange};
 use crate::hash::{DigestBytes, HashFunction};
 use crate::response::{Names, Posed};
-use crate::{Generations, GeneratedPsk, HostKey, Refused, SecureChannel};
+use crate::{GeneratedPsk, Generations, HostKey, Refused, SecureChannel};
 use longhaul_wire::fabrics::auth::{
     AuthMessage, Challenge, Failure, MalformedMessage, Negotiate, Reply, Success,
 };
@@ -82,10 +82,7 @@ enum ControllerState {
     /// The reply to this challenge is due.
     Challenged(Box<Posing>),
     /// The host judges the controller's response.
-    Judged {
-        transaction: u16,
-        psk: Option<(SecureChannel, GeneratedPsk)>,
-    },
+    Judged { transaction: u16, psk: Option<(SecureChannel, GeneratedPsk)> },
 }
 
 struct Posing {

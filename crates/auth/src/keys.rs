@@ -55,18 +55,18 @@ impl<K> Generations<K> {
 
 /// Where a key is found when a connection needs it. It may change while connections are open.
 pub trait KeySource: fmt::Debug + Send + Sync {
-    /// The key of the host with this NQN. `None`: the host has no key.
+    /// The key of the host with this NQN for a subsystem. `None`: the host has no key for it.
     ///
     /// # Errors
     /// The key cannot be read, in words.
-    fn key_of(&self, hostnqn: &str) -> Result<Option<Generations>, String>;
+    fn key_of(&self, hostnqn: &str, subnqn: &str) -> Result<Option<Generations>, String>;
 
-    /// The key for TLS of the host with this NQN. `None`: the host has no such key.
+    /// The key for TLS of the host with this NQN for a subsystem. `None`: the host has no such key for it.
     ///
     /// # Errors
     /// The key cannot be read, in words.
-    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
-        let _ = hostnqn;
+    fn tls_key_of(&self, hostnqn: &str, subnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
+        let _ = (hostnqn, subnqn);
         Ok(None)
     }
 
@@ -82,18 +82,18 @@ pub trait KeySource: fmt::Debug + Send + Sync {
 }
 
 impl KeySource for BTreeMap<String, HostKey> {
-    fn key_of(&self, hostnqn: &str) -> Result<Option<Generations>, String> {
+    fn key_of(&self, hostnqn: &str, _: &str) -> Result<Option<Generations>, String> {
         Ok(self.get(hostnqn).cloned().map(Generations::from))
     }
 }
 
 /// Hosts that have keys for TLS alone.
 impl KeySource for BTreeMap<String, Generations<TlsKey>> {
-    fn key_of(&self, _: &str) -> Result<Option<Generations>, String> {
+    fn key_of(&self, _: &str, _: &str) -> Result<Option<Generations>, String> {
         Ok(None)
     }
 
-    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
+    fn tls_key_of(&self, hostnqn: &str, _: &str) -> Result<Option<Generations<TlsKey>>, String> {
         Ok(self.get(hostnqn).cloned())
     }
 }

@@ -40,7 +40,8 @@ pub use hash::HashFunction;
 pub use host::{HostExchange, HostOptions, HostStep};
 pub use keys::{Generations, HostKey, KeySource, number_before};
 pub use psk::{
-    Derivation, DeriveError, GeneratedPsk, Identity, IdentityKind, IdentityVersion, TlsKey, TlsKeyError, TlsPsk,
+    Derivation, DeriveError, GeneratedPsk, Identity, IdentityKind, IdentityVersion, TlsKey, TlsKeyError,
+    TlsPsk,
 };
 pub use secret::{Secret, SecretError};
 

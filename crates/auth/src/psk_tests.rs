@@ -145,7 +145,8 @@ fn identities_are_taken_apart() {
     for version in [IdentityVersion::V0, IdentityVersion::V1] {
         for hash in [HashFunction::Sha256, HashFunction::Sha384] {
             let psk = key.psk(version, hash, HOST, SUBSYSTEM, Derivation::Standard).unwrap();
-            let is = Identity { kind: IdentityKind::Retained, version, hash, hostnqn: HOST, subnqn: SUBSYSTEM };
+            let is =
+                Identity { kind: IdentityKind::Retained, version, hash, hostnqn: HOST, subnqn: SUBSYSTEM };
             assert_eq!(Identity::parse(psk.identity.as_bytes()), Some(is));
         }
     }

@@ -1,8 +1,8 @@
 //! Both ends against each other, against values that were computed by other means, and against attackers.
 
 use longhaul_auth::{
-    Concatenation, ControllerExchange, ControllerOptions, DhGroup, Generations, HashFunction, HostExchange, HostKey,
-    HostOptions, HostStep, Progress, Refused, Secret, SecureChannel,
+    Concatenation, ControllerExchange, ControllerOptions, DhGroup, Generations, HashFunction, HostExchange,
+    HostKey, HostOptions, HostStep, Progress, Refused, Secret, SecureChannel,
 };
 use longhaul_wire::fabrics::auth::{AuthMessage, Challenge, Negotiate, Reply, Success};
 use proptest::prelude::*;
@@ -307,7 +307,11 @@ fn a_psk_is_made_with_functions_and_groups_that_go_with_it() {
     let (host, controller) = concatenating();
     let (_, negotiate) = HostExchange::begin(host.clone(), 1);
     let Ok(AuthMessage::Negotiate(offered)) = AuthMessage::decode(&negotiate) else { panic!() };
-    assert_eq!((offered.secure_channel, &offered.hashes[..]), (2, &[1, 2][..]), "SHA-512 has no cipher suite");
+    assert_eq!(
+        (offered.secure_channel, &offered.hashes[..]),
+        (2, &[1, 2][..]),
+        "SHA-512 has no cipher suite"
+    );
     assert!(!offered.groups.contains(&0), "without a group there is no secret");
     // Whatever a host offers.
     for (hashes, groups, why) in [(vec![3], vec![1], Refused::Hash), (vec![1], vec![0], Refused::Group)] {
@@ -403,10 +407,15 @@ fn a_changed_exchange_makes_no_common_psk() {
                 end => break end,
             }
         };
-        let theirs = controller.take_psk().map(|(_, psk)| psk.psk(HOST, SUBSYSTEM).expect("derived").identity);
+        let theirs =
+            controller.take_psk().map(|(_, psk)| psk.psk(HOST, SUBSYSTEM).expect("derived").identity);
         let ours = exchange.into_psk().map(|psk| psk.psk(HOST, SUBSYSTEM).expect("derived").identity);
         let is_challenge_of_host = message == [1, 2] && at == 48;
-        assert_eq!((theirs.is_some(), ours.is_some()), (is_challenge_of_host, is_challenge_of_host), "{end:?}");
+        assert_eq!(
+            (theirs.is_some(), ours.is_some()),
+            (is_challenge_of_host, is_challenge_of_host),
+            "{end:?}"
+        );
         assert!(theirs.is_none() || theirs != ours);
     }
 }

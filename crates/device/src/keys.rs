@@ -13,6 +13,9 @@
 //! are those that the Linux kernel's target has in its configuration. A directory of a host is replaced as a
 //! whole, so that no reader finds halves of two generations.
 //!
+//! `exports/NAME/hosts/HOSTNQN/` has the same for one export alone: of a host that is there, nothing in
+//! `hosts/HOSTNQN/` counts for that export. NAME is the NQN of the export, or what follows the last colon of it.
+//!
 //! Files that others can read are refused, as ssh refuses them.
 
 use crate::error::{Error, ErrorKind, Result};
@@ -29,6 +32,7 @@ use std::str::FromStr;
 use zeroize::Zeroizing;
 
 const HOSTS: &str = "hosts";
+const EXPORTS: &str = "exports";
 const HOST_SECRET: &str = "dhchap_key";
 const CONTROLLER_SECRET: &str = "dhchap_ctrl_key";
 const TLS_KEY: &str = "tls_key";
@@ -126,21 +130,100 @@ impl KeyDirectory {
         // Of a later working directory, too.
         let whole = std::path::absolute(dir)
             .map_err(|e| Error::failed(format!("cannot read keys: {}: {e}", dir.display())))?;
-        read(dir)?;
+        let exports = exports_in(dir)?;
+        for export in &exports {
+            read(&dir_of(dir, Some(export))?)?;
+        }
+        // Keys for exports alone are enough.
+        if exports.is_empty() || dir.join(HOSTS).exists() {
+            read(dir)?;
+        }
         Ok(KeyDirectory(whole))
     }
 }
 
-impl KeySource for KeyDirectory {
-    fn key_of(&self, hostnqn: &str) -> std::result::Result<Option<Generations>, String> {
+impl KeyDirectory {
+    /// What the host has for the subsystem: what is there for this alone, or else for all.
+    fn keys_for(&self, hostnqn: &str, subnqn: &str) -> std::result::Result<Option<KeysOfHost>, String> {
+        for export in names_of(subnqn) {
+            let Ok(dir) = dir_of(&self.0, Some(export)) else { continue };
+            let Ok(place) = place_of(&dir, hostnqn) else { return Ok(None) };
+            if let Some(keys) = keys_in(&place).map_err(|e| e.to_string())? {
+                return Ok(Some(keys));
+            }
+        }
         // The name comes from a peer. One that is no name of a file has no keys.
         let Ok(place) = place_of(&self.0, hostnqn) else { return Ok(None) };
-        Ok(keys_in(&place).map_err(|e| e.to_string())?.and_then(|keys| keys.secrets()))
+        keys_in(&place).map_err(|e| e.to_string())
     }
 
-    fn tls_key_of(&self, hostnqn: &str) -> std::result::Result<Option<Generations<TlsKey>>, String> {
-        let Ok(place) = place_of(&self.0, hostnqn) else { return Ok(None) };
-        Ok(keys_in(&place).map_err(|e| e.to_string())?.and_then(|keys| keys.tls()))
+    /// Names of directories for one export that belong to none of these subsystems.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn without_export(&self, subnqns: &[String]) -> Result<Vec<String>> {
+        let exports = exports_in(&self.0)?;
+        let belongs = |name: &String| subnqns.iter().any(|nqn| names_of(nqn).any(|one| one == name));
+        Ok(exports.into_iter().filter(|name| !belongs(name)).collect())
+    }
+}
+
+/// The names that the directory of a subsystem may have, the whole one first.
+fn names_of(subnqn: &str) -> impl Iterator<Item = &str> {
+    [Some(subnqn), subnqn.rsplit_once(':').map(|(_, name)| name)].into_iter().flatten()
+}
+
+/// The directory of the keys for one export, or for all.
+///
+/// # Errors
+/// The name is no name of a file.
+pub fn dir_of(dir: &Path, export: Option<&str>) -> Result<PathBuf> {
+    match export {
+        None => Ok(dir.to_owned()),
+        Some(name) if name.is_empty() || [".", ".."].contains(&name) || name.contains(['/', '\0']) => {
+            Err(Error::invalid(format!("'{}' is not the name of an export", name.escape_debug())))
+        }
+        Some(name) => Ok(dir.join(EXPORTS).join(name)),
+    }
+}
+
+/// Names of the exports that have keys of their own, in order.
+///
+/// # Errors
+/// Others may change the directory of exports, or it cannot be read.
+pub fn exports_in(dir: &Path) -> Result<Vec<String>> {
+    let all = dir.join(EXPORTS);
+    let failed = |e: io::Error| Error::failed(format!("cannot read keys: {}: {e}", all.display()));
+    match fs::metadata(&all) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        result => check(&all, &result.map_err(failed)?)?,
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&all).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let name = name.into_string().map_err(|name| {
+            Error::invalid(format!(
+                "cannot read keys: {} is not called by an export",
+                all.join(name).display()
+            ))
+        })?;
+        names.push(name);
+    }
+    names.sort();
+    Ok(names)
+}
+
+impl KeySource for KeyDirectory {
+    fn key_of(&self, hostnqn: &str, subnqn: &str) -> std::result::Result<Option<Generations>, String> {
+        Ok(self.keys_for(hostnqn, subnqn)?.and_then(|keys| keys.secrets()))
+    }
+
+    fn tls_key_of(
+        &self,
+        hostnqn: &str,
+        subnqn: &str,
+    ) -> std::result::Result<Option<Generations<TlsKey>>, String> {
+        Ok(self.keys_for(hostnqn, subnqn)?.and_then(|keys| keys.tls()))
     }
 }
 
@@ -466,6 +549,8 @@ mod tests {
 
     const HOST: &str = "nqn.2026-11.io.longhaul:test:host";
 
+    const SUBSYSTEM: &str = "nqn.2026-11.io.longhaul:test:scratch";
+
     const TLS: Made = Made::Tls { hash: HashFunction::Sha256 };
 
     fn secrets(is_mutual: bool) -> Made {
@@ -507,16 +592,20 @@ mod tests {
         assert_eq!(retire(dir.path(), HOST).unwrap_err().kind(), ErrorKind::Invalid);
         made(dir.path(), true);
         let source = KeyDirectory::open(dir.path()).unwrap();
-        let first = source.key_of(HOST).unwrap().unwrap();
+        let first = source.key_of(HOST, SUBSYSTEM).unwrap().unwrap();
         assert_eq!(retire(dir.path(), HOST).unwrap_err().kind(), ErrorKind::Refused, "nothing to retire");
         let second = rotate(dir.path(), HOST, None, false, random).unwrap().1.secrets().unwrap();
-        assert_eq!(source.key_of(HOST).unwrap().as_ref(), Some(&second), "seen without opening it again");
+        assert_eq!(
+            source.key_of(HOST, SUBSYSTEM).unwrap().as_ref(),
+            Some(&second),
+            "seen without opening it again"
+        );
         assert_eq!((second.number, &second.previous), (2, &Some(first.current.clone())));
         assert!(second.current.controller.is_some() && second.current != first.current);
         let twice = rotate(dir.path(), HOST, None, false, random).unwrap_err();
         assert!(twice.kind() == ErrorKind::Refused && twice.to_string().contains("key retire"), "{twice}");
         assert_eq!(retire(dir.path(), HOST).unwrap(), 1);
-        let alone = source.key_of(HOST).unwrap().unwrap();
+        let alone = source.key_of(HOST, SUBSYSTEM).unwrap().unwrap();
         assert_eq!((alone.number, alone.previous, alone.retired), (2, None, Some(first.current)));
         rotate(dir.path(), HOST, Some(HashFunction::Sha512), false, random).unwrap();
         let fourth = rotate(dir.path(), HOST, None, true, random).unwrap().1.secrets().unwrap();
@@ -531,27 +620,92 @@ mod tests {
         let random = &mut longhaul_engine::random;
         let (place, alone) = make(dir.path(), HOST, TLS, false, random).unwrap();
         let source = KeyDirectory::open(dir.path()).unwrap();
-        let tls = source.tls_key_of(HOST).unwrap().expect("a key for TLS");
-        assert!(alone.secrets().is_none() && source.key_of(HOST).unwrap().is_none());
+        let tls = source.tls_key_of(HOST, SUBSYSTEM).unwrap().expect("a key for TLS");
+        assert!(alone.secrets().is_none() && source.key_of(HOST, SUBSYSTEM).unwrap().is_none());
         let text = fs::read_to_string(place.join(TLS_KEY)).unwrap();
         assert_eq!(text.parse::<TlsKey>(), Ok(tls.current.clone()));
         assert_eq!(fs::metadata(place.join(TLS_KEY)).unwrap().mode() & 0o777, 0o600);
         let again = make(dir.path(), HOST, TLS, false, random).unwrap_err();
         assert!(again.kind() == ErrorKind::Refused && again.to_string().contains("a key for TLS"), "{again}");
         make(dir.path(), HOST, secrets(true), false, random).unwrap();
-        assert_eq!(source.tls_key_of(HOST).unwrap(), Some(tls.clone()), "secrets came beside it");
-        let chap = source.key_of(HOST).unwrap().expect("secrets");
+        assert_eq!(source.tls_key_of(HOST, SUBSYSTEM).unwrap(), Some(tls.clone()), "secrets came beside it");
+        let chap = source.key_of(HOST, SUBSYSTEM).unwrap().expect("secrets");
         make(dir.path(), HOST, TLS, true, random).unwrap();
-        let second = source.tls_key_of(HOST).unwrap().unwrap();
+        let second = source.tls_key_of(HOST, SUBSYSTEM).unwrap().unwrap();
         assert_eq!((second.number, &second.previous, &second.retired), (2, &None, &Some(tls.current)));
-        assert_eq!(source.key_of(HOST).unwrap().unwrap().current, chap.current, "they stay");
+        assert_eq!(source.key_of(HOST, SUBSYSTEM).unwrap().unwrap().current, chap.current, "they stay");
         rotate(dir.path(), HOST, Some(HashFunction::Sha512), false, random).unwrap();
-        let third = source.tls_key_of(HOST).unwrap().unwrap();
+        let third = source.tls_key_of(HOST, SUBSYSTEM).unwrap().unwrap();
         assert_eq!((third.number, &third.previous), (3, &Some(second.current.clone())));
         assert_eq!(third.current.hash(), HashFunction::Sha384, "TLS has no suite of SHA-512");
-        assert_eq!(source.key_of(HOST).unwrap().unwrap().previous, Some(chap.current));
+        assert_eq!(source.key_of(HOST, SUBSYSTEM).unwrap().unwrap().previous, Some(chap.current));
         retire(dir.path(), HOST).unwrap();
-        assert_eq!(source.tls_key_of(HOST).unwrap().unwrap().retired, Some(second.current));
+        assert_eq!(source.tls_key_of(HOST, SUBSYSTEM).unwrap().unwrap().retired, Some(second.current));
+    }
+
+    #[test]
+    fn keys_for_one_export_count_for_it_alone_and_in_place_of_those_for_all() {
+        const OTHER: &str = "nqn.2026-11.io.longhaul:test:archive";
+        const ELSEWHERE: &str = "nqn.2026-11.io.longhaul:test:host2";
+        let dir = tempfile::tempdir().unwrap();
+        let random = &mut longhaul_engine::random;
+        let scratch = dir_of(dir.path(), Some("scratch")).unwrap();
+        make(&scratch, HOST, secrets(true), false, random).unwrap();
+        make(&scratch, HOST, TLS, false, random).unwrap();
+        // They are enough, and are no keys for anything else.
+        let source = KeyDirectory::open(dir.path()).unwrap();
+        let own = source.key_of(HOST, SUBSYSTEM).unwrap().expect("a key");
+        assert!(source.tls_key_of(HOST, SUBSYSTEM).unwrap().is_some());
+        for subnqn in [OTHER, "scratch:nqn", "nqn.2014-08.org.nvmexpress.discovery", "scratch2", ""] {
+            assert_eq!(source.key_of(HOST, subnqn).unwrap(), None, "{subnqn}");
+            assert_eq!(source.tls_key_of(HOST, subnqn).unwrap(), None, "{subnqn}");
+        }
+        assert_eq!(source.key_of(ELSEWHERE, SUBSYSTEM).unwrap(), None);
+        // Those for all do not count there, whatever kind they are.
+        made(dir.path(), true);
+        make(dir.path(), ELSEWHERE, TLS, false, random).unwrap();
+        let all = source.key_of(HOST, OTHER).unwrap().expect("a key");
+        assert_ne!(all.current, own.current);
+        assert_eq!(source.key_of(HOST, SUBSYSTEM).unwrap().as_ref(), Some(&own));
+        assert!(source.tls_key_of(ELSEWHERE, SUBSYSTEM).unwrap().is_some(), "a host that is not there");
+        make(&scratch, ELSEWHERE, secrets(true), false, random).unwrap();
+        assert_eq!(
+            source.tls_key_of(ELSEWHERE, SUBSYSTEM).unwrap(),
+            None,
+            "it has secrets there, and no key"
+        );
+        // The whole NQN comes before the name.
+        let whole = dir_of(dir.path(), Some(SUBSYSTEM)).unwrap();
+        make(&whole, HOST, secrets(true), false, random).unwrap();
+        let third = source.key_of(HOST, SUBSYSTEM).unwrap().expect("a key");
+        assert!(third.current != own.current && third.current != all.current);
+        // Each is rotated alone.
+        rotate(&whole, HOST, None, false, random).unwrap();
+        assert_eq!(source.key_of(HOST, SUBSYSTEM).unwrap().unwrap().previous, Some(third.current));
+        assert_eq!(source.key_of(HOST, OTHER).unwrap(), Some(all));
+        assert_eq!(exports_in(dir.path()).unwrap(), [SUBSYSTEM, "scratch"]);
+        assert_eq!(source.without_export(&[OTHER.into()]).unwrap(), [SUBSYSTEM, "scratch"]);
+        assert!(source.without_export(&[SUBSYSTEM.into()]).unwrap().is_empty());
+        fs::set_permissions(dir.path().join(EXPORTS), fs::Permissions::from_mode(0o770)).unwrap();
+        assert_eq!(KeyDirectory::open(dir.path()).unwrap_err().kind(), ErrorKind::Refused);
+    }
+
+    #[test]
+    fn a_subsystem_from_the_network_leads_to_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        made(dir.path(), true);
+        let scratch = dir_of(dir.path(), Some("scratch")).unwrap();
+        make(&scratch, HOST, secrets(true), false, &mut longhaul_engine::random).unwrap();
+        let source = KeyDirectory::open(dir.path()).unwrap();
+        let all = source.key_of(HOST, "nqn.2026-11.io.longhaul:none").unwrap();
+        for subnqn in
+            ["..", "nqn.x:..", "nqn.x:../exports/scratch", "nqn.x:./scratch", "nqn.x:", "nqn.x:a/../scratch"]
+        {
+            assert_eq!(source.key_of(HOST, subnqn).unwrap(), all, "{subnqn}");
+        }
+        for name in ["", ".", "..", "a/b", "\0"] {
+            assert_eq!(dir_of(dir.path(), Some(name)).unwrap_err().kind(), ErrorKind::Invalid, "{name}");
+        }
     }
 
     #[test]
@@ -583,7 +737,7 @@ mod tests {
         for name in
             ["", ".", "..", "/etc", &format!("{HOST}/../{HOST}"), &format!("{HOST}/previous"), "nqn.\0"]
         {
-            assert_eq!(source.key_of(name).unwrap(), None, "{name}");
+            assert_eq!(source.key_of(name, SUBSYSTEM).unwrap(), None, "{name}");
         }
     }
 

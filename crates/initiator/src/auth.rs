@@ -30,14 +30,15 @@ pub(crate) async fn authenticate(
 ) -> Result<u32> {
     let wants = |bit| connected.authreq & bit != 0;
     if wants(authreq::SECURE_CHANNEL) {
-        let why = "it wants an authentication that makes a key for TLS: use --concat (or concat=true), or --tls";
+        let why =
+            "it wants an authentication that makes a key for TLS: use --concat (or concat=true), or --tls";
         return Err(endpoint.refused(WHAT, why));
     }
     // The PSK in use is the proof of both ends.
     if endpoint.generated.is_some() && !wants(authreq::TRANSACTION) {
         return Ok(0);
     }
-    let key = match options.key().map_err(|why| endpoint.refused(WHAT, why))? {
+    let key = match options.key(subnqn).map_err(|why| endpoint.refused(WHAT, why))? {
         None if !wants(authreq::TRANSACTION) => return Ok(0),
         None => return Err(no_secret(endpoint, options, "it wants a proof that this is")),
         Some(key) if !wants(authreq::TRANSACTION) => {
@@ -66,7 +67,7 @@ pub(crate) async fn make_psk(
     subnqn: &str,
     connected: ConnectResponse,
 ) -> Result<(TlsPsk, u32)> {
-    let Some(key) = options.key().map_err(|why| endpoint.refused(WHAT, why))? else {
+    let Some(key) = options.key(subnqn).map_err(|why| endpoint.refused(WHAT, why))? else {
         return Err(no_secret(endpoint, options, "TLS by an authentication needs a secret of"));
     };
     if connected.authreq == 0 {
@@ -77,7 +78,8 @@ pub(crate) async fn make_psk(
     let (done, round_trips) =
         exchange(endpoint, options, queue, (subnqn, key), SecureChannel::New).await.map_err(|e| match e {
             Error::Refused { addr, what, reason } if reason == Refused::Concatenation.to_string() => {
-                let reason = format!("{reason}; a target makes keys for TLS with --tls concatenated or allowed");
+                let reason =
+                    format!("{reason}; a target makes keys for TLS with --tls concatenated or allowed");
                 Error::Refused { addr, what, reason }
             }
             e => e,

@@ -120,13 +120,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The key by which this host proves its identity.
+    /// The key by which this host proves its identity to a subsystem.
     ///
     /// # Errors
     /// Its key cannot be read, in words.
-    pub(crate) fn key(&self) -> Result<Option<HostKey>, String> {
+    pub(crate) fn key(&self, subnqn: &str) -> Result<Option<HostKey>, String> {
         let Some(keys) = &self.keys else { return Ok(None) };
-        Ok(keys.key_of(&self.hostnqn)?.map(|keys| keys.current))
+        Ok(keys.key_of(&self.hostnqn, subnqn)?.map(|keys| keys.current))
     }
 
     /// With what a URI says on top.

@@ -196,7 +196,8 @@ impl Session {
             // A target does not wait for Connect for ever: one that came too
             // late for the connection that was prepared begins again.
             None | Some(Err(Error::Unreachable { .. })) => {
-                round_trips += Prepared::round_trips(&self.endpoint, &self.options) + u32::from(early.is_some());
+                round_trips +=
+                    Prepared::round_trips(&self.endpoint, &self.options) + u32::from(early.is_some());
                 let config = host_config(&self.options, self.entries(), Some(in_capsule));
                 let fresh = Prepared::open(&self.endpoint, &self.options, &self.info.subnqn, config).await?;
                 self.connect_queue(fresh, qid, in_capsule, done_bytes).await?

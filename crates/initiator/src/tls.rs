@@ -55,7 +55,7 @@ mod secure {
         subnqn: &str,
         socket: TcpStream,
     ) -> Result<Channel> {
-        let key = key(options).map_err(|why| endpoint.refused(WHAT, why))?;
+        let key = key(options, subnqn).map_err(|why| endpoint.refused(WHAT, why))?;
         let known = endpoint.offer.load(Ordering::Relaxed);
         let others = (0..OFFERS.len()).filter(|number| *number != known);
         let is_answer = |e: &SecureError| matches!(e, SecureError::Tls(_));
@@ -148,7 +148,7 @@ mod secure {
         }
     }
 
-    fn key(options: &Options) -> std::result::Result<TlsKey, String> {
+    fn key(options: &Options, subnqn: &str) -> std::result::Result<TlsKey, String> {
         let missing = || {
             format!(
                 "this host, {}, has no key for it: 'longhaul key make --tls' makes one, and --keys names its \
@@ -157,7 +157,7 @@ mod secure {
             )
         };
         let keys = options.keys.as_ref().ok_or_else(missing)?;
-        keys.tls_key_of(&options.hostnqn)?.map(|keys| keys.current).ok_or_else(missing)
+        keys.tls_key_of(&options.hostnqn, subnqn)?.map(|keys| keys.current).ok_or_else(missing)
     }
 
     /// Those of these versions of identities, for the cipher suite of the key.

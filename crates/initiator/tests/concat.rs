@@ -2,21 +2,21 @@
 
 mod common;
 
-use common::channel::connect_on;
+use common::channel::{connect_on, receive};
 use common::raw::Raw;
 use common::relay::{Relay, Way};
 use common::{NQN, backend, connect, disk, engines, export, read, target, until};
 use longhaul_auth::{
-    DhGroup, GeneratedPsk, Generations, HashFunction, HostExchange, HostKey, HostOptions, HostStep, KeySource,
-    Refused, Secret, SecureChannel, TlsKey, TlsPsk,
+    DhGroup, GeneratedPsk, Generations, HashFunction, HostExchange, HostKey, HostOptions, HostStep,
+    KeySource, Refused, Secret, SecureChannel, TlsKey, TlsPsk,
 };
 use longhaul_conn::{Channel, SecureError, TlsError};
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{Config as EngineConfig, Engine};
-use longhaul_initiator::namespaces::Administrator;
+use longhaul_initiator::namespaces::{Administrator, ManagementError};
 use longhaul_initiator::{Error, Options, PathOptions, discover};
 use longhaul_target::{Config, Keys, Patience, Target, TlsPolicy};
-use longhaul_wire::command::{Sqe, fctype};
+use longhaul_wire::command::{Sgl, Sqe, fctype};
 use longhaul_wire::completion::{Cqe, Status};
 use longhaul_wire::fabrics::auth::authreq;
 use longhaul_wire::fabrics::{CNTLID_DYNAMIC, Cc, ConnectData, ConnectResponse, cattr, offset};
@@ -118,7 +118,8 @@ fn data_goes_over_tls_alone_and_over_connections_that_are_made_again() {
             assert!(plain(&seen) >= 2 && seen.first.len() > plain(&seen) + 3, "{:?}", seen.first);
             assert!(!seen.bytes.windows(MARK.len()).any(|bytes| bytes == MARK), "it was");
             let identity = format!("NVMe1G01 {HOST} {NQN} ");
-            let identities = seen.bytes.windows(identity.len() + 44).filter(|b| b.starts_with(identity.as_bytes()));
+            let identities =
+                seen.bytes.windows(identity.len() + 44).filter(|b| b.starts_with(identity.as_bytes()));
             let digests: BTreeSet<_> = identities.map(|bytes| bytes[identity.len()..].to_vec()).collect();
             assert!(digests.len() >= 2, "{digests:?}");
         }
@@ -181,19 +182,24 @@ fn a_host_never_goes_on_without_tls() {
     /// Changes the message that begins with the first bytes: where in it, and to what.
     type Change = (&'static [u8], usize, u8);
     // SC_C of AUTH_Negotiate: none, and another one; RVALID of DH-HMAC-CHAP_Success1.
-    const CHANGES: [(Change, bool); 4] =
-        [((&[0, 0, 0, 0], 6, 0), true), ((&[0, 0, 0, 0], 6, 3), true), ((&[1, 3], 8, 1), false), ((&[1, 3], 8, 0), true)];
+    const CHANGES: [(Change, bool); 4] = [
+        ((&[0, 0, 0, 0], 6, 0), true),
+        ((&[0, 0, 0, 0], 6, 3), true),
+        ((&[1, 3], 8, 1), false),
+        ((&[1, 3], 8, 0), true),
+    ];
     for ((begin, at, to), is_mutual) in CHANGES {
         let relay = Relay::start(target.addresses()[0]);
         let seen = Arc::new(Mutex::new(BTreeSet::new()));
         let first = Arc::clone(&seen);
         relay.tamper(Some(Box::new(move |connection, way, bytes| {
             if way == Way::Forward {
-                first.lock().expect("no panic").insert((connection, bytes[0]));
+                first.lock().expect("no panic").insert(connection);
             }
             // A capsule or its data, whose message is behind a header of PDU and command.
             for header in [24, 72] {
-                let is_it = bytes.get(header..).is_some_and(|rest| rest.len() >= 16 && rest.starts_with(begin));
+                let is_it =
+                    bytes.get(header..).is_some_and(|rest| rest.len() >= 16 && rest.starts_with(begin));
                 if is_it && matches!((bytes[0], header), (4, 72) | (6 | 7, 24)) {
                     bytes[header + at] = to;
                 }
@@ -201,7 +207,11 @@ fn a_host_never_goes_on_without_tls() {
         })));
         let failure = connect(&relay.uri(&uri), options(1, is_mutual)).expect_err("refused");
         assert!(matches!(failure, Error::Refused { .. }), "{begin:?} {at} {to}: {failure:?}");
-        assert_eq!(seen.lock().expect("no panic").len(), 1, "{begin:?} {at} {to}: one connection, and no other");
+        assert_eq!(
+            seen.lock().expect("no panic").len(),
+            1,
+            "{begin:?} {at} {to}: one connection, and no other"
+        );
     }
     // AUTHREQ of the response to Connect.
     let relay = Relay::start(target.addresses()[0]);
@@ -368,8 +378,8 @@ fn a_psk_is_for_one_host_and_one_subsystem() {
     target.export(MORE, "more", backend("mem:16MiB"), Uuid::from_u128(9)).expect("exported");
     let addr = target.addresses()[0];
     let (_, psk) = make_psk(addr, NQN, true);
-    let refused = (u16::from(Status::CONNECT_INVALID_HOST.sct()) << 8)
-        | u16::from(Status::CONNECT_INVALID_HOST.sc());
+    let refused =
+        (u16::from(Status::CONNECT_INVALID_HOST.sct()) << 8) | u16::from(Status::CONNECT_INVALID_HOST.sc());
     // The names of Connect are others.
     for (host, subnqn) in [(OTHER, NQN), (HOST, MORE), (OTHER, MORE)] {
         let status = on_engine(async {
@@ -439,11 +449,11 @@ impl HostKeys {
 }
 
 impl KeySource for HostKeys {
-    fn key_of(&self, _: &str) -> Result<Option<Generations<HostKey>>, String> {
+    fn key_of(&self, _: &str, _: &str) -> Result<Option<Generations<HostKey>>, String> {
         Ok(Some(self.now()))
     }
 
-    fn tls_key_of(&self, _: &str) -> Result<Option<Generations<TlsKey>>, String> {
+    fn tls_key_of(&self, _: &str, _: &str) -> Result<Option<Generations<TlsKey>>, String> {
         Ok(Some(TlsKey::generate(HashFunction::Sha256, &mut |bytes| bytes.fill(7)).into()))
     }
 }
@@ -451,18 +461,89 @@ impl KeySource for HostKeys {
 #[test]
 fn a_psk_of_a_secret_that_is_retired_opens_nothing() {
     let keys = Arc::new(HostKeys { generations: Mutex::new(key(1, true).into()) });
-    let target = secured(TlsPolicy::Concatenated, |config| config.keys = Some(Keys::new(Arc::clone(&keys) as _)));
+    let target =
+        secured(TlsPolicy::Concatenated, |config| config.keys = Some(Keys::new(Arc::clone(&keys) as _)));
     export(&target, "mem:16MiB");
     let addr = target.addresses()[0];
     let (_, psk) = make_psk(addr, NQN, true);
     let change = |number, previous| {
         let retired = None;
-        *keys.generations.lock().expect("no panic") = Generations { number, current: key(5, true), previous, retired };
+        *keys.generations.lock().expect("no panic") =
+            Generations { number, current: key(5, true), previous, retired };
     };
     change(2, Some(key(1, true)));
     assert!(on_engine(channel(addr, &psk)).is_ok(), "the one before is accepted");
     change(2, None);
     assert!(matches!(no_channel(addr, &psk), TlsError::UnknownIdentity));
+}
+
+/// A command on a channel, and its data that is written: the PDU of the answer.
+async fn call(channel: &Channel, sqe: Sqe, data: &[u8]) -> Vec<u8> {
+    const CAPSULE: u8 = 72;
+    let (sgl, offset) = match (data.len(), sqe.fctype()) {
+        (0, fctype::AUTHENTICATION_RECEIVE) => (Sgl::transport(4096), 0),
+        (0, _) => (Sgl::transport(0), 0),
+        (len, _) => (Sgl::in_capsule(0, len as u32), CAPSULE),
+    };
+    let mut bytes = vec![4, 0, CAPSULE, offset];
+    bytes.extend_from_slice(&(u32::from(CAPSULE) + data.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(sqe.with_sgl(sgl).as_bytes());
+    bytes.extend_from_slice(data);
+    channel.send_bytes(bytes).await.expect("sent");
+    let mut pdu = receive(channel, 24).await;
+    let len = u32::from_le_bytes([pdu[4], pdu[5], pdu[6], pdu[7]]) as usize;
+    pdu.extend_from_slice(&receive(channel, len - 24).await);
+    pdu
+}
+
+/// REPLACETLSPSK: the PSK of the connection opens nothing any more, and the new one does.
+#[test]
+//= test: NVMe Base 2.1, AUTH_Negotiate message
+fn a_host_makes_another_psk_on_its_admin_queue() {
+    let target = secured(TlsPolicy::Concatenated, |_| {});
+    export(&target, "mem:16MiB");
+    let addr = target.addresses()[0];
+    let (_, first) = make_psk(addr, NQN, true);
+    on_engine(async {
+        let admin = channel(addr, &first).await.expect("a channel");
+        assert_eq!(connect_on(&admin, 0, CNTLID_DYNAMIC, HOST, NQN).await, 0);
+        let host = HostOptions {
+            hostnqn: HOST.into(),
+            subnqn: NQN.into(),
+            key: key(1, true),
+            hashes: vec![HashFunction::Sha384],
+            groups: vec![DhGroup::Ffdhe2048],
+            secure_channel: SecureChannel::Replace,
+        };
+        let (mut exchange, mut message) = HostExchange::begin(host, 3);
+        let mut random = |bytes: &mut [u8]| longhaul_engine::random(bytes);
+        loop {
+            let send = Sqe::authentication(fctype::AUTHENTICATION_SEND, message.len() as u32);
+            assert_eq!(call(&admin, send, &message).await[22..24], [0, 0]);
+            let receive = Sqe::authentication(fctype::AUTHENTICATION_RECEIVE, 4096);
+            let answer = call(&admin, receive, &[]).await;
+            assert_eq!((answer[0], answer.len()), (7, 24 + 4096), "C2HData, with success");
+            match exchange.handle(&answer[24..], &mut random) {
+                HostStep::Send(next) => message = next,
+                HostStep::Done(last) => {
+                    let last = last.expect("the target has proved what it is");
+                    let send = Sqe::authentication(fctype::AUTHENTICATION_SEND, last.len() as u32);
+                    assert!(channel(addr, &first).await.is_ok(), "until the host has judged");
+                    assert_eq!(call(&admin, send, &last).await[22..24], [0, 0]);
+                    break;
+                }
+                HostStep::Failed(why, _) => panic!("{why}"),
+            }
+        }
+        let second = exchange.into_psk().expect("a PSK").psk(HOST, NQN).expect("derived");
+        assert!(second.identity.starts_with("NVMe1G02 ") && second.identity != first.identity);
+        assert!(channel(addr, &second).await.is_ok());
+        let old = channel(addr, &first).await.expect_err("it was replaced");
+        assert!(matches!(old, SecureError::Tls(TlsError::UnknownIdentity)), "{old}");
+        // The connection goes on: a property is read.
+        let answer = call(&admin, Sqe::property_get(offset::CAP, true), &[]).await;
+        assert_eq!((answer[0], &answer[22..24]), (5, &[0, 0][..]));
+    });
 }
 
 #[test]
@@ -472,7 +553,8 @@ fn administration_uses_it_too() {
     let seen = watched(&relay);
     let uri = relay.uri(&export(&target, "mem:16MiB"));
     let administrator = Administrator::connect_blocking(&uri.parse().expect("a URI"), options(1, true));
-    drop(administrator.expect("connected"));
+    // The export is no space: that was asked over TLS.
+    assert!(matches!(administrator, Err(ManagementError::NotPermitted { .. })), "{administrator:?}");
     let first: Vec<_> = seen.lock().expect("no panic").first.values().copied().collect();
     assert_eq!(first, [0, TLS]);
 }

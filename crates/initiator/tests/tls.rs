@@ -454,12 +454,12 @@ fn where_tls_is_required_no_address_takes_a_connect_without_it() {
 struct BothKeys;
 
 impl KeySource for BothKeys {
-    fn key_of(&self, _: &str) -> Result<Option<Generations<HostKey>>, String> {
+    fn key_of(&self, _: &str, _: &str) -> Result<Option<Generations<HostKey>>, String> {
         let secret = Secret::generate(HashFunction::Sha256, &mut |bytes| bytes.fill(3));
         Ok(Some(HostKey { secret, controller: None }.into()))
     }
 
-    fn tls_key_of(&self, _: &str) -> Result<Option<Generations<TlsKey>>, String> {
+    fn tls_key_of(&self, _: &str, _: &str) -> Result<Option<Generations<TlsKey>>, String> {
         Ok(Some(key(1, HashFunction::Sha256).into()))
     }
 }

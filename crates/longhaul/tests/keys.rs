@@ -254,3 +254,78 @@ fn keys_are_rotated_and_retired_while_they_are_used() {
     let log = std::fs::read_to_string(log.path()).expect("read");
     assert!(log.contains("generation 1") && log.contains("retired"), "{log}");
 }
+
+/// The secrets of one export are of no use at another, and the log and the record say which host it was.
+#[test]
+fn secrets_of_one_export_count_for_it_alone_and_are_read_at_each_connection() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [keys, own, log, said] = ["keys", "own", "audit.json", "said"].map(|name| dir.path().join(name));
+    let key = |args: &[&str], keys: &Path| {
+        let ran = longhaul(&[&["key"], args, &["--json", "--keys", text(keys)]].concat());
+        assert_eq!(ran.code, Some(0), "{args:?}: {ran:?}");
+        ran
+    };
+    key(&["make", HOST, "--export", "a"], &keys);
+    let args = ["target", "--listen", "127.0.0.1:0", "--discovery", "none", "--json", "--keys", text(&keys)];
+    let exports = ["--export", "a=mem:16MiB", "--export", "b=mem:16MiB", "--audit", text(&log)];
+    let output = std::fs::File::create(&said).expect("a file");
+    let target = Target::spawn_saying(common::command(&[&args[..], &exports].concat()), output);
+    let at = |export: usize, keys: &Path| {
+        let uri = target.ready["exports"][export]["uri"].as_str().expect("a URI");
+        longhaul(&["info", uri, "--json", "--hostnqn", HOST, "--keys", text(keys)])
+    };
+    assert_eq!(at(0, &keys).code, Some(0));
+    // The host has no secret for the other, and one that it takes from the first is of no use there.
+    let none = at(1, &keys);
+    assert_eq!(none.code, Some(6), "{none:?}");
+    std::fs::create_dir(&own).expect("made");
+    let copy = |to: &Path| {
+        let from = keys.join("exports/a/hosts");
+        let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
+        assert!(copied.expect("cp").success());
+    };
+    copy(&own);
+    assert_eq!(at(0, &own).code, Some(0));
+    assert_eq!(at(1, &own).code, Some(6));
+    // Secrets for all, which come later: the first export has its own still, and the host proves each where it is.
+    key(&["make", HOST], &keys);
+    assert_eq!((at(0, &keys).code, at(1, &keys).code), (Some(0), Some(0)));
+    let wrong = at(1, &own);
+    assert_eq!(wrong.code, Some(6), "{wrong:?}");
+    // A rotation of the one leaves the other alone.
+    key(&["rotate", HOST, "--export", "a"], &keys);
+    assert_eq!((at(0, &keys).code, at(0, &own).code, at(1, &keys).code), (Some(0), Some(0), Some(0)));
+    key(&["retire", HOST, "--export", "a"], &keys);
+    assert_eq!((at(0, &keys).code, at(0, &own).code, at(1, &keys).code), (Some(0), Some(6), Some(0)));
+    let shown = key(&["show"], &keys).events();
+    let of: Vec<_> = shown.iter().filter(|event| event["event"] == "key").collect();
+    assert_eq!(of.iter().map(|key| &key["export"]).collect::<Vec<_>>(), ["", "a"]);
+    assert_eq!(of.iter().map(|key| &key["generation"]).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(key(&["show", "--export", "a"], &keys).events().len(), 2);
+    // A directory that belongs to no export is of no use, and the next target says so.
+    key(&["make", HOST, "--export", "c"], &keys);
+    target.stop();
+    let lines = std::fs::read_to_string(&log).expect("a log");
+    let refused: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let why = |export: &str| {
+        let of = |line: &&serde_json::Value| {
+            line["event"] == "refused" && line["subsystem"].as_str().is_some_and(|nqn| nqn.ends_with(export))
+        };
+        refused.iter().filter(of).map(|line| line["why"].as_str().expect("a reason")).collect::<Vec<_>>()
+    };
+    assert!(why(":a").contains(&"retired_secret"), "{refused:?}");
+    assert!(why(":b").contains(&"no_key") && why(":b").contains(&"wrong_secret"), "{refused:?}");
+    let log_of_target = std::fs::read_to_string(&said).expect("UTF-8");
+    assert!(
+        log_of_target.contains("the secret is another one") && log_of_target.contains(HOST),
+        "{log_of_target}"
+    );
+    let output = std::fs::File::create(&said).expect("a file");
+    Target::spawn_saying(common::command(&[&args[..], &exports].concat()), output).stop();
+    let warned = std::fs::read_to_string(&said).expect("UTF-8");
+    assert!(warned.contains("'c' alone"), "{warned}");
+    // Names that lead elsewhere.
+    let refused = longhaul(&["key", "make", HOST, "--keys", text(&keys), "--export", "../x"]);
+    assert!(refused.code != Some(0) && refused.stderr.contains("not the name of an export"), "{refused:?}");
+}

@@ -40,6 +40,9 @@ fn a_program_without_tls_says_how_to_build_one_with_it() {
     for args in [
         &["target", "--export", &export, "--keys", keys, "--tls", "required"][..],
         &["target", "--export", &export, "--keys", keys, "--tls", "allowed"],
+        &["target", "--export", &export, "--keys", keys, "--tls", "concatenated"],
+        &["info", "nvme+tcp://127.0.0.1:1/a", "--keys", keys, "--concat"],
+        &["info", "nvme+tcp://127.0.0.1:1/a?concat=true", "--keys", keys],
         &["info", "nvme+tcp://127.0.0.1:1/a", "--keys", keys, "--tls"],
         &["info", "nvme+tcp://127.0.0.1:1/a?tls=true", "--keys", keys],
         &["bench", "nvme+tcp://127.0.0.1:1/a?tls=true", "--rw", "read", "--keys", keys],
@@ -173,5 +176,76 @@ mod with {
         assert!(refused.code == Some(6) && refused.stderr.contains("no TLS"), "{refused:?}");
         let needs = longhaul(&["target", "--export", "a=mem:1MiB", "--tls", "required"]);
         assert!(needs.code == Some(2) && needs.stderr.contains("--keys"), "{needs:?}");
+    }
+
+    #[test]
+    fn a_secret_is_enough_for_tls_by_concatenation() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let [keys, wrong, log] = ["keys", "wrong", "audit.json"].map(|name| dir.path().join(name));
+        for keys in [&keys, &wrong] {
+            assert_eq!(longhaul(&["key", "make", HOST, "--keys", text(keys)]).code, Some(0));
+        }
+        let more = ["--keys", text(&keys), "--tls", "concatenated", "--audit", text(&log)];
+        let target = Target::start(&["a=mem:64MiB"], &more);
+        let (uri, addr) = (target.uri(0), target.addr());
+        for (uri, more) in [
+            (format!("{uri}&concat=true"), &[][..]),
+            (uri.clone(), &["--concat"]),
+            (format!("nvme+tcp://{addr}/a"), &["--concat"]),
+        ] {
+            let info = host(&[&["info", &uri], more].concat(), &keys);
+            assert_eq!(info.code, Some(0), "{info:?}");
+            assert_eq!(info.events()[0]["controller"]["tls"], true, "{info:?}");
+        }
+        let load =
+            ["--rw", "write", "--bs", "64KiB", "--iodepth", "8", "--size", "16MiB", "--verify", "crc32c"];
+        let bench = host(&[&["bench", &uri, "--concat", "--numjobs", "2"][..], &load].concat(), &keys);
+        assert_eq!(bench.code, Some(0), "{bench:?}");
+        // Another secret; no TLS; and a target that makes no key for TLS.
+        let refused = host(&["info", &uri, "--concat"], &wrong);
+        assert_eq!(refused.code, Some(6), "{refused:?}");
+        let plain = host(&["info", &uri], &keys);
+        assert!(plain.code == Some(6) && plain.stderr.contains("--concat"), "{plain:?}");
+        target.stop();
+        let without = Target::start(&["a=mem:16MiB"], &["--keys", text(&keys)]);
+        let refused = host(&["info", &without.uri(0), "--concat"], &keys);
+        assert!(refused.code == Some(6) && refused.stderr.contains("--tls concatenated"), "{refused:?}");
+        let both = host(&["info", &uri, "--concat", "--tls"], &keys);
+        assert_eq!(both.code, Some(2), "{both:?}");
+        let both = host(&["info", &format!("{uri}&concat=true&tls=true")], &keys);
+        assert!(both.code == Some(2) && both.stderr.contains("tls=true and concat=true"), "{both:?}");
+
+        assert_eq!(lines(&log, "started")[0]["tls"], "concatenated");
+        let connected = lines(&log, "connected");
+        let is_good = |line: &Value| line["tls"] == true && line["host"] == HOST && line["generation"] == 1;
+        assert!(connected.len() >= 4 && connected.iter().all(is_good), "{connected:?}");
+        let refused = lines(&log, "refused");
+        let why: Vec<_> = refused.iter().map(|line| line["why"].as_str().expect("a reason")).collect();
+        assert!(why.contains(&"wrong_secret"), "{why:?}");
+    }
+
+    /// Each export has a key for TLS of its own.
+    #[test]
+    fn a_key_for_tls_of_one_export_is_of_no_use_at_another() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let [keys, log] = ["keys", "audit.json"].map(|name| dir.path().join(name));
+        let made = longhaul(&["key", "make", HOST, "--keys", text(&keys), "--tls", "--export", "a"]);
+        assert_eq!(made.code, Some(0), "{made:?}");
+        let more = ["--keys", text(&keys), "--tls", "required", "--audit", text(&log)];
+        let target = Target::start(&["a=mem:16MiB", "b=mem:16MiB"], &more);
+        let at = |export: usize| format!("{}&tls=true", target.uri(export));
+        assert_eq!(host(&["info", &at(0)], &keys).code, Some(0));
+        // A host that says that the key is one for all.
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::create_dir(&elsewhere).expect("made");
+        let copied = Command::new("cp").arg("-a").arg(keys.join("exports/a/hosts")).arg(&elsewhere).status();
+        assert!(copied.expect("cp").success());
+        assert_eq!(host(&["info", &at(0)], &elsewhere).code, Some(0));
+        let refused = host(&["info", &at(1)], &elsewhere);
+        assert_eq!(refused.code, Some(6), "{refused:?}");
+        target.stop();
+        let refused = lines(&log, "refused");
+        let of = refused.iter().find(|line| line["why"] == "no_key").expect("a refusal");
+        assert!(of["subsystem"].as_str().is_some_and(|nqn| nqn.ends_with(":b")), "{refused:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! Connect, and the admin queue of a controller.
 
-use crate::auth::Proof;
 use crate::audit::RefusalReason;
+use crate::auth::Proof;
 use crate::connection::{Connection, Role, Work};
 use crate::durable::Written;
 use crate::io::IoQueue;
@@ -94,7 +94,10 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
                 Ok(_) if generation.is_some() && request.qid != 0 => None,
                 Ok(Some(options)) => {
                     let concatenation = target.concatenation(&request, connection.secured());
-                    Some(Proof { options: ControllerOptions { concatenation, ..options }, before: generation })
+                    Some(Proof {
+                        options: ControllerOptions { concatenation, ..options },
+                        before: generation,
+                    })
                 }
                 // Its key for TLS is a proof.
                 Ok(None) if connection.secured().is_some() => None,

@@ -14,8 +14,8 @@ use crate::connection::{Connection, Work};
 use crate::observer::count;
 use crate::pace::Pace;
 use longhaul_auth::{
-    Concatenation, ControllerExchange, ControllerOptions, DhGroup, GeneratedPsk, HashFunction, KeySource, Progress,
-    SecureChannel,
+    Concatenation, ControllerExchange, ControllerOptions, DhGroup, GeneratedPsk, HashFunction, KeySource,
+    Progress, SecureChannel,
 };
 use longhaul_engine::{BufMut, Memory, Task, now, sleep, spawn};
 use longhaul_proto::controller::Reply;
@@ -56,7 +56,7 @@ impl Keys {
     /// # Errors
     /// Its key cannot be read, in words.
     pub(crate) fn of(&self, hostnqn: &str, subnqn: &str) -> Result<Option<ControllerOptions>, String> {
-        let keys = self.hosts.key_of(hostnqn)?;
+        let keys = self.hosts.key_of(hostnqn, subnqn)?;
         Ok(keys.map(|keys| ControllerOptions {
             hostnqn: hostnqn.to_owned(),
             subnqn: subnqn.to_owned(),

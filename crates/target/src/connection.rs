@@ -615,11 +615,7 @@ impl Connection {
     }
 
     /// Becomes what Connect has asked for, once the host has proved who it is: says that it has to.
-    pub(crate) fn become_authenticated(
-        self: &Rc<Self>,
-        proof: Option<Proof>,
-        mut reply: Reply,
-    ) -> Reply {
+    pub(crate) fn become_authenticated(self: &Rc<Self>, proof: Option<Proof>, mut reply: Reply) -> Reply {
         if let Some(proof) = proof {
             let authreq = match (proof.before, proof.options.concatenation) {
                 (Some(_), _) => 0,

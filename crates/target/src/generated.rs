@@ -102,17 +102,17 @@ impl std::fmt::Debug for AllKeys {
 }
 
 impl KeySource for AllKeys {
-    fn key_of(&self, hostnqn: &str) -> Result<Option<Generations>, String> {
-        self.hosts.key_of(hostnqn)
+    fn key_of(&self, hostnqn: &str, subnqn: &str) -> Result<Option<Generations>, String> {
+        self.hosts.key_of(hostnqn, subnqn)
     }
 
-    fn tls_key_of(&self, hostnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
-        self.hosts.tls_key_of(hostnqn)
+    fn tls_key_of(&self, hostnqn: &str, subnqn: &str) -> Result<Option<Generations<TlsKey>>, String> {
+        self.hosts.tls_key_of(hostnqn, subnqn)
     }
 
     fn generated_psk(&self, identity: &Identity<'_>, whole: &str) -> Result<Option<(u32, TlsPsk)>, String> {
         let Some((generation, psk)) = self.generated.find(whole) else { return Ok(None) };
-        let keys = self.hosts.key_of(identity.hostnqn)?;
+        let keys = self.hosts.key_of(identity.hostnqn, identity.subnqn)?;
         let is_accepted = keys.is_some_and(|keys| keys.accepted().any(|(number, _)| number == generation));
         Ok(is_accepted.then_some((generation, psk)))
     }

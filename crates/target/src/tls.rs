@@ -84,11 +84,7 @@ impl Secured {
 impl Target {
     /// What a queue takes of secure channel concatenation.
     //= NVMe Base 2.1, AUTH_Negotiate message: secure channel concatenation is done on an admin queue
-    pub(crate) fn concatenation(
-        &self,
-        request: &ConnectRequest,
-        secured: Option<&Secured>,
-    ) -> Concatenation {
+    pub(crate) fn concatenation(&self, request: &ConnectRequest, secured: Option<&Secured>) -> Concatenation {
         if request.qid != 0 || request.subnqn == DISCOVERY_NQN {
             return Concatenation::Off;
         }

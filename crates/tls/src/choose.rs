@@ -118,7 +118,9 @@ impl Refusal {
     /// The alert that says so.
     pub fn alert(&self) -> u8 {
         match self {
-            Refusal::NotNvme(_) | Refusal::UnknownHost { .. } | Refusal::NotGenerated { .. } => alert::UNKNOWN_PSK_IDENTITY,
+            Refusal::NotNvme(_) | Refusal::UnknownHost { .. } | Refusal::NotGenerated { .. } => {
+                alert::UNKNOWN_PSK_IDENTITY
+            }
             Refusal::WrongKey { .. }
             | Refusal::OtherDerivation { .. }
             | Refusal::OtherHash { .. }
@@ -179,7 +181,7 @@ fn try_offer(offer: Offer<'_>, keys: &dyn KeySource) -> Result<Chosen, Refusal> 
         return try_generated(offer, &identity, keys, shown());
     }
     let (named, wanted) = (hostnqn.to_owned(), subnqn.to_owned());
-    let keys = match keys.tls_key_of(hostnqn) {
+    let keys = match keys.tls_key_of(hostnqn, subnqn) {
         Ok(Some(keys)) => keys,
         Ok(None) => return Err(Refusal::UnknownHost { hostnqn: named, subnqn: wanted, identity: shown() }),
         Err(why) => return Err(Refusal::Unreadable { hostnqn: named, subnqn: wanted, why }),

@@ -38,6 +38,8 @@ pub(crate) struct KeyRetired {
 pub(crate) struct KeyListed {
     /// NQN of the host.
     pub(crate) host: String,
+    /// The export that it is for alone; empty if it is for all that have none of their own.
+    pub(crate) export: String,
     /// Number of its key, from 1.
     pub(crate) generation: u32,
     /// Targets accept the generation before, too.

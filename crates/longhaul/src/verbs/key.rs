@@ -4,7 +4,7 @@ use crate::events::{KeyListed, KeyMade, KeyRetired, KeysListed};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use longhaul_auth::HashFunction;
-use longhaul_device::keys::{self, KeysOfHost, Made};
+use longhaul_device::keys::{self, HostKeys, KeysOfHost, Made};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -43,6 +43,10 @@ struct MakeKey {
     /// Directory of the secrets
     #[arg(long, value_name = "DIR")]
     keys: PathBuf,
+    /// For this export alone, in place of what the host has for all: its name (what
+    /// follows the last colon of its NQN) or NQN
+    #[arg(long, value_name = "NAME")]
+    export: Option<String>,
     /// Hash function of the secrets: sha256, sha384 or sha512 (not with --tls)
     #[arg(long, value_name = "NAME", default_value = "sha256", value_parser = hash)]
     hash: HashFunction,
@@ -73,6 +77,10 @@ struct RotateKey {
     /// Directory of the secrets
     #[arg(long, value_name = "DIR")]
     keys: PathBuf,
+    /// For this export alone, in place of what the host has for all: its name (what
+    /// follows the last colon of its NQN) or NQN
+    #[arg(long, value_name = "NAME")]
+    export: Option<String>,
     /// Hash function of the new secrets: sha256, sha384 or sha512 [default: as
     /// before]
     #[arg(long, value_name = "NAME", value_parser = hash)]
@@ -90,6 +98,10 @@ struct RetireKey {
     /// Directory of the secrets
     #[arg(long, value_name = "DIR")]
     keys: PathBuf,
+    /// For this export alone, in place of what the host has for all: its name (what
+    /// follows the last colon of its NQN) or NQN
+    #[arg(long, value_name = "NAME")]
+    export: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -97,6 +109,9 @@ struct ShowKeys {
     /// Directory of the secrets
     #[arg(long, value_name = "DIR")]
     keys: Option<PathBuf>,
+    /// Those for this export alone
+    #[arg(long, value_name = "NAME", requires = "keys")]
+    export: Option<String>,
 }
 
 fn hash(text: &str) -> Result<HashFunction, String> {
@@ -111,7 +126,7 @@ fn hash(text: &str) -> Result<HashFunction, String> {
 pub(crate) fn run(args: KeyArgs, output: Output) -> Outcome {
     let random = &mut longhaul_engine::random;
     match args.verb {
-        KeyVerb::Make(MakeKey { host, keys, hash, one_way, tls, force }) => {
+        KeyVerb::Make(MakeKey { host, keys, export, hash, one_way, tls, force }) => {
             let what = match tls {
                 true if hash == HashFunction::Sha512 => {
                     return Err(Failure::usage("--hash sha512: a key for TLS has sha256 or sha384"));
@@ -119,14 +134,17 @@ pub(crate) fn run(args: KeyArgs, output: Output) -> Outcome {
                 true => Made::Tls { hash },
                 false => Made::Secrets { hash, is_mutual: !one_way },
             };
+            let keys = keys::dir_of(&keys, export.as_deref())?;
             let (place, made) = keys::make(&keys, &host, what, force, random)?;
             tell_made(host, &place, &made, output);
         }
-        KeyVerb::Rotate(RotateKey { host, keys, hash, force }) => {
+        KeyVerb::Rotate(RotateKey { host, keys, export, hash, force }) => {
+            let keys = keys::dir_of(&keys, export.as_deref())?;
             let (place, made) = keys::rotate(&keys, &host, hash, force, random)?;
             tell_made(host, &place, &made, output);
         }
-        KeyVerb::Retire(RetireKey { host, keys }) => {
+        KeyVerb::Retire(RetireKey { host, keys, export }) => {
+            let keys = keys::dir_of(&keys, export.as_deref())?;
             let generation = keys::retire(&keys, &host)?;
             output.line(format_args!("generation {generation} is retired"));
             output.event(&KeyRetired { host, generation });
@@ -161,24 +179,50 @@ fn described(keys: &KeysOfHost) -> (&'static str, bool, &'static str) {
     )
 }
 
+/// The keys of a directory, each with the export that they are for; none: for all.
+fn listed(dir: &Path, export: Option<&str>) -> Result<Vec<(Option<String>, HostKeys)>, Failure> {
+    if let Some(name) = export {
+        return Ok(vec![(Some(name.to_owned()), keys::read(&keys::dir_of(dir, export)?)?)]);
+    }
+    let exports = keys::exports_in(dir)?;
+    let mut all = Vec::new();
+    if exports.is_empty() || dir.join("hosts").exists() {
+        all.push((None, keys::read(dir)?));
+    }
+    for name in exports {
+        let keys = keys::read(&keys::dir_of(dir, Some(&name))?)?;
+        all.push((Some(name), keys));
+    }
+    Ok(all)
+}
+
 fn show(args: &ShowKeys, output: Output) -> Outcome {
     let this = longhaul_initiator::Options::default().hostnqn;
     let mut hosts = 0;
-    for (host, keys) in args.keys.as_ref().map(|dir| keys::read(dir)).transpose()?.unwrap_or_default() {
-        hosts += 1;
-        let (hash, mutual, tls) = described(&keys);
-        let (generation, previous) = (keys.number, keys.has_previous());
-        let own = if host == this { "  (this host)" } else { "" };
-        let also = if previous { " (and the one before)" } else { "" };
-        let ways = if mutual { "host and target" } else { "host" };
-        let proves = keys.secrets().map(|_| format!("  {hash}  proves: {ways}")).unwrap_or_default();
-        let encrypts = keys.tls().map(|_| format!("  TLS: {tls}")).unwrap_or_default();
-        output.line(format_args!("{host}  generation {generation}{also}{proves}{encrypts}{own}"));
-        output.event(&KeyListed { host, generation, previous, hash, mutual, tls });
+    let all = args.keys.as_ref().map(|dir| listed(dir, args.export.as_deref())).transpose()?;
+    for (export, keys) in all.unwrap_or_default() {
+        for (host, keys) in keys {
+            hosts += 1;
+            show_host((host, &keys), export.as_deref(), &this, output);
+        }
     }
     if args.keys.is_none() {
         output.line(format_args!("{this}"));
     }
     output.event(&KeysListed { hosts, this });
     Ok(())
+}
+
+fn show_host((host, keys): (String, &KeysOfHost), export: Option<&str>, this: &str, output: Output) {
+    let (hash, mutual, tls) = described(keys);
+    let (generation, previous) = (keys.number, keys.has_previous());
+    let own = if host == this { "  (this host)" } else { "" };
+    let of = export.map(|name| format!("  export {name}")).unwrap_or_default();
+    let also = if previous { " (and the one before)" } else { "" };
+    let ways = if mutual { "host and target" } else { "host" };
+    let proves = keys.secrets().map(|_| format!("  {hash}  proves: {ways}")).unwrap_or_default();
+    let encrypts = keys.tls().map(|_| format!("  TLS: {tls}")).unwrap_or_default();
+    output.line(format_args!("{host}{of}  generation {generation}{also}{proves}{encrypts}{own}"));
+    let export = export.unwrap_or_default().to_owned();
+    output.event(&KeyListed { host, export, generation, previous, hash, mutual, tls });
 }

@@ -195,6 +195,21 @@ impl TargetArgs {
         host_lists(&hosts, self.export.iter().map(|export| (export, export.subsystem()))).map(|_| hosts)
     }
 
+    /// Warns of keys for exports that this target does not serve.
+    fn warn_of_keys(&self, exports: &[ExportFields], spaces: &[SpaceFields]) {
+        let Some(Keys(keys)) = &self.keys else { return };
+        let nqns = exports.iter().map(|export| &export.nqn).chain(spaces.iter().map(|space| &space.nqn));
+        match keys.without_export(&nqns.cloned().collect::<Vec<_>>()) {
+            Ok(names) => names.iter().for_each(|name| {
+                tracing::warn!(
+                    "--keys has keys for '{name}' alone, and no export has that NQN, or that name behind the last \
+                     colon of it: they are of no use here"
+                );
+            }),
+            Err(e) => tracing::warn!("{e}"),
+        }
+    }
+
     fn config(&self, listen: &[SocketAddr]) -> Result<Config, Failure> {
         let number = |what: &str, value: u64| {
             usize::try_from(value)
@@ -338,6 +353,7 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
         let listen = target.addresses().iter().map(ToString::to_string).collect();
         let control = Control::start(target.observer(), listen, orders.clone());
         ready(&target, metrics.as_ref(), &shown, &shown_spaces, output);
+        args.warn_of_keys(&shown, &shown_spaces);
         for addr in target.addresses().iter().filter(|addr| !is_loopback(addr)) {
             match args.tls.unwrap_or_default() {
                 TlsPolicy::Off => tracing::warn!(
