@@ -311,12 +311,12 @@ class Image:
         self.qemu = private_qemu(unpacked) if unpacked.is_dir() else [installed]
 
 
-def _make(apt, suite, into):
+def _make(apt, kernels, into):
     work = into / "work"
     began = time.monotonic()
-    say(f"fetching packages of {apt.release}, the kernel from {suite}")
+    say(f"fetching packages of {apt.release}, the kernel from {kernels[1]}")
     userland = apt.closure(USERLAND, apt.release, work / "userland")
-    kernel = kernel_archives(apt, suite, work / "kernel")
+    kernel = kernel_archives(*kernels, work / "kernel")
     installed, major = system_qemu()
     if installed is None or major < QEMU_GOOD:
         source = apt.backports if apt.has("qemu-system-x86", apt.backports) else apt.release
@@ -367,9 +367,15 @@ def obtain():
         if not (done / "release").exists():
             apt = Apt(cache / "apt")
             apt.update()
+            release = wish.removesuffix("-backports")
+            if release not in ("", apt.release):
+                kernels = Apt(cache / f"apt-{release}", release)
+                kernels.update()
+            else:
+                kernels = apt
             suite = wish or (apt.backports if apt.has("linux-image-" + packages.ARCH, apt.backports) else apt.release)
             with tempfile.TemporaryDirectory(dir=cache, prefix="new-") as new:
-                _make(apt, suite, Path(new))
+                _make(apt, (kernels, suite), Path(new))
                 os.chmod(new, 0o755)
                 Path(new).rename(done)
                 Path(new).mkdir()
