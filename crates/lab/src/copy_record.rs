@@ -40,7 +40,8 @@ impl CopyRecording {
     ) -> schema::Output {
         let watched = self.watch.end();
         let sockets = monitor.sockets();
-        let elsewhere = |endpoint: &Endpoint| !matches!(endpoint, Endpoint::Local(_));
+        let elsewhere =
+            |endpoint: &Endpoint| !matches!(endpoint, Endpoint::Local(_) | Endpoint::Mounted { .. });
         let onward = spec.sources.iter().any(elsewhere) && elsewhere(&spec.destination);
         let way = match summary.streams > 0 && !onward {
             true => DataPath::Over(sockets.and_then(|info| info.min_rtt)),

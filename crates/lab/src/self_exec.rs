@@ -52,9 +52,13 @@ fn no_result() -> Error {
 /// The argument of `cp` for a path such as `null:` or `machine:` at the machine of `endpoint`.
 pub fn at(endpoint: &Endpoint, path: &str) -> String {
     let mut replaced = endpoint.clone();
-    let (Endpoint::Local(own) | Endpoint::Ssh { path: own, .. } | Endpoint::Agent { path: own, .. }) =
-        &mut replaced;
-    *own = path.as_bytes().to_vec();
+    match &mut replaced {
+        Endpoint::Local(own) | Endpoint::Ssh { path: own, .. } | Endpoint::Agent { path: own, .. } => {
+            *own = path.as_bytes().to_vec();
+        }
+        // This machine reads and writes there.
+        Endpoint::Mounted { .. } => replaced = Endpoint::Local(path.as_bytes().to_vec()),
+    }
     replaced.to_string()
 }
 

@@ -93,7 +93,7 @@ pub(crate) fn check_tls() -> Result<(), &'static str> {
     }
 }
 
-fn tls() -> impl TypedValueParser<Value = bool> {
+pub(crate) fn tls() -> impl TypedValueParser<Value = bool> {
     BoolValueParser::new().try_map(|tls| if tls { check_tls().map(|()| tls) } else { Ok(tls) })
 }
 

@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 
 /// Objects that wait to be written, after which the next one waits.
 const WAITING_MAX: usize = 16 << 10;
+/// Directories in which content was lost that are told apart.
+const LOST_MAX: usize = 4096;
 /// How often it is looked whether the session has ended meanwhile, and whether something is due.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -95,8 +97,6 @@ pub(super) struct HeldDirectory {
     /// Sessions that have asked for the lease.
     wanted: BTreeSet<u64>,
     used: Instant,
-    /// Content of a file in it was lost: the next one to ask whether all is durable hears of it.
-    error: Option<Errno>,
 }
 
 impl HeldDirectory {
@@ -108,7 +108,6 @@ impl HeldDirectory {
             order: 0,
             wanted: BTreeSet::new(),
             used: longhaul_engine::now(),
-            error: None,
         }
     }
 }
@@ -144,6 +143,9 @@ struct LeaseState {
     /// Something waits for all to be written.
     is_urgent: bool,
     busy: HashSet<u64>,
+    /// Directories in which content of a file was lost: the next one to ask whether all is durable hears of it,
+    /// also when the lease was given back meanwhile. At most [`LOST_MAX`]; others count as the top directory's.
+    lost: HashMap<u64, Errno>,
     /// Sessions that ask for leases which are being taken.
     early: HashMap<u64, BTreeSet<u64>>,
     /// When something was made last in directories without a lease.
@@ -154,6 +156,12 @@ struct LeaseState {
 }
 
 impl LeaseState {
+    /// Content of a file in a directory was lost.
+    fn lose(&mut self, directory: u64, e: Errno) {
+        let is_full = self.lost.len() >= LOST_MAX && !self.lost.contains_key(&directory);
+        self.lost.insert(if is_full { crate::session::ROOT } else { directory }, e);
+    }
+
     /// A change of an object is to be written.
     fn enqueue(&mut self, number: u64) {
         let Some(object) = self.new.get_mut(&number) else { return };

@@ -440,7 +440,8 @@ impl AgentState {
                     ..Settings::default()
                 };
                 let request = Request { onward: None, ..hello.request };
-                let job = CopyTask { request, settings, monitor, channel: RefCell::new(None) };
+                let roots = (Root::Here, Root::Here);
+                let job = CopyTask { request, roots, settings, monitor, channel: RefCell::new(None) };
                 let [link] = &mut links[..] else { return Err(SessionError::Lost) };
                 third_party::carry_out(link, &job, spec, (onward.host, onward.port)).await
             }

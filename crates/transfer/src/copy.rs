@@ -11,7 +11,8 @@ use crate::monitor::Monitor;
 use crate::receive::null_sink::is_null_sink;
 use crate::send::synthetic;
 use crate::session::error::SessionError;
-use crate::tree::root::{last_name, means_contents, split, trimmed};
+use crate::tree::MountedFs;
+use crate::tree::root::{Root, last_name, means_contents, split, trimmed};
 use crate::tune::{Concurrency, KnownPaths};
 use crate::wire::{CopyDirection, Counts, Onward, Options, Placement, Refusal, RefusalKind, Request, show};
 use endpoint::{Endpoint, Server};
@@ -30,7 +31,7 @@ use task::CopyTask;
 /// What to copy.
 #[derive(Clone, Debug)]
 pub struct CopySpec {
-    /// Sources: all on this machine, or all at one agent.
+    /// Sources: all paths of this machine, all in one file system, or all at one agent.
     pub sources: Vec<Endpoint>,
     /// Where the objects are copied to.
     pub destination: Endpoint,
@@ -75,8 +76,20 @@ pub struct Settings {
     pub silence: Duration,
     /// TCP congestion control of sent data, by the kernel's name.
     pub congestion: Option<String>,
+    /// The file systems of endpoints that name one.
+    pub file_systems: Vec<MountedFs>,
     /// Settings of the engine.
     pub engine: Config,
+}
+
+impl Settings {
+    /// What the paths of an endpoint on this machine are resolved in.
+    fn root_of(&self, endpoint: Option<&Endpoint>) -> Result<Root, CopyError> {
+        let Some(name) = endpoint.and_then(Endpoint::file_system) else { return Ok(Root::Here) };
+        let found = self.file_systems.iter().find(|fs| fs.name() == name);
+        let missing = || CopyError::Usage(format!("the file system fs:{name} is not open"));
+        found.cloned().map(Root::Mounted).ok_or_else(missing)
+    }
 }
 
 impl Default for Settings {
@@ -92,6 +105,7 @@ impl Default for Settings {
             connect: Duration::from_secs(30),
             silence: crate::link::SILENCE,
             congestion: None,
+            file_systems: Vec::new(),
             engine: Config::default(),
         }
     }
@@ -212,11 +226,15 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     request.tune_streams = settings.streams == Concurrency::Measured;
     let from = spec.sources.first().and_then(Endpoint::server);
     let to = spec.destination.server();
-    if spec.sources.iter().any(|source| source.server() != from) {
+    let place = |source: &Endpoint| (source.server(), source.file_system().map(str::to_owned));
+    let first = spec.sources.first().map(place);
+    if spec.sources.iter().any(|source| Some(place(source)) != first) {
         return Err(CopyError::Usage(
-            "all sources have to be in one place: on this machine, or at one agent".into(),
+            "all sources have to be in one place: on this machine, in one file system, or at one agent"
+                .into(),
         ));
     }
+    let roots = (settings.root_of(spec.sources.first())?, settings.root_of(Some(&spec.destination))?);
     if settings.streams.most_streams() > STREAMS.into() {
         return Err(CopyError::Usage(format!("between 1 and {STREAMS} streams can be used")));
     }
@@ -262,7 +280,7 @@ pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Res
     let remote = thread.handle().spawn(move || async move {
         // The task owns the channel through ssh, which keeps the agent alive.
         let shared = Arc::clone(&monitor);
-        let job = CopyTask { request, settings, monitor, channel: RefCell::new(channel) };
+        let job = CopyTask { request, roots, settings, monitor, channel: RefCell::new(channel) };
         let copying = async {
             match (server, way) {
                 (Some(server), Some(CopyDirection::Push)) => job.push(server).await,
@@ -385,7 +403,8 @@ fn key(spec: &CopySpec, place: Placement, host: &str) -> u64 {
                 }
                 name.extend_from_slice(&spelled_out(path));
             }
-            _ if sends && end.server().is_none() => {
+            // All machines reach the same names there.
+            _ if end.file_system().is_some() || sends && end.server().is_none() => {
                 name.extend_from_slice(format!("{host}\0{end}").as_bytes())
             }
             _ => name.extend_from_slice(end.to_string().as_bytes()),

@@ -30,8 +30,8 @@
 //! | `far` | a directory of another machine as a file system: [`FarDirectory`], and its service |
 //! | [`dataset`] | data sets for tests and experiments |
 //!
-//! Beside the rooms, used by several: `queue` (between the stages), `guard` (panics of
-//! threads), `monitor` (progress) and [`host`] (performance counters of a machine).
+//! Beside the rooms, used by several: `queue` (between the stages), `parallel` (one step for many
+//! objects), `guard` (panics of threads), `monitor` (progress) and [`host`] (performance counters of a machine).
 
 #![forbid(unsafe_code)]
 
@@ -43,6 +43,7 @@ mod guard;
 pub mod host;
 mod link;
 mod monitor;
+mod parallel;
 mod queue;
 mod receive;
 mod send;
@@ -62,6 +63,7 @@ pub use link::peer_timeout::PATIENCE;
 pub use monitor::{Chosen, Monitor, Note, Snapshot};
 pub use queue::Gauge;
 pub use session::error::SessionError;
+pub use tree::MountedFs;
 pub use tree::filter::Filter;
 pub use tune::{Concurrency, FILE_WORK, KnownPaths};
 pub use wire::Stage;

@@ -224,7 +224,8 @@ impl Monitor {
         self.reports.take_notes()
     }
 
-    pub(crate) fn note(&self, note: String) {
+    /// Notes something that its user is to know.
+    pub fn note(&self, note: String) {
         self.reports.note(Note::Words(note));
     }
 

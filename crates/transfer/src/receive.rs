@@ -323,6 +323,9 @@ impl ReceiveSession {
                     "cannot write to the destination: its file system is full; free space and run the same command again".into(),
                 ));
             }
+            if let Some(why) = self.destination.failure() {
+                return Err(SessionError::Local(format!("cannot write to the destination: {why}")));
+            }
             if finished {
                 return Ok(());
             }

@@ -5,26 +5,33 @@
 //! `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`, or component by component with
 //! `O_NOFOLLOW` where the kernel has no `openat2`). So neither a hostile name
 //! nor a directory that is swapped for a link meanwhile leads outside.
+//!
+//! The directory is one of this machine, or of a file system that is reached by calls (`mounted`), where
+//! paths are resolved component by component.
 
 pub(crate) mod case_folding;
 mod entries;
 mod errors;
 pub(crate) mod filter;
 mod metadata;
+mod mounted;
 mod names;
+mod object;
 mod objects;
 pub(crate) mod root;
 pub(crate) mod scan;
 pub(crate) mod stamps;
 mod walker;
 
-pub(crate) use entries::{entry, entry_at, is_special};
+pub(crate) use entries::{entry, entry_at, entry_of, is_special};
 pub(crate) use errors::{is_full, is_in_the_way, is_not_empty, say};
 pub(crate) use metadata::{
     ACCESS_LIST, MetadataPolicy, has_mode_and_owner, is_access_list, remove_xattrs, set_link_metadata,
     set_metadata, xattrs, xattrs_differ,
 };
-pub(crate) use names::DirectoryNames;
+pub use mounted::MountedFs;
+pub(crate) use names::{DirectoryNames, ListedName};
+pub(crate) use object::{Cursor, Directory, File, Inode, NewMetadata, Status};
 pub(crate) use objects::{
     create, hard_link, make_writable, open_file, open_own, remove, remove_directory, rename_in, rename_to,
     restore_mode, symlink,
@@ -32,12 +39,12 @@ pub(crate) use objects::{
 pub(crate) use walker::Walker;
 
 use crate::wire::{Entry, RelPath};
+use longhaul_engine::LockedFile;
 use objects::remove_for_directory;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,7 +55,7 @@ const PARENT_MODE: u32 = 0o700;
 /// The root of a tree.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
-    root: Arc<OwnedFd>,
+    root: Arc<Directory>,
     /// Prefix of all paths, if the root itself has a name in the copy.
     name: Option<Arc<[u8]>>,
 }
@@ -58,17 +65,16 @@ fn os(bytes: &[u8]) -> &OsStr {
 }
 
 /// Opens a directory below another, by a path without symbolic links.
-fn open_beneath(at: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
+fn open_beneath(at: &Directory, path: &[u8]) -> Result<Directory, Errno> {
     if path.is_empty() {
-        return rustix::io::fcntl_dupfd_cloexec(at, 0);
+        return at.again();
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    match rustix::fs::openat2(at, os(path), flags, Mode::empty(), how) {
-        Err(Errno::NOSYS | Errno::PERM) => walk(at, path, |at, name| {
-            rustix::fs::openat(at, os(name), flags | OFlags::NOFOLLOW, Mode::empty())
-        }),
-        result => result,
+    let opened = at.fd().map(|fd| rustix::fs::openat2(fd, os(path), flags, Mode::empty(), how));
+    match opened {
+        None | Some(Err(Errno::NOSYS | Errno::PERM)) => walk(at, path, Directory::open_directory),
+        Some(result) => result.map(Directory::Os),
     }
 }
 
@@ -81,13 +87,13 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 fn walk(
-    at: BorrowedFd<'_>,
+    at: &Directory,
     path: &[u8],
-    mut step: impl FnMut(BorrowedFd<'_>, &[u8]) -> Result<OwnedFd, Errno>,
-) -> Result<OwnedFd, Errno> {
-    let mut here = rustix::io::fcntl_dupfd_cloexec(at, 0)?;
+    mut step: impl FnMut(&Directory, &[u8]) -> Result<Directory, Errno>,
+) -> Result<Directory, Errno> {
+    let mut here = at.again()?;
     for name in path.split(|b| *b == b'/') {
-        here = step(here.as_fd(), name)?;
+        here = step(&here, name)?;
     }
     Ok(here)
 }
@@ -97,7 +103,45 @@ impl Tree {
     /// chooses roots.
     pub(crate) fn open(path: &Path) -> io::Result<Tree> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Tree { root: Arc::new(rustix::fs::open(path, flags, Mode::empty())?), name: None })
+        let root = Directory::Os(rustix::fs::open(path, flags, Mode::empty())?);
+        Ok(Tree { root: Arc::new(root), name: None })
+    }
+
+    /// The tree of all of a mounted file system.
+    pub(crate) fn mounted(fs: &MountedFs) -> Tree {
+        Tree { root: Arc::new(Directory::Mounted(fs.root())), name: None }
+    }
+
+    /// The file system, unless that is of this machine.
+    fn fs(&self) -> Option<&MountedFs> {
+        match &*self.root {
+            Directory::Os(_) => None,
+            Directory::Mounted(directory) => Some(directory.fs()),
+        }
+    }
+
+    /// Why nothing of it can be used any more.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.fs().and_then(MountedFs::failure)
+    }
+
+    /// Steps for many objects that are to be made at a time.
+    pub(crate) fn width(&self) -> usize {
+        self.fs().map_or(1, |_| mounted::WIDTH)
+    }
+
+    /// Whether files keep their content if this machine crashes: names and content appear in the order in
+    /// which they were made.
+    pub(crate) fn outlives_boots(&self) -> bool {
+        self.fs().is_some()
+    }
+
+    /// The file to lock in place of one of this tree, whose files have no locks.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) fn early_lock(&self, name: &str) -> io::Result<Option<LockedFile>> {
+        self.fs().map(|fs| fs.lock_file(name)).transpose()
     }
 
     /// A tree below this one. The path is a peer's: symbolic links in it are followed as
@@ -108,9 +152,10 @@ impl Tree {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let root = match rustix::fs::openat2(&*self.root, os(path), flags, Mode::empty(), how) {
-            Err(Errno::NOSYS | Errno::PERM) => open_beneath(self.root.as_fd(), path)?,
-            result => result?,
+        let opened = self.root.fd().map(|fd| rustix::fs::openat2(fd, os(path), flags, Mode::empty(), how));
+        let root = match opened {
+            None | Some(Err(Errno::NOSYS | Errno::PERM)) => open_beneath(&self.root, path)?,
+            Some(result) => Directory::Os(result?),
         };
         Ok(Tree { root: Arc::new(root), name: None })
     }
@@ -131,9 +176,9 @@ impl Tree {
 
     /// Opens the directory that holds an object; returns it with the object's name in it,
     /// which is empty for the root.
-    pub(crate) fn parent<'a>(&self, path: &'a RelPath) -> io::Result<(OwnedFd, &'a [u8])> {
+    pub(crate) fn parent<'a>(&self, path: &'a RelPath) -> io::Result<(Directory, &'a [u8])> {
         let (parent, name) = split(self.inside(path.as_bytes()));
-        Ok((open_beneath(self.fd(), parent)?, name))
+        Ok((open_beneath(self.top(), parent)?, name))
     }
 
     /// Checks that this user has search permission for the root.
@@ -141,30 +186,28 @@ impl Tree {
     /// # Errors
     /// Those of `openat(2)`.
     pub(crate) fn enter(&self) -> io::Result<()> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(self.fd(), c".", flags, Mode::empty()).map(drop)?)
+        Ok(self.top().open_directory(b".").map(drop)?)
     }
 
-    /// The root's descriptor.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.root.as_fd()
+    /// The directory of the root.
+    pub(crate) fn top(&self) -> &Directory {
+        &self.root
     }
 
     /// Opens a directory below, without following a link.
-    pub(crate) fn directory(&self, path: &[u8]) -> io::Result<OwnedFd> {
-        Ok(open_beneath(self.fd(), self.inside(path))?)
+    pub(crate) fn directory(&self, path: &[u8]) -> io::Result<Directory> {
+        Ok(open_beneath(self.top(), self.inside(path))?)
     }
 
     /// Opens a directory, creating it and its parents if they are missing.
-    pub(crate) fn make(&self, path: &[u8]) -> io::Result<OwnedFd> {
-        match open_beneath(self.fd(), path) {
+    pub(crate) fn make(&self, path: &[u8]) -> io::Result<Directory> {
+        match open_beneath(self.top(), path) {
             Err(Errno::NOENT) => {}
             result => return Ok(result?),
         }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(walk(self.fd(), path, |at, name| match rustix::fs::openat(at, os(name), flags, Mode::empty()) {
-            Err(Errno::NOENT) => match rustix::fs::mkdirat(at, os(name), Mode::from_raw_mode(PARENT_MODE)) {
-                Ok(()) | Err(Errno::EXIST) => rustix::fs::openat(at, os(name), flags, Mode::empty()),
+        Ok(walk(self.top(), path, |at, name| match at.open_directory(name) {
+            Err(Errno::NOENT) => match at.make_directory(name, PARENT_MODE) {
+                Ok(()) | Err(Errno::EXIST) => at.open_directory(name),
                 // Some file systems report an unsupported name as EINVAL.
                 Err(Errno::INVAL) => Err(Errno::ILSEQ),
                 Err(e) => Err(e),
@@ -179,13 +222,13 @@ impl Tree {
         let ends = path.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(at, _)| at);
         for end in ends.chain([path.len()]) {
             let (parent, name) = split(&path[..end]);
-            let at = open_beneath(self.fd(), parent)?;
-            let stat = match rustix::fs::statat(&at, os(name), AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) => return Ok(()),
+            let at = open_beneath(self.top(), parent)?;
+            let status = match at.look(name) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
                 result => result?,
             };
-            if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-                return remove_for_directory(at.as_fd(), name);
+            if status.kind() != FileType::Directory {
+                return remove_for_directory(&at, name);
             }
         }
         Ok(())
@@ -196,7 +239,7 @@ impl Tree {
         Ok(self.look_in(path)?.map(|found| found.entry))
     }
 
-    /// As [`look`](Self::look), with `stat(2)` data and the directory that holds it.
+    /// As [`look`](Self::look), with its status and the directory that holds it.
     pub(crate) fn look_in(&self, path: &RelPath) -> io::Result<Option<Lookup>> {
         let (directory, name) = match self.parent(path) {
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -204,18 +247,20 @@ impl Tree {
             }
             result => result?,
         };
-        let found = entry_at(directory.as_fd(), name, path.clone())?;
-        Ok(found.map(|(entry, stat)| Lookup { entry, stat, directory }))
+        let found = entry_at(&directory, name, path.clone())?;
+        Ok(found.map(|(entry, status)| Lookup { entry, status, directory }))
     }
 
     /// Flushes the tree's file system. `opened` is a descriptor opened before the writes:
     /// `syncfs(2)` reports each write error since then to every descriptor once.
-    pub(crate) fn sync(&self, opened: Option<&OwnedFd>) -> io::Result<()> {
-        match opened {
-            Some(opened) => Ok(rustix::fs::syncfs(opened)?),
-            // syncfs(2) refuses O_PATH descriptors.
-            None => Ok(rustix::fs::syncfs(readable(self.fd())?)?),
+    pub(crate) fn sync(&self, opened: Option<&Directory>) -> io::Result<()> {
+        if let Some(fs) = self.fs() {
+            return fs.sync();
         }
+        // syncfs(2) refuses O_PATH descriptors.
+        let own = if opened.is_none() { Some(self.top().readable()?) } else { None };
+        let opened = opened.or(own.as_ref()).and_then(Directory::fd);
+        opened.map_or(Ok(()), |fd| Ok(rustix::fs::syncfs(fd)?))
     }
 }
 
@@ -223,13 +268,7 @@ impl Tree {
 #[derive(Debug)]
 pub(crate) struct Lookup {
     pub(crate) entry: Entry,
-    pub(crate) stat: Stat,
+    pub(crate) status: Status,
     /// The directory that holds it.
-    pub(crate) directory: OwnedFd,
-}
-
-/// Reopens an `O_PATH` directory for reading and `fsync(2)`.
-pub(crate) fn readable(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(directory, c".", flags, Mode::empty())?)
+    pub(crate) directory: Directory,
 }

@@ -75,6 +75,12 @@ impl Ladder {
             )));
         }
         let endpoint = Endpoint::parse(&options.destination).map_err(Error::usage)?;
+        if endpoint.file_system().is_some() {
+            return Err(Error::usage(format!(
+                "{endpoint} is in a pool: the bottlenecks of a copy to it are not known. Mount it, and name a \
+                 directory there"
+            )));
+        }
         let name = format!("longhaul-diagnose-{}", std::process::id());
         let near = options.source.join(&name);
         fs::create_dir(&near).map_err(|e| Error::failed(format!("cannot make {}: {e}", near.display())))?;

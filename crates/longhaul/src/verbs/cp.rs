@@ -1,6 +1,7 @@
 //! `longhaul cp` and `longhaul sync`.
 
 pub(crate) mod far;
+mod pools;
 mod show;
 
 use crate::arguments::{EngineArgs, parse_bytes, parse_rate, parse_time};
@@ -15,6 +16,7 @@ use longhaul_transfer::wire::{Compare, Counts, Durability, Hash, Options, Placem
 use longhaul_transfer::{
     Concurrency, CopyError, CopySpec, Endpoint, Filter, Key, KnownPaths, Monitor, Settings, Summary, copy,
 };
+use pools::{FileSystems, PoolFsArgs};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -24,6 +26,7 @@ use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Upper bound of --readers and --writers.
@@ -49,9 +52,10 @@ pub(crate) fn raise_descriptors() {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 SRC and DST are paths, HOST:PATH (over ssh, which starts an agent there; data
-uses separate connections, encrypted with a key for this copy), or
-lh://HOST:PORT/PATH (at a running `longhaul agent`). If both are remote, data
-goes directly between them (a third-party copy). In place of a source path,
+uses separate connections, encrypted with a key for this copy),
+lh://HOST:PORT/PATH (at a running `longhaul agent`), or fs:POOL/NAME/PATH (in a
+file system of a pool, which this host reads and writes without a mount). If
+both are remote, data goes directly between them (a third-party copy). In place of a source path,
 `zero:SIZE`, `zero:FILESxSIZE` and
 `dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are synthetic sources, and
 `machine:` is a file with load statistics of the machine. `null:` as DST
@@ -63,7 +67,8 @@ followed. An interrupted copy is resumed when the same command is run again.
 Examples:
   longhaul cp -r results me@dtn2:incoming
   longhaul cp -r results lh://dtn2:7400/incoming
-  longhaul cp -r lh://dtn2:7400/incoming/results .")]
+  longhaul cp -r lh://dtn2:7400/incoming/results .
+  longhaul cp -r results fs:scratch/home/me")]
 pub(crate) struct CpArgs {
     /// Files and directories to copy
     #[arg(required = true, value_name = "SRC")]
@@ -111,9 +116,10 @@ which existing files differ:
   checksum  those of other content (both sides read all files of equal size)
 Files that do not differ get the mode of SRC (with --owner and -X also owners
 and attributes; with checksum also the modification time). SRC and DST are
-directories, HOST:PATH over ssh, or lh://HOST:PORT/PATH at a running `longhaul
-agent`; if both are remote, data goes directly between them. If there is nothing
-to do, the exit status is 0, or 8 with --exit-code.
+directories, HOST:PATH over ssh, lh://HOST:PORT/PATH at a running `longhaul
+agent`, or fs:POOL/NAME/PATH in a file system of a pool; if both are remote, data
+goes directly between them. If there is nothing to do, the exit status is 0, or 8
+with --exit-code.
 
 Example:
   longhaul sync /data/run7 lh://dtn2:7400/run7 --delete")]
@@ -250,6 +256,8 @@ struct Common {
     output: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    pools: PoolFsArgs,
 }
 
 impl Common {
@@ -331,6 +339,7 @@ impl Common {
             silence: self.timeout.max(Duration::from_secs(1)),
             congestion: self.congestion.clone(),
             engine: self.engine.config(),
+            ..Settings::default()
         })
     }
 }
@@ -391,25 +400,40 @@ pub(crate) fn sync(args: SyncArgs, output: Output) -> Outcome {
     }
 }
 
+/// Runs a copy.
 fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result<Summary, Failure> {
-    let settings = args.settings()?;
+    let mut settings = args.settings()?;
     raise_descriptors();
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::failed)?;
     let handle = signals.handle();
+    let monitor = Arc::new(Monitor::new());
+    let (cancels, cancelled) = (Arc::new(AtomicBool::new(false)), Arc::clone(&monitor));
+    let in_order = Arc::clone(&cancels);
     std::thread::spawn(move || {
-        if signals.forever().next().is_some() {
+        for _ in signals.forever() {
+            // File systems end their sessions, so that other hosts need not wait for them. A second signal does
+            // not wait for that.
+            if in_order.swap(false, Ordering::Relaxed) {
+                cancelled.cancel();
+                continue;
+            }
             // Exiting here is safe: an interrupted copy can be resumed.
             let message = "interrupted; the same command resumes the copy";
             output.abort(&Failure::new(Exit::Partly, message));
         }
     });
-    let monitor = Arc::new(Monitor::new());
+    let file_systems = FileSystems::open(spec, &args.pools, args.engine.config())?;
+    settings.file_systems = file_systems.mounted();
+    cancels.store(!file_systems.is_empty(), Ordering::Relaxed);
     let progress = show::Progress::start(Arc::clone(&monitor), output);
     let recording = args.output.as_deref().map(|path| (path, CopyRecording::start()));
     if recording.is_some() {
         super::diagnose::tell_unread_counters(output);
     }
     let result = copy(spec, &settings, &monitor);
+    file_systems.troubles().into_iter().for_each(|trouble| monitor.note(trouble));
+    drop(settings);
+    file_systems.end();
     let document = recording
         .zip(result.as_ref().ok())
         .map(|((path, recording), summary)| (path, recording.document(verb, spec, summary, &monitor)));

@@ -380,8 +380,8 @@ impl FsSession {
             }
             if let Some(content) = &item.content {
                 self.content_is_written(content, Some(put));
-                if let (Some(e), Some(held)) = (content.failed, state.held.get_mut(&item.directory)) {
-                    held.error = Some(e);
+                if let Some(e) = content.failed {
+                    state.lose(item.directory, e);
                 }
             }
         }
@@ -469,7 +469,6 @@ impl FsSession {
     /// Whether all changes of a directory are durable: waits for them, and reports that content was lost.
     pub(crate) fn sync_directory(&self, number: u64) -> Result<(), Errno> {
         self.write_out()?;
-        let mut state = self.leases.lock();
-        state.held.get_mut(&number).and_then(|held| held.error.take()).map_or(Ok(()), Err)
+        self.leases.lock().lost.remove(&number).map_or(Ok(()), Err)
     }
 }

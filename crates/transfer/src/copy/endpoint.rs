@@ -12,6 +12,8 @@ use std::os::unix::ffi::OsStrExt;
 const PORT: u16 = 7400;
 /// URL scheme of a running agent.
 const SCHEME: &[u8] = b"lh://";
+/// What the name of a file system in a pool begins with.
+pub(crate) const MOUNTED: &[u8] = b"fs:";
 
 /// Whether `typed` names a synthetic source or the null destination rather than a path.
 pub(super) fn is_special(typed: &[u8]) -> bool {
@@ -40,11 +42,21 @@ pub enum Endpoint {
         /// Path, relative to the agent's root.
         path: Vec<u8>,
     },
+    /// A path in a file system that the caller has opened: one of [`Settings::file_systems`].
+    ///
+    /// [`Settings::file_systems`]: crate::Settings::file_systems
+    Mounted {
+        /// `POOL/NAME`.
+        name: String,
+        /// Path from its top directory; begins with a slash.
+        path: Vec<u8>,
+    },
 }
 
 impl Endpoint {
-    /// Parses a path, `[USER@]HOST:PATH`, or `lh://HOST[:PORT]/PATH`, with IPv6 addresses
-    /// in brackets. `zero:`, `dataset:` and `null:` are not taken for hosts.
+    /// Parses a path, `[USER@]HOST:PATH`, `lh://HOST[:PORT]/PATH`, with IPv6 addresses
+    /// in brackets, or `fs:POOL/NAME[/PATH]`. `zero:`, `dataset:`, `null:` and `fs:` are not taken for
+    /// hosts.
     ///
     /// # Errors
     /// The text is empty, or malformed.
@@ -55,6 +67,10 @@ impl Endpoint {
         }
         if is_special(bytes) {
             return Ok(Endpoint::Local(bytes.to_vec()));
+        }
+        if let Some(rest) = bytes.strip_prefix(MOUNTED) {
+            return mounted(rest)
+                .ok_or_else(|| format!("'{}' is not of the form fs:POOL/NAME/PATH", show(bytes)));
         }
         let Some(rest) = bytes.strip_prefix(SCHEME) else {
             let slash = bytes.iter().position(|b| *b == b'/').unwrap_or(bytes.len());
@@ -87,17 +103,39 @@ impl Endpoint {
 
     pub(crate) fn path(&self) -> &[u8] {
         match self {
-            Endpoint::Local(path) | Endpoint::Ssh { path, .. } | Endpoint::Agent { path, .. } => path,
+            Endpoint::Local(path)
+            | Endpoint::Ssh { path, .. }
+            | Endpoint::Agent { path, .. }
+            | Endpoint::Mounted { path, .. } => path,
         }
     }
 
     pub(crate) fn server(&self) -> Option<Server> {
         match self {
-            Endpoint::Local(_) => None,
+            Endpoint::Local(_) | Endpoint::Mounted { .. } => None,
             Endpoint::Ssh { host, .. } => Some(Server::Ssh(host.clone())),
             Endpoint::Agent { host, port, .. } => Some(Server::Agent(host.clone(), *port)),
         }
     }
+}
+
+impl Endpoint {
+    /// The name of the file system, `POOL/NAME`, of a path in one that the caller has opened.
+    pub fn file_system(&self) -> Option<&str> {
+        match self {
+            Endpoint::Mounted { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+}
+
+/// Parses `POOL/NAME[/PATH]`.
+fn mounted(text: &[u8]) -> Option<Endpoint> {
+    let mut parts = text.splitn(3, |b| *b == b'/');
+    let mut name = || parts.next().filter(|part| !part.is_empty()).and_then(|part| str::from_utf8(part).ok());
+    let (pool, name) = (name()?, name()?);
+    let path = [b"/", parts.next().unwrap_or_default()].concat();
+    Some(Endpoint::Mounted { name: format!("{pool}/{name}"), path })
 }
 
 /// A remote end of a copy.
@@ -144,6 +182,7 @@ impl fmt::Display for Endpoint {
             Endpoint::Agent { host, port, path } => {
                 write!(f, "lh://{}:{port}/{}", bracketed(host), show(path))
             }
+            Endpoint::Mounted { name, path } => write!(f, "fs:{name}{}", show(path)),
         }
     }
 }
@@ -165,6 +204,8 @@ mod tests {
             "me@[2001:db8::5]:a/b",
             "[::1]:a",
             "a/b",
+            "fs:pool/home/a/b",
+            "fs:pool/home/",
         ] {
             let endpoint = parse(text).expect(text);
             assert_eq!(endpoint.to_string(), text);
@@ -182,6 +223,13 @@ mod tests {
         assert_eq!(parse("lh://[::1]:7000/x"), agent("::1", 7000, "x"));
         assert_eq!(parse("lh://[::1]/x"), agent("::1", PORT, "x"));
         assert_eq!(parse("a/b:c"), Ok(Endpoint::Local(b"a/b:c".to_vec())));
+        let mounted = |name: &str, path: &str| {
+            Ok(Endpoint::Mounted { name: name.into(), path: path.as_bytes().to_vec() })
+        };
+        assert_eq!(parse("fs:pool/home"), mounted("pool/home", "/"));
+        // A path is not a synthetic source, whatever its name is.
+        assert_eq!(parse("fs:pool/home/zero:1k"), mounted("pool/home", "/zero:1k"));
+        assert_eq!(parse("fs:pool/home/a/b/"), mounted("pool/home", "/a/b/"));
         let host =
             |host: &str, path: &str| Ok(Endpoint::Ssh { host: host.into(), path: path.as_bytes().to_vec() });
         assert_eq!(parse("me@dtn:a/b:c"), host("me@dtn", "a/b:c"));
@@ -202,6 +250,10 @@ mod tests {
             "-oProxyCommand=x:y",
             ":x",
             "a b:c",
+            "fs:",
+            "fs:pool",
+            "fs:pool/",
+            "fs:/home/x",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

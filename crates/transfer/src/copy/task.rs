@@ -34,6 +34,8 @@ const MEMORY: usize = 64 << 20;
 /// One copy, run on an engine's thread.
 pub(crate) struct CopyTask {
     pub(crate) request: Request,
+    /// What the paths of sources and destination are resolved in, as far as they are here.
+    pub(crate) roots: (Root, Root),
     pub(crate) settings: Settings,
     pub(crate) monitor: Arc<Monitor>,
     /// The channel through ssh, if there is one.
@@ -53,9 +55,10 @@ impl CopyTask {
     pub(crate) async fn local(&self) -> Result<Summary, CopyError> {
         let request = self.request.clone();
         let readers = self.settings.readers;
+        let (from, to) = self.roots.clone();
         let prepare = move || {
-            let spec = SendSpec::new(&Root::Here, &request, readers)?;
-            Ok::<_, Refusal>((spec, Destination::open(&Root::Here, &request, false, Grant::FileIdentity)?))
+            let spec = SendSpec::new(&from, &request, readers)?;
+            Ok::<_, Refusal>((spec, Destination::open(&to, &request, false, Grant::FileIdentity)?))
         };
         let (mut spec, destination) = longhaul_engine::blocking(prepare).await?;
         let resumed = destination.resumes();
@@ -88,9 +91,9 @@ impl CopyTask {
 
     /// Copies from this machine to an agent.
     pub(crate) async fn push(&self, server: (String, u16)) -> Result<Summary, CopyError> {
-        let (request, readers) = (self.request.clone(), self.settings.readers);
+        let (request, readers, from) = (self.request.clone(), self.settings.readers, self.roots.0.clone());
         // Local errors are found before the agent is contacted.
-        let spec = longhaul_engine::blocking(move || SendSpec::new(&Root::Here, &request, readers)).await?;
+        let spec = longhaul_engine::blocking(move || SendSpec::new(&from, &request, readers)).await?;
         self.send(spec, server).await
     }
 
@@ -124,8 +127,8 @@ impl CopyTask {
     /// Copies from an agent to this machine.
     pub(crate) async fn pull(&self, server: (String, u16)) -> Result<Summary, CopyError> {
         // The destination is created only after the agent has granted the session.
-        let request = self.request.clone();
-        let left = longhaul_engine::blocking(move || Root::Here.interrupted(&request)).await?;
+        let (request, to) = (self.request.clone(), self.roots.1.clone());
+        let left = longhaul_engine::blocking(move || to.interrupted(&request)).await?;
         let mut remote = Request { destination: Vec::new(), ..self.request.clone() };
         remote.options.compare = match (left, remote.options.compare) {
             (Some(true), _) => Compare::Checksum,
@@ -133,9 +136,9 @@ impl CopyTask {
             (_, compare) => compare,
         };
         let mut granted = self.connect(&server, CopyDirection::Pull, remote).await?;
-        let request = self.request.clone();
+        let (request, to) = (self.request.clone(), self.roots.1.clone());
         let destination = match longhaul_engine::blocking(move || {
-            Destination::open(&Root::Here, &request, true, Grant::FileIdentity)
+            Destination::open(&to, &request, true, Grant::FileIdentity)
         })
         .await
         {

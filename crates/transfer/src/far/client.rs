@@ -8,6 +8,7 @@ use crate::copy::{CopyError, Settings, reach};
 use crate::link::{Link, LinkError};
 use crate::monitor::Monitor;
 use crate::session::error::SessionError;
+use crate::tree::root::Root;
 use crate::tune::Concurrency;
 use crate::wire::{CopyDirection, Frame, Malformed, Request};
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
@@ -61,7 +62,8 @@ impl FarDirectory {
         // `opened` reports the result, while the task continues.
         drop(thread.handle().spawn(move || async move {
             // The task owns the channel through ssh, which keeps the agent alive.
-            let task = CopyTask { request: request.clone(), settings, monitor, channel };
+            let roots = (Root::Here, Root::Here);
+            let task = CopyTask { request: request.clone(), roots, settings, monitor, channel };
             let granted = match task.connect(&server, CopyDirection::Mount, request).await {
                 Ok(granted) => granted,
                 Err(e) => return drop(opened.send(Err(e))),

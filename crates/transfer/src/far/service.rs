@@ -31,7 +31,9 @@ impl Exported {
         let tree = root.directory(path)?;
         let opened = tree
             .enter()
-            .and_then(|()| Ok(rustix::io::fcntl_dupfd_cloexec(tree.fd(), 0)?))
+            // An agent's root is a directory of its machine.
+            .and_then(|()| tree.top().fd().ok_or_else(|| Errno::NOTSUP.into()))
+            .and_then(|fd| Ok(rustix::io::fcntl_dupfd_cloexec(fd, 0)?))
             .and_then(|fd| Ok(Directory::new(fd, read_only)?));
         let refused = |e| Refusal::new(RefusalKind::NotAllowed, format_args!("{}: {}", show(path), say(&e)));
         opened.map(|directory| Exported(Arc::new(directory))).map_err(refused)

@@ -95,6 +95,14 @@ impl Destination {
         matches!(self, Destination::Tree(writer) if writer.is_full())
     }
 
+    /// Why nothing more can be written, after a failure.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match self {
+            Destination::Tree(writer) => writer.failure(),
+            Destination::NullSink(_) => None,
+        }
+    }
+
     /// The protocol violation that ends the session, if the sender committed one.
     pub(crate) fn violation(&self) -> Option<Violation> {
         match self {

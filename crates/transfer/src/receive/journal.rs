@@ -13,15 +13,13 @@
 
 use crate::guard::lock;
 use crate::send::read::read_full;
-use crate::tree::{self, Tree};
+use crate::tree::{self, Cursor, File, Inode, Tree};
 use crate::wire::{Digest, Entry};
 use longhaul_engine::LockedFile;
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::fs::{File, TryLockError};
-use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::fs::TryLockError;
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
@@ -77,7 +75,9 @@ pub(crate) type Known = HashMap<FileKey, Vec<(u64, Digest)>>;
 /// The journal of one copy.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    file: Mutex<LockedFile>,
+    /// The file, and where the next record is written.
+    file: Mutex<Cursor<File>>,
+    _lock: LockedFile,
     name: Vec<u8>,
     /// Key of the copy.
     pub(crate) key: u64,
@@ -97,21 +97,36 @@ impl Journal {
     /// Another copy holds it, or it cannot be written.
     pub(crate) fn open(tree: &Tree, key: u64) -> io::Result<Journal> {
         let name = name(key);
+        // Who has a lock that is not the file's own has it before the file.
+        let early = tree.early_lock(&format!("copy-{key:016x}"))?;
+        if let Some(early) = &early {
+            lock_file(early)?;
+        }
         // An empty journal was created just before a crash of the machine.
-        let (file, resumed) = tree::create(tree.fd(), &name, true)?;
-        let mut file = LockedFile::from(file);
-        lock_file(&file)?;
+        let (file, resumed) = tree::create(tree.top(), &name, true)?;
+        let locked = match early {
+            Some(early) => early,
+            None => {
+                let own = file.own_lock()?;
+                lock_file(&own)?;
+                own
+            }
+        };
         // A run that ended meanwhile has unlinked the file that is locked now.
-        if rustix::fs::fstat(&*file)?.st_nlink == 0 {
+        if file.status()?.links == 0 {
+            drop(locked);
             return Journal::open(tree, key);
         }
-        let rebooted = resumed && is_of_another_boot(&file);
+        let header = header(tree);
+        let rebooted = resumed && is_of_another_boot(&file, &header);
+        let mut file = Cursor { file, at: 0 };
         let known = read(&mut file)?;
         if !resumed {
             // The header marks the journal as valid, however early this run ends.
-            file.write_all(&header())?;
+            file.write_all(&header)?;
+            file.file.keep()?;
         }
-        Ok(Journal { file: Mutex::new(file), name, key, known, resumed, rebooted })
+        Ok(Journal { file: Mutex::new(file), _lock: locked, name, key, known, resumed, rebooted })
     }
 
     /// Its file name, which exists in the tree.
@@ -128,7 +143,7 @@ impl Journal {
     /// machine rebooted since.
     pub(crate) fn interrupted(tree: &Tree, key: u64) -> Option<bool> {
         // A RelPath cannot hold a reserved name.
-        tree::open_own(tree, &name(key)).ok().map(|file| is_of_another_boot(&file))
+        tree::open_own(tree, &name(key)).ok().map(|file| is_of_another_boot(&file, &header(tree)))
     }
 
     /// Records a written block.
@@ -145,34 +160,42 @@ impl Journal {
     /// Invalidates the header after a failed flush, so that the next run compares content.
     pub(crate) fn distrust(&self) -> io::Result<()> {
         let file = lock(&self.file);
-        file.write_all_at(&[0; RECORD], 0)
+        file.file.write_all_at(&[0; RECORD], 0)
+    }
+
+    /// The records are found after this process was killed.
+    pub(crate) fn keep(&self) -> io::Result<()> {
+        lock(&self.file).file.keep()
     }
 
     /// Removes the journal of a complete copy.
     pub(crate) fn remove(&self, tree: &Tree) -> io::Result<()> {
-        tree::remove(tree.fd().as_fd(), &self.name)
+        tree::remove(tree.top(), &self.name)
     }
 }
 
-/// The first record, which identifies the present boot of the machine.
-fn header() -> [u8; RECORD] {
+/// The first record, which identifies the present boot of the machine that may lose what is not flushed.
+fn header(tree: &Tree) -> [u8; RECORD] {
     let mut header = [0; RECORD];
     header[..BOOT.len()].copy_from_slice(BOOT);
     // Without a boot id all boots look the same.
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = match tree.outlives_boots() {
+        true => Vec::new(),
+        false => std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
+    };
     header[16..32].copy_from_slice(&xxh3_128(&boot).to_le_bytes());
     header
 }
 
 /// Whether a journal is from an earlier boot of the machine, or has no valid header.
-fn is_of_another_boot(file: &File) -> bool {
+fn is_of_another_boot(file: &File, header: &[u8; RECORD]) -> bool {
     let mut first = [0; RECORD];
-    !read_full(file, &mut first, 0).is_ok_and(|read| read == RECORD && first == header())
+    !read_full(file, &mut first, 0).is_ok_and(|read| read == RECORD && first == *header)
 }
 
 /// Takes the lock; retries, since a run whose peer was killed just now still holds it. A
 /// file system without locks is accepted.
-fn lock_file(file: &File) -> io::Result<()> {
+fn lock_file(file: &LockedFile) -> io::Result<()> {
     let end = Instant::now() + LOCK_TIMEOUT;
     loop {
         match file.try_lock() {
@@ -199,9 +222,9 @@ fn name(key: u64) -> Vec<u8> {
 /// Reads all records, and positions the file behind the last whole one. If most records
 /// are obsolete, compacts the file in place: a crash meanwhile only causes blocks to be
 /// resent.
-fn read(file: &mut File) -> io::Result<Known> {
+fn read(file: &mut Cursor<File>) -> io::Result<Known> {
     let (mut known, mut live, mut records) = (Known::new(), 0, 0);
-    let mut reader = BufReader::with_capacity(READ, &*file);
+    let mut reader = BufReader::with_capacity(READ, Cursor { file: &file.file, at: 0 });
     let mut record = [0; RECORD];
     while read_whole(&mut reader, &mut record)? {
         records += 1;
@@ -216,8 +239,7 @@ fn read(file: &mut File) -> io::Result<Known> {
     drop(reader);
     assert!(live <= KNOWN, "{live} blocks of unfinished files in memory");
     if records > 2 * (live + COMPACT) {
-        file.seek(SeekFrom::Start(RECORD as u64))?;
-        let mut writer = BufWriter::with_capacity(READ, &*file);
+        let mut writer = BufWriter::with_capacity(READ, Cursor { file: &file.file, at: RECORD as u64 });
         for (key, blocks) in &known {
             for (offset, digest) in blocks {
                 writer.write_all(&record_of(*key, *offset, digest))?;
@@ -226,9 +248,9 @@ fn read(file: &mut File) -> io::Result<Known> {
         writer.flush()?;
         drop(writer);
         records = live + 1;
-        file.set_len((records * RECORD) as u64)?;
+        file.file.set_len((records * RECORD) as u64)?;
     }
-    file.seek(SeekFrom::Start((records * RECORD) as u64))?;
+    file.at = (records * RECORD) as u64;
     Ok(known)
 }
 
@@ -276,7 +298,7 @@ mod tests {
         }
         (0..unfinished).for_each(|i| journal.add(2, i * block, &digest).expect("added"));
         journal.complete(1).expect("noted");
-        let size = |journal: &Journal| journal.file.lock().expect("lock").metadata().expect("there").len();
+        let size = |journal: &Journal| journal.file.lock().expect("lock").file.status().expect("there").size;
         assert_eq!(size(&journal), (1 + complete + unfinished + 1) * RECORD as u64);
         drop(journal);
         for more in 0..3 {
@@ -313,7 +335,7 @@ mod tests {
         let journal = open();
         assert!(journal.resumed && !journal.rebooted);
         // The crash came before the header was written.
-        journal.file.lock().expect("lock").set_len(0).expect("cut");
+        journal.file.lock().expect("lock").file.set_len(0).expect("cut");
         drop(journal);
         for _ in 0..2 {
             let journal = open();

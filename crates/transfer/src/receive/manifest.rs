@@ -10,12 +10,10 @@
 //! accept them.
 
 use crate::guard::lock;
-use crate::tree::{self, Tree};
+use crate::tree::{self, Cursor, Directory, File, Tree};
 use crate::wire::{Digest, RelPath};
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
-use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard};
 
 /// The most names that are reported as not listed.
@@ -32,7 +30,7 @@ pub(crate) struct Manifest {
 
 #[derive(Debug)]
 struct ManifestState {
-    file: BufWriter<File>,
+    file: BufWriter<Cursor<File>>,
     left_out: Vec<RelPath>,
 }
 
@@ -56,7 +54,7 @@ impl Manifest {
             None => path,
         };
         let temporary = [crate::wire::RESERVED, format!("manifest-{key:016x}").as_bytes()].concat();
-        let file = BufWriter::new(tree::create(base.fd(), &temporary, false)?.0);
+        let file = BufWriter::new(Cursor { file: tree::create(base.top(), &temporary, false)?.0, at: 0 });
         let state = Mutex::new(ManifestState { file, left_out: Vec::new() });
         Ok(Manifest { path, temporary, state })
     }
@@ -86,15 +84,16 @@ impl Manifest {
 
     /// Renames the manifest from its temporary name in `base` to its name in `directory`;
     /// returns the files that are not listed.
-    pub(crate) fn finish(&self, base: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<Vec<RelPath>> {
+    pub(crate) fn finish(&self, base: &Directory, directory: &Directory) -> io::Result<Vec<RelPath>> {
         let mut state = self.lock();
         state.file.flush()?;
+        state.file.get_ref().file.end(0)?;
         tree::rename_in(base, &self.temporary, directory, self.path.split().1)?;
         Ok(std::mem::take(&mut state.left_out))
     }
 
     /// Removes the temporary file.
-    pub(crate) fn discard(&self, base: BorrowedFd<'_>) {
+    pub(crate) fn discard(&self, base: &Directory) {
         // Best effort: a leftover file has a reserved name and does no harm.
         let _ = tree::remove(base, &self.temporary);
     }

@@ -36,13 +36,14 @@ use super::allow_list::AllowList;
 use super::journal::Journal;
 use super::manifest::Manifest;
 use crate::guard::lock;
+use crate::parallel;
 use crate::send::read::read_full;
 use crate::session::{Incoming, JobResult, Violation, WriteJob};
 use crate::tree::case_folding::{FoldedNames, folds};
 use crate::tree::filter::Filter;
 use crate::tree::root::DestinationRoot;
 use crate::tree::stamps::unkept;
-use crate::tree::{self, MetadataPolicy, Walker};
+use crate::tree::{self, Directory, Inode, MetadataPolicy, Walker};
 use crate::wire::{
     Action, BATCH_ENTRIES, BatchReader, Compare, Content, Counts, Digest, Entry, EntryKind, Hash, Malformed,
     Op, Options, Planned, RelPath, Trouble, Want,
@@ -54,7 +55,6 @@ use destination_tree::DestinationTree;
 use report::{Failure, Outcome, Report, mismatch, write_failure};
 use source_names::SourceNames;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use unfinished::{FinishedFile, UnfinishedFiles, flush_and_drop_cache};
 
@@ -72,6 +72,16 @@ pub(crate) struct WriteSpec {
     pub(crate) allow_list: Option<AllowList>,
     /// Metadata that the sender may not set.
     pub(crate) withheld: Withheld,
+}
+
+/// What an existence query gets for an entry.
+enum QueryAnswer {
+    /// The sender sends it, but for the blocks in this bitmap.
+    Want(Box<[u8]>),
+    /// The destination cannot have it.
+    Unusable(io::Error),
+    /// It is up to date, and its metadata was updated.
+    Same(MetadataUpdate),
 }
 
 /// State that all writer threads of a session share.
@@ -134,13 +144,17 @@ impl Writer {
 
     /// Device and inode of the destination directory.
     pub(crate) fn base(&self) -> Option<(u64, u64)> {
-        let stat = rustix::fs::fstat(self.tree.base.fd()).ok()?;
-        Some((stat.st_dev, stat.st_ino))
+        Some(self.tree.base.top().status().ok()?.identity())
     }
 
     /// Whether a write failed with a full or read-only file system.
     pub(crate) fn is_full(&self) -> bool {
         self.report.is_full()
+    }
+
+    /// Why nothing more can be written, after a failure.
+    pub(crate) fn failure(&self) -> Option<String> {
+        if self.report.is_broken() { self.tree.base.failure() } else { None }
     }
 
     /// Takes the dry-run actions recorded since the last call.
@@ -206,7 +220,7 @@ impl Writer {
     }
 
     fn batch(&self, body: &[u8], walker: &mut Walker) -> JobResult {
-        let (mut counts, mut troubles) = (Counts::default(), Vec::new());
+        let (mut counts, mut troubles, mut parts) = (Counts::default(), Vec::new(), Vec::new());
         for (index, part) in BatchReader::new(body).enumerate() {
             let part = if index < BATCH_ENTRIES { part } else { Err(Malformed::Value("number of entries")) };
             let (mut entry, content, data) = match part {
@@ -224,8 +238,23 @@ impl Writer {
             }
             self.admission.strip_xattrs(&mut entry);
             self.names.add(&entry.path);
+            let width = self.tree.base.width();
+            if width > 1 {
+                parts.push((entry, content, data));
+                continue;
+            }
             let result = self.entry(&entry, &content, data, walker);
             counts.bytes += if result.is_ok() { data.len() as u64 } else { 0 };
+            self.report.count(&entry, result, &mut counts, &mut troubles);
+        }
+        // Where each step may take a round trip, several entries are written at a time. Directories that
+        // other entries are in are made by whichever comes first.
+        let written = parallel::map(self.tree.base.width(), parts, |(entry, content, data)| {
+            let result = self.entry(&entry, &content, data, &mut self.walker());
+            (entry, data.len() as u64, result)
+        });
+        for (entry, len, result) in written {
+            counts.bytes += if result.is_ok() { len } else { 0 };
             self.report.count(&entry, result, &mut counts, &mut troubles);
         }
         JobResult::Batch(counts, troubles)
@@ -293,9 +322,9 @@ impl Writer {
         let parent = path.split().0;
         let directory = self.tree.directory(parent, walker).map_err(write_failure)?;
         let temporary = self.unfinished.temporary(entry);
-        let make = |at: BorrowedFd<'_>| tree::symlink(at, target, &temporary);
+        let make = |at: &Directory| tree::symlink(at, target, &temporary);
         self.tree.make_in(&directory, parent, make).map_err(write_failure)?;
-        let set = tree::set_link_metadata(directory.as_fd(), &temporary, entry, self.tree.policy);
+        let set = tree::set_link_metadata(&directory, &temporary, entry, self.tree.policy);
         let flaw = set.err().map(|e| (Op::Metadata, e));
         let sent = entry.path.clone();
         let link = DeferredFile { path, sent, temporary, digest: None, is_file: false, flaw };
@@ -323,7 +352,7 @@ impl Writer {
         let directory = self.tree.directory(parent, walker).map_err(write_failure)?;
         let temporary = self.unfinished.temporary(entry);
         let filled = self.fill(&directory, parent, &temporary, entry, data);
-        let flaw = filled.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))?;
+        let flaw = filled.inspect_err(|_| drop(tree::remove(&directory, &temporary)))?;
         let (sent, digest) = (entry.path.clone(), Some(digest));
         self.rename_to_final(&directory, DeferredFile { path, sent, temporary, digest, is_file: true, flaw })
     }
@@ -332,13 +361,13 @@ impl Writer {
     /// failure to set metadata.
     fn fill(
         &self,
-        directory: &OwnedFd,
+        directory: &Directory,
         parent: &[u8],
         temporary: &[u8],
         entry: &Entry,
         data: &[u8],
     ) -> Result<Option<Failure>, Failure> {
-        let make = |at: BorrowedFd<'_>| tree::create(at, temporary, false);
+        let make = |at: &Directory| tree::create(at, temporary, false);
         let (file, _) = self.tree.make_in(directory, parent, make).map_err(write_failure)?;
         if entry.sparse {
             file.set_len(data.len() as u64).map_err(write_failure)?;
@@ -371,17 +400,17 @@ impl Writer {
     /// Renames a complete temporary file to its name and adds it to the manifest. If a
     /// non-empty directory has the name, and `--delete` may remove it, the rename is
     /// deferred.
-    fn rename_to_final(&self, directory: &OwnedFd, file: DeferredFile) -> Result<Outcome, Failure> {
-        match tree::rename_to(directory.as_fd(), &file.temporary, file.path.split().1) {
+    fn rename_to_final(&self, directory: &Directory, file: DeferredFile) -> Result<Outcome, Failure> {
+        match tree::rename_to(directory, &file.temporary, file.path.split().1) {
             Err(e) if self.options.delete && tree::is_not_empty(&e) => {
                 lock(&self.deferred)
                     .add_blocked(file)
-                    .inspect_err(|file| drop(tree::remove(directory.as_fd(), &file.temporary)))
+                    .inspect_err(|file| drop(tree::remove(directory, &file.temporary)))
                     .map_err(|_| write_failure(e))?;
                 return Ok(Outcome::Deferred);
             }
             result => result
-                .inspect_err(|_| drop(tree::remove(directory.as_fd(), &file.temporary)))
+                .inspect_err(|_| drop(tree::remove(directory, &file.temporary)))
                 .map_err(write_failure)?,
         }
         if let (true, Some(digest)) = (file.is_file, file.digest) {
@@ -392,7 +421,7 @@ impl Writer {
 
     /// Answers an existence query: the entries that the sender has to send.
     fn answer_query(&self, number: u32, batch: &[u8]) -> JobResult {
-        let (mut wants, mut counts, mut troubles) = (Vec::new(), Counts::default(), Vec::new());
+        let mut asked = Vec::new();
         for (index, part) in BatchReader::new(batch).enumerate() {
             let (true, Ok((mut entry, content, _))) = (index < BATCH_ENTRIES, part) else {
                 self.admission.leave_out();
@@ -403,39 +432,55 @@ impl Writer {
             }
             self.admission.strip_xattrs(&mut entry);
             self.names.add(&entry.path);
-            if self.manifest.is_some()
-                && let Err(e) = self.tree.place(&entry.path)
-            {
-                // Without a usable destination path the content need not be sent.
-                troubles.push(self.report.trouble(&entry.path, &write_failure(e)));
-                continue;
-            }
-            let there = self.comparison.up_to_date(&entry, &content);
-            let there = there
-                .filter(|it| it.entry.kind != EntryKind::File || self.list_same(&entry, &content).is_ok());
-            let update =
-                there.map_or(MetadataUpdate::Resend, |there| self.comparison.update_metadata(&entry, &there));
-            match update {
-                MetadataUpdate::Resend => {
-                    let have = self.unfinished.have(&entry);
+            asked.push((index as u32, entry, content));
+        }
+        let (mut wants, mut counts, mut troubles) = (Vec::new(), Counts::default(), Vec::new());
+        let answers = parallel::map(self.tree.base.width(), asked, |(index, entry, content)| {
+            let answer = self.answer(&entry, &content);
+            (index, entry, answer)
+        });
+        for (index, entry, answer) in answers {
+            match answer {
+                QueryAnswer::Want(have) => {
                     counts.skipped += present(&have, entry.size);
-                    wants.push(Want { index: index as u32, have });
+                    wants.push(Want { index, have });
                     self.report.plan(&entry.path, Action::Send);
                     continue;
                 }
-                MetadataUpdate::Unchanged => {}
-                MetadataUpdate::Changed => {
+                // Without a usable destination path the content need not be sent.
+                QueryAnswer::Unusable(e) => {
+                    troubles.push(self.report.trouble(&entry.path, &write_failure(e)));
+                    continue;
+                }
+                QueryAnswer::Same(MetadataUpdate::Changed) => {
                     counts.metadata += 1;
                     self.report.plan(&entry.path, Action::Metadata);
                 }
-                MetadataUpdate::Failed(e) => {
+                QueryAnswer::Same(MetadataUpdate::Failed(e)) => {
                     troubles.push(self.report.trouble(&entry.path, &(Op::Metadata, e)));
                 }
+                QueryAnswer::Same(MetadataUpdate::Unchanged | MetadataUpdate::Resend) => {}
             }
             counts.same += 1;
             counts.skipped += entry.size;
         }
         JobResult::Query { number, wants, counts, troubles }
+    }
+
+    /// Answers for one entry of an existence query.
+    fn answer(&self, entry: &Entry, content: &Content) -> QueryAnswer {
+        if self.manifest.is_some()
+            && let Err(e) = self.tree.place(&entry.path)
+        {
+            return QueryAnswer::Unusable(e);
+        }
+        let there = self.comparison.up_to_date(entry, content);
+        let there =
+            there.filter(|it| it.entry.kind != EntryKind::File || self.list_same(entry, content).is_ok());
+        match there.map(|there| self.comparison.update_metadata(entry, &there)) {
+            None | Some(MetadataUpdate::Resend) => QueryAnswer::Want(self.unfinished.have(entry)),
+            Some(update) => QueryAnswer::Same(update),
+        }
     }
 
     /// Adds a file that need not be sent to the manifest.

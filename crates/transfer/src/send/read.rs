@@ -15,16 +15,12 @@ use crate::queue::Queue;
 use crate::send::synthetic::Synthetic;
 use crate::session::{Outgoing, SenderItem};
 use crate::tree::scan::{FoundEntry, Origin};
-use crate::tree::{self, say};
+use crate::tree::{self, File, Inode, Status, say};
 use crate::tune::gate::Gate;
 use crate::tune::service::ServiceTimes;
 use crate::wire::{BLOCK, Batch, Content, Entry, EntryKind, Hash, Op, SMALL, Trouble, Xattr};
 use longhaul_engine::{BufMut, BufPool, now};
-use rustix::fs::{SeekFrom, Stat};
-use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -73,7 +69,7 @@ pub(crate) struct LargeFile {
 #[derive(Debug)]
 enum LargeContent {
     /// A file, with its status when it was opened.
-    File(File, Stat),
+    File(File, Status),
     Synthetic(Arc<Synthetic>, usize),
 }
 
@@ -88,9 +84,7 @@ impl LargeContent {
     /// Whether the file may have changed since it was opened.
     fn has_changed(&self) -> bool {
         match self {
-            LargeContent::File(file, before) => {
-                !rustix::fs::fstat(file).is_ok_and(|now| is_same(before, &now))
-            }
+            LargeContent::File(file, before) => !file.status().is_ok_and(|now| is_same(before, &now)),
             LargeContent::Synthetic(..) => false,
         }
     }
@@ -135,7 +129,7 @@ pub(crate) struct ReadStats {
 /// A small file as it was read.
 enum SmallFile {
     Whole(Entry, Content),
-    TooLarge(File, Stat),
+    TooLarge(File, Status),
     Trouble(Op, String),
 }
 
@@ -256,25 +250,25 @@ impl Reader {
             };
             if entry.kind == EntryKind::Directory {
                 let directory = tree.directory(entry.path.as_bytes())?;
-                entry.xattrs = tree::xattrs(tree::readable(directory.as_fd())?.as_fd())?;
+                entry.xattrs = tree::xattrs(&directory.readable()?)?;
                 return Ok(SmallFile::Whole(entry, Content::None));
             }
             let file = tree::open_file(tree, &entry.path)?;
-            for _ in 0..ATTEMPTS {
-                let before = rustix::fs::fstat(&file)?;
-                if before.st_size as u64 > SMALL {
+            for attempt in 0..ATTEMPTS {
+                let before = if attempt == 0 { file.recent_status()? } else { file.status()? };
+                if before.size > SMALL {
                     return Ok(SmallFile::TooLarge(file, before));
                 }
-                data.resize(before.st_size as usize, 0);
+                data.resize(before.size as usize, 0);
                 let len = read_full(&file, data, 0)?;
                 let hides_content = data.is_empty() && read_full(&file, &mut [0], 0)? > 0;
-                if len == data.len() && is_same(&before, &rustix::fs::fstat(&file)?) {
+                if len == data.len() && is_same(&before, &file.status()?) {
                     if hides_content {
                         return Ok(SmallFile::Trouble(Op::Read, HIDES_CONTENT.into()));
                     }
                     entry = tree::entry(&before, EntryKind::File, entry.path);
                     if self.xattrs {
-                        entry.xattrs = tree::xattrs(file.as_fd())?;
+                        entry.xattrs = tree::xattrs(&file)?;
                     }
                     let content = self.inline(data);
                     return Ok(SmallFile::Whole(entry, content));
@@ -304,7 +298,7 @@ impl Reader {
         };
         let service = self.service.begin();
         let opened = tree::open_file(&tree, &found.entry.path)
-            .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)).map_err(Into::into));
+            .and_then(|file| file.recent_status().map(|status| (file, status)));
         self.service.end(service, 1);
         match opened {
             Ok((file, stat)) => self.begin(file, stat, found.entry, have, index),
@@ -316,22 +310,22 @@ impl Reader {
     fn begin(
         &self,
         file: File,
-        stat: Stat,
+        status: Status,
         mut entry: Entry,
         have: Box<[u8]>,
         index: usize,
     ) -> Result<(), SenderGone> {
         // The receiver's blocks are of the version that the query named.
         let known = (entry.size, entry.mtime, entry.ctime);
-        entry = tree::entry(&stat, EntryKind::File, entry.path);
+        entry = tree::entry(&status, EntryKind::File, entry.path);
         let have = if known == (entry.size, entry.mtime, entry.ctime) { have } else { Box::default() };
         if self.xattrs {
-            match tree::xattrs(file.as_fd()) {
+            match tree::xattrs(&file) {
                 Ok(xattrs) => entry.xattrs = xattrs,
                 Err(e) => return self.trouble(&entry, Op::Read, say(&e)),
             }
         }
-        self.share(LargeContent::File(file, stat), entry, have, index)
+        self.share(LargeContent::File(file, status), entry, have, index)
     }
 
     /// Reads a large file together with other threads.
@@ -451,7 +445,7 @@ impl LargeFile {
             if self.outgoing.entry.sparse
                 && let LargeContent::File(file, _) = &self.content
             {
-                match rustix::fs::seek(file, SeekFrom::Data(state.next)) {
+                match file.next_data(state.next) {
                     Ok(data) => state.next = state.next.max(data - data % BLOCK as u64),
                     Err(rustix::io::Errno::NXIO) => state.exhausted = true,
                     // Without SEEK_DATA support, holes are read as zeroes.
@@ -472,8 +466,8 @@ impl LargeFile {
 
 /// Whether a file is unchanged. `ctime` also reveals writes after which `mtime` was set
 /// back.
-fn is_same(before: &Stat, after: &Stat) -> bool {
-    let key = |s: &Stat| (s.st_size, s.st_mtime, s.st_mtime_nsec, s.st_ctime, s.st_ctime_nsec);
+fn is_same(before: &Status, after: &Status) -> bool {
+    let key = |status: &Status| (status.size, status.modified, status.changed);
     key(before) == key(after)
 }
 

@@ -7,11 +7,8 @@
 use super::Tree;
 use crate::guard::lock;
 use crate::wire::RelPath;
-use rustix::fs::AtFlags;
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -48,10 +45,9 @@ pub(crate) fn fold(name: &[u8]) -> Vec<u8> {
 /// Whether a tree's file system folds case: the existing file `name`, which has lower-case
 /// letters, is also found in upper case.
 pub(crate) fn folds(tree: &Tree, name: &[u8]) -> bool {
-    let look =
-        |name: &[u8]| rustix::fs::statat(tree.fd(), OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW);
+    let look = |name: &[u8]| tree.top().look(name);
     match (look(name), look(&name.to_ascii_uppercase())) {
-        (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
+        (Ok(one), Ok(other)) => one.identity() == other.identity(),
         _ => false,
     }
 }

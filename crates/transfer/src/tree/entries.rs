@@ -1,40 +1,43 @@
-//! Entries of existing objects, from `stat(2)` and `readlinkat(2)`.
+//! Entries of existing objects, from their status and the targets of symbolic links.
 
-use super::os;
+use super::{Directory, Status};
 use crate::wire::{Entry, EntryKind, RelPath, SMALL, Time};
-use rustix::fs::{AtFlags, FileType, Stat};
-use rustix::io::Errno;
+use rustix::fs::FileType;
 use std::io;
-use std::os::fd::BorrowedFd;
 
 /// The entry of `name` in a directory, without extended attributes.
-pub(crate) fn entry_at(at: BorrowedFd<'_>, name: &[u8], path: RelPath) -> io::Result<Option<(Entry, Stat)>> {
-    let found = if name.is_empty() {
-        rustix::fs::statat(at, c"", AtFlags::EMPTY_PATH)
-    } else {
-        rustix::fs::statat(at, os(name), AtFlags::SYMLINK_NOFOLLOW)
-    };
-    let stat = match found {
-        Err(Errno::NOENT) => return Ok(None),
+pub(crate) fn entry_at(at: &Directory, name: &[u8], path: RelPath) -> io::Result<Option<(Entry, Status)>> {
+    let status = match at.look(name) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         result => result?,
     };
-    let kind = match FileType::from_raw_mode(stat.st_mode) {
+    entry_of(at, name, path, status, None).map(Some)
+}
+
+/// As [`entry_at`], of an object whose status is known, and of a symbolic link perhaps its target.
+pub(crate) fn entry_of(
+    at: &Directory,
+    name: &[u8],
+    path: RelPath,
+    status: Status,
+    target: Option<Vec<u8>>,
+) -> io::Result<(Entry, Status)> {
+    let kind = match status.kind() {
         FileType::RegularFile => EntryKind::File,
         FileType::Directory => EntryKind::Directory,
         FileType::Symlink => {
-            let target = rustix::fs::readlinkat(at, os(name), Vec::new())?;
-            EntryKind::Symlink(target.as_bytes().into())
+            let target = target.map_or_else(|| at.read_link(name), Ok)?;
+            EntryKind::Symlink(target.into())
         }
         other => return Err(io::Error::new(io::ErrorKind::Unsupported, unsupported(other))),
     };
-    Ok(Some((entry(&stat, kind, path), stat)))
+    Ok((entry(&status, kind, path), status))
 }
 
 /// Whether `name` in a directory is, or links to, something other than a file or
 /// directory.
-pub(crate) fn is_special(at: BorrowedFd<'_>, name: &[u8]) -> bool {
-    let kind =
-        rustix::fs::statat(at, os(name), AtFlags::empty()).map(|stat| FileType::from_raw_mode(stat.st_mode));
+pub(crate) fn is_special(at: &Directory, name: &[u8]) -> bool {
+    let kind = at.look_behind(name).map(|status| status.kind());
     kind.is_ok_and(|kind| !matches!(kind, FileType::RegularFile | FileType::Directory | FileType::Symlink))
 }
 
@@ -47,24 +50,20 @@ fn unsupported(kind: FileType) -> &'static str {
     }
 }
 
-/// An entry from `stat(2)` data.
-pub(crate) fn entry(stat: &Stat, kind: EntryKind, path: RelPath) -> Entry {
-    let size = if kind == EntryKind::File { stat.st_size as u64 } else { 0 };
-    let ctime = match size > SMALL {
-        true => Time { secs: stat.st_ctime, nanos: stat.st_ctime_nsec as u32 },
-        false => Time::default(),
-    };
+/// An entry from the status of an object.
+pub(crate) fn entry(status: &Status, kind: EntryKind, path: RelPath) -> Entry {
+    let size = if kind == EntryKind::File { status.size } else { 0 };
+    let ctime = if size > SMALL { status.changed } else { Time::default() };
     Entry {
         path,
         kind,
-        mode: stat.st_mode & 0o7777,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        mtime: Time { secs: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 },
+        mode: status.mode & 0o7777,
+        uid: status.uid,
+        gid: status.gid,
+        mtime: status.modified,
         ctime,
         size,
-        // Blocks are of 512 bytes, whatever the file system's are (`stat(2)`).
-        sparse: (stat.st_blocks as u64).saturating_mul(512) < size,
+        sparse: status.blocks.saturating_mul(512) < size,
         xattrs: Vec::new(),
     }
 }

@@ -4,14 +4,12 @@
 //! Invariant: a set-user-ID or set-group-ID bit is set only together with the owner that
 //! the policy takes from the source.
 
-use super::stamps::{check_set, timestamps};
-use super::{os, say};
+use super::stamps::check_set;
+use super::{Directory, Inode, NewMetadata, say};
 use crate::wire::{Entry, XATTR_BYTES_MAX, XATTRS_MAX, Xattr, is_carried, show};
-use rustix::fs::{AtFlags, Gid, Mode, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
 
 /// The access control list with the permissions of an object.
 pub(crate) const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
@@ -37,7 +35,7 @@ pub(crate) struct MetadataPolicy {
 ///
 /// # Errors
 /// The first failure.
-pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: MetadataPolicy) -> io::Result<()> {
+pub(crate) fn set_metadata(file: &impl Inode, entry: &Entry, keep: MetadataPolicy) -> io::Result<()> {
     let mut first = Ok(());
     let mut done = |what: &dyn fmt::Display, result: Result<(), Errno>| {
         if let (Err(e), Ok(())) = (result, &first) {
@@ -45,19 +43,35 @@ pub(crate) fn set_metadata(file: BorrowedFd<'_>, entry: &Entry, keep: MetadataPo
         }
         result.is_ok()
     };
-    let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
-    let owner = keep.owner && done(&"the owner", rustix::fs::fchown(file, Some(uid), Some(gid)));
+    let none = NewMetadata::default();
+    // Where each call takes a round trip, the owner is set with the rest. It does not clear mode bits there.
+    let is_far = file.is_far();
+    let new_owner = keep.owner.then_some((entry.uid, entry.gid));
+    let owner = match is_far {
+        true => keep.owner,
+        false => keep.owner && done(&"the owner", file.set(NewMetadata { owner: new_owner, ..none })),
+    };
     let mut mode = safe_mode(entry.mode, MetadataPolicy { owner, ..keep });
     for (name, value) in &entry.xattrs {
-        let set = rustix::fs::fsetxattr(file, os(name), value, XattrFlags::empty());
+        let set = file.set_xattr(name, value);
         if !done(&format_args!("the attribute {}", show(name)), set) && **name == *ACCESS_LIST {
             // With an access list these bits are its mask, not the permissions of the group.
             mode &= !0o070;
         }
     }
-    done(&"the mode", rustix::fs::fchmod(file, Mode::from_raw_mode(mode)));
-    if done(&"the time", rustix::fs::futimens(file, &timestamps(entry.mtime))) {
-        let set = check_set(entry.mtime, || Ok(rustix::fs::fstat(file)?));
+    let (mode, modified) = (Some(mode), Some(entry.mtime));
+    let set = match is_far {
+        true => {
+            let all = NewMetadata { owner: new_owner, mode, modified };
+            done(&"owner, mode and time", file.set(all))
+        }
+        false => {
+            done(&"the mode", file.set(NewMetadata { mode, ..none }));
+            done(&"the time", file.set(NewMetadata { modified, ..none }))
+        }
+    };
+    if set {
+        let set = check_set(entry.mtime, || file.status());
         first = first.and(set);
     }
     first
@@ -71,17 +85,14 @@ fn safe_mode(mode: u32, keep: MetadataPolicy) -> u32 {
 
 /// Sets owner and mtime of a symbolic link.
 pub(crate) fn set_link_metadata(
-    at: BorrowedFd<'_>,
+    at: &Directory,
     name: &[u8],
     entry: &Entry,
     keep: MetadataPolicy,
 ) -> io::Result<()> {
-    if keep.owner {
-        let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
-        rustix::fs::chownat(at, os(name), Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
-    }
-    rustix::fs::utimensat(at, os(name), &timestamps(entry.mtime), AtFlags::SYMLINK_NOFOLLOW)?;
-    check_set(entry.mtime, || Ok(rustix::fs::statat(at, os(name), AtFlags::SYMLINK_NOFOLLOW)?))
+    let owner = keep.owner.then_some((entry.uid, entry.gid));
+    at.set_named(name, NewMetadata { owner, mode: None, modified: Some(entry.mtime) })?;
+    check_set(entry.mtime, || at.look(name))
 }
 
 /// The extended attributes of an open file that a copy carries; empty where the file
@@ -89,7 +100,7 @@ pub(crate) fn set_link_metadata(
 ///
 /// # Errors
 /// They cannot be read, or exceed [`XATTRS_MAX`] or [`XATTR_BYTES_MAX`].
-pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
+pub(crate) fn xattrs(file: &impl Inode) -> io::Result<Vec<Xattr>> {
     let too_many = || {
         let message = format!(
             "too many extended attributes: a copy carries at most {XATTRS_MAX}, of {} KiB in all",
@@ -98,7 +109,7 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
         Err(io::Error::other(message))
     };
     let mut names = vec![0u8; XATTR_BYTES_MAX];
-    let len = match rustix::fs::flistxattr(file, &mut names) {
+    let len = match file.xattr_names(&mut names) {
         Err(Errno::NOTSUP | Errno::BADF) => return Ok(Vec::new()),
         Err(Errno::RANGE | Errno::TOOBIG) => return too_many(),
         result => result?,
@@ -107,7 +118,7 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
     let (mut all, mut bytes) = (Vec::new(), 0);
     for name in names.split(|b| *b == 0).filter(|name| is_carried(name)) {
         let mut value = vec![0u8; XATTR_BYTES_MAX];
-        let len = match rustix::fs::fgetxattr(file, os(name), &mut value) {
+        let len = match file.xattr(name, &mut value) {
             // Removed since it was listed.
             Err(Errno::NODATA) => continue,
             Err(Errno::RANGE | Errno::TOOBIG) => return too_many(),
@@ -125,14 +136,14 @@ pub(crate) fn xattrs(file: BorrowedFd<'_>) -> io::Result<Vec<Xattr>> {
 }
 
 /// The extended attributes of an open file that are compared with those of an entry.
-fn compared(file: BorrowedFd<'_>, keep: MetadataPolicy) -> io::Result<Vec<Xattr>> {
+fn compared(file: &impl Inode, keep: MetadataPolicy) -> io::Result<Vec<Xattr>> {
     let mut there = xattrs(file)?;
     there.retain(|(name, _)| keep.lists || !is_access_list(name));
     Ok(there)
 }
 
 /// Whether an open file's extended attributes differ from those of an entry.
-pub(crate) fn xattrs_differ(file: BorrowedFd<'_>, entry: &Entry, keep: MetadataPolicy) -> io::Result<bool> {
+pub(crate) fn xattrs_differ(file: &impl Inode, entry: &Entry, keep: MetadataPolicy) -> io::Result<bool> {
     let (mut there, mut wanted) = (compared(file, keep)?, entry.xattrs.clone());
     there.sort_unstable();
     wanted.sort_unstable();
@@ -140,10 +151,10 @@ pub(crate) fn xattrs_differ(file: BorrowedFd<'_>, entry: &Entry, keep: MetadataP
 }
 
 /// Removes the extended attributes that an entry does not have.
-pub(crate) fn remove_xattrs(file: BorrowedFd<'_>, entry: &Entry, keep: MetadataPolicy) -> io::Result<()> {
+pub(crate) fn remove_xattrs(file: &impl Inode, entry: &Entry, keep: MetadataPolicy) -> io::Result<()> {
     for (name, _) in compared(file, keep)? {
         if !entry.xattrs.iter().any(|(wanted, _)| *wanted == name) {
-            rustix::fs::fremovexattr(file, os(&name))?;
+            file.remove_xattr(&name)?;
         }
     }
     Ok(())

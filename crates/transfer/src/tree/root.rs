@@ -1,7 +1,8 @@
 //! Resolution of source and destination paths, on either side.
 
 use super::scan::ScanStart;
-use super::{Tree, say};
+use super::{MountedFs, Tree, say};
+use crate::copy::endpoint::MOUNTED;
 use crate::link::noise::fill_random;
 use crate::receive::journal::Journal;
 use crate::receive::null_sink::is_null_sink;
@@ -21,6 +22,8 @@ pub(crate) enum Root {
     Here,
     /// Paths below this directory only, for clients of an agent.
     Beneath(Tree),
+    /// Paths in a mounted file system, for the local user.
+    Mounted(MountedFs),
 }
 
 /// The destination of a copy.
@@ -44,7 +47,7 @@ fn wrong(path: &[u8], e: &io::Error) -> Refusal {
 fn named(base: Tree, name: &[u8]) -> Result<DestinationRoot, Refusal> {
     let path = RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
     // Renaming a file to this name would replace the device for the whole system.
-    if tree::is_special(base.fd(), name) {
+    if tree::is_special(base.top(), name) {
         let message = format_args!("{path} is a device, a named pipe or a socket: nothing is copied to it");
         return Err(Refusal::new(RefusalKind::NotAllowed, message));
     }
@@ -64,6 +67,15 @@ impl Root {
             Root::Here if path.is_empty() => Tree::open(Path::new(".")),
             Root::Here => Tree::open(Path::new(OsStr::from_bytes(path))),
             Root::Beneath(tree) => tree.below(path),
+            Root::Mounted(fs) => Tree::mounted(fs).below(path),
+        }
+    }
+
+    /// Why a path cannot be used.
+    fn wrong(&self, path: &[u8], e: &io::Error) -> Refusal {
+        match self {
+            Root::Here | Root::Beneath(_) => wrong(path, e),
+            Root::Mounted(fs) => wrong(&[MOUNTED, fs.name().as_bytes(), b"/", path].concat(), e),
         }
     }
 
@@ -73,13 +85,14 @@ impl Root {
     /// It does not exist below the root, or is not a directory.
     pub(crate) fn directory(&self, typed: &[u8]) -> Result<Tree, Refusal> {
         let path = self.path(typed)?;
-        self.open(trimmed(&path)).map_err(|e| wrong(trimmed(&path), &e))
+        self.open(trimmed(&path)).map_err(|e| self.wrong(trimmed(&path), &e))
     }
 
     fn make(&self, path: &[u8]) -> io::Result<Tree> {
         match self {
             Root::Here => std::fs::create_dir_all(OsStr::from_bytes(path))?,
             Root::Beneath(tree) => drop(tree.make(path)?),
+            Root::Mounted(fs) => drop(Tree::mounted(fs).make(path)?),
         }
         self.open(path)
     }
@@ -87,7 +100,7 @@ impl Root {
     /// The most files of a data set that this client may request.
     fn dataset_files_max(&self) -> usize {
         match self {
-            Root::Here => usize::MAX,
+            Root::Here | Root::Mounted(_) => usize::MAX,
             Root::Beneath(_) => synthetic::REMOTE_FILES_MAX,
         }
     }
@@ -97,7 +110,7 @@ impl Root {
         Ok(match self {
             Root::Here if path.is_empty() => b".".to_vec(),
             Root::Here => path.to_vec(),
-            Root::Beneath(_) => beneath(path)?.as_bytes().to_vec(),
+            Root::Beneath(_) | Root::Mounted(_) => beneath(path)?.as_bytes().to_vec(),
         })
     }
 
@@ -135,10 +148,10 @@ impl Root {
             {
                 // A file, or nothing: the source takes the name.
                 let (parent, name) = split(path);
-                let base = self.open(parent).map_err(|e| wrong(parent, &e))?;
+                let base = self.open(parent).map_err(|e| self.wrong(parent, &e))?;
                 named(base, name)
             }
-            (Err(e), _) => Err(wrong(path, &e)),
+            (Err(e), _) => Err(self.wrong(path, &e)),
         }
     }
 
@@ -177,23 +190,23 @@ impl Root {
         let path = self.path(typed)?;
         let path = trimmed(&path);
         if contents || means_contents(typed) {
-            let tree = self.open(path).map_err(|e| wrong(path, &e))?;
+            let tree = self.open(path).map_err(|e| self.wrong(path, &e))?;
             return Ok(ScanStart::Tree { tree, path: RelPath::root() });
         }
         let (parent, name) = split(path);
-        let tree = self.open(parent).map_err(|e| wrong(path, &e))?;
+        let tree = self.open(parent).map_err(|e| self.wrong(path, &e))?;
         let name = RelPath::new(name).map_err(|e| Refusal::new(RefusalKind::NotAllowed, e))?;
         match tree.look(&name) {
             // A trailing slash follows the link, as in cp(1) and path_resolution(7).
             Ok(Some(Entry { kind: EntryKind::Symlink(_), .. })) if typed.ends_with(b"/") => {
-                let tree = self.open(path).map_err(|e| wrong(path, &e))?;
+                let tree = self.open(path).map_err(|e| self.wrong(path, &e))?;
                 Ok(ScanStart::Tree { tree: tree.named(name.as_bytes()), path: name })
             }
             Ok(Some(_)) => Ok(ScanStart::Tree { tree, path: name }),
             // The scan reports objects of other kinds, unless filters exclude them.
             Err(e) if e.kind() == io::ErrorKind::Unsupported => Ok(ScanStart::Tree { tree, path: name }),
-            Ok(None) => Err(wrong(path, &io::ErrorKind::NotFound.into())),
-            Err(e) => Err(wrong(path, &e)),
+            Ok(None) => Err(self.wrong(path, &io::ErrorKind::NotFound.into())),
+            Err(e) => Err(self.wrong(path, &e)),
         }
     }
 }

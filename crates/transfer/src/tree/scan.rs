@@ -5,13 +5,13 @@
 //! the directories that wait to be listed and with hard-linked files, not with all files.
 
 use super::filter::Filter;
-use super::{Tree, say};
+use super::{Directory, DirectoryNames, ListedName, Tree, say};
+use crate::parallel;
 use crate::send::synthetic::{self, Synthetic};
 use crate::tree;
 use crate::wire::{Digest, Entry, EntryKind, Hash, NameError, Op, RelPath, Trouble, Xattr};
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 /// The most parent directories of listed files that are remembered so as not to be sent
@@ -59,7 +59,7 @@ impl FoundEntry {
     /// The file cannot be read, or has too many of them.
     pub(crate) fn xattrs(&self) -> io::Result<Vec<Xattr>> {
         match &self.origin {
-            Origin::Tree(tree) => tree::xattrs(tree::open_file(tree, &self.entry.path)?.as_fd()),
+            Origin::Tree(tree) => tree::xattrs(&tree::open_file(tree, &self.entry.path)?),
             Origin::Synthetic(..) => Ok(Vec::new()),
         }
     }
@@ -96,6 +96,23 @@ pub(crate) trait Visitor {
 
     /// Reports an object that cannot be examined; the scan skips it.
     fn trouble(&mut self, trouble: Trouble);
+}
+
+/// A directory whose listing has begun.
+struct Listing {
+    directory: Directory,
+    names: DirectoryNames,
+    /// The first names.
+    some: Vec<ListedName>,
+}
+
+impl Listing {
+    fn begin(tree: &Tree, path: &RelPath) -> io::Result<Listing> {
+        let directory = tree.directory(path.as_bytes())?;
+        let mut names = DirectoryNames::open(&directory)?;
+        let some = names.next_batch()?;
+        Ok(Listing { directory, names, some })
+    }
 }
 
 /// A scan of several sources.
@@ -184,7 +201,8 @@ impl<'a, V: Visitor> Scan<'a, V> {
         let mut directories = Vec::new();
         let first = tree
             .parent(start)
-            .and_then(|(fd, name)| self.visit(tree, fd.as_fd(), name, start.clone(), &mut directories));
+            .map(|(at, name)| (at, ListedName { name: name.to_vec(), listed: None }))
+            .and_then(|(at, name)| self.visit(tree, &at, name, start.clone(), &mut directories));
         match first {
             Ok(true) => {}
             Ok(false) => self.trouble(start, &io::ErrorKind::NotFound.into()),
@@ -193,11 +211,19 @@ impl<'a, V: Visitor> Scan<'a, V> {
         if !self.recursive && !directories.is_empty() {
             return self.trouble(start, &io::Error::other("it is a directory: copy it with -r"));
         }
-        while let Some(path) = directories.pop()
-            && !self.stopped
-        {
-            if let Err(e) = self.list(tree, &path, &mut directories) {
-                self.trouble(&path, &e);
+        while !directories.is_empty() && !self.stopped {
+            // Where a listing takes a round trip, several are begun at a time.
+            let first = directories.len().saturating_sub(tree.width());
+            let some: Vec<RelPath> = directories.drain(first..).rev().collect();
+            let begun = parallel::map(tree.width(), some, |path| {
+                let listing = Listing::begin(tree, &path);
+                (path, listing)
+            });
+            for (path, listing) in begun {
+                let listed = listing.and_then(|listing| self.list(tree, &path, listing, &mut directories));
+                if let Err(e) = listed {
+                    self.trouble(&path, &e);
+                }
             }
         }
     }
@@ -239,37 +265,39 @@ impl<'a, V: Visitor> Scan<'a, V> {
         }
     }
 
-    fn list(&mut self, tree: &Tree, path: &RelPath, directories: &mut Vec<RelPath>) -> io::Result<()> {
-        let directory = tree.directory(path.as_bytes())?;
-        let mut names = tree::DirectoryNames::open(directory.as_fd())?;
-        loop {
-            let some = names.next_batch()?;
-            if some.is_empty() || self.stopped {
-                return Ok(());
-            }
+    fn list(
+        &mut self,
+        tree: &Tree,
+        path: &RelPath,
+        Listing { directory, mut names, mut some }: Listing,
+        directories: &mut Vec<RelPath>,
+    ) -> io::Result<()> {
+        while !some.is_empty() && !self.stopped {
             for name in some {
-                self.name(tree, directory.as_fd(), path, &name, directories);
+                self.name(tree, &directory, path, name, directories);
             }
+            some = names.next_batch()?;
         }
+        Ok(())
     }
 
     /// Examines one name of a directory listing.
     fn name(
         &mut self,
         tree: &Tree,
-        at: BorrowedFd<'_>,
+        at: &Directory,
         path: &RelPath,
-        name: &[u8],
+        name: ListedName,
         directories: &mut Vec<RelPath>,
     ) {
         if self.stopped {
             return;
         }
         // Filters come first: they may exclude an object that cannot be copied.
-        if !self.filter.takes_name(path.as_bytes(), name) {
+        if !self.filter.takes_name(path.as_bytes(), &name.name) {
             return;
         }
-        match path.join(name) {
+        match path.join(&name.name) {
             Ok(path) => {
                 // A file that was deleted since the listing is no failure.
                 if let Err(e) = self.visit(tree, at, name, path.clone(), directories) {
@@ -288,17 +316,21 @@ impl<'a, V: Visitor> Scan<'a, V> {
     fn visit(
         &mut self,
         tree: &Tree,
-        at: BorrowedFd<'_>,
-        name: &[u8],
+        at: &Directory,
+        ListedName { name, listed }: ListedName,
         path: RelPath,
         directories: &mut Vec<RelPath>,
     ) -> io::Result<bool> {
         if !self.filter.takes(&path) {
             return Ok(true);
         }
-        let Some((mut entry, stat)) = tree::entry_at(at, name, path)? else { return Ok(false) };
+        let found = match listed {
+            Some(listed) => Some(tree::entry_of(at, &name, path, listed.status, listed.target)?),
+            None => tree::entry_at(at, &name, path)?,
+        };
+        let Some((mut entry, status)) = found else { return Ok(false) };
         let is_directory = entry.kind == EntryKind::Directory;
-        if is_directory && self.recursive && self.into == Some((stat.st_dev, stat.st_ino)) {
+        if is_directory && self.recursive && self.into == Some(status.identity()) {
             return Err(io::Error::other("the copy goes into it: a directory is not copied into itself"));
         }
         if !self.is_new(&entry) {
@@ -310,8 +342,8 @@ impl<'a, V: Visitor> Scan<'a, V> {
                 return Ok(true);
             }
         }
-        if entry.kind == EntryKind::File && stat.st_nlink > 1 {
-            self.link((stat.st_dev, stat.st_ino), &mut entry);
+        if entry.kind == EntryKind::File && status.links > 1 {
+            self.link(status.identity(), &mut entry);
         }
         self.report(FoundEntry { origin: Origin::Tree(tree.clone()), entry });
         Ok(true)

@@ -10,15 +10,16 @@
 //! - if probing fails, it is assumed to store every time, unless its type is known not to:
 //!   at worst, up-to-date files are resent, and changed ones are never missed.
 
+use super::{Directory, Status};
 use crate::guard::lock;
 use crate::link::noise::fill_random;
 use crate::wire::{RESERVED, Time};
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, Timespec, Timestamps};
+use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Mutex;
 
@@ -116,7 +117,7 @@ impl Stamps {
     fn of_file(file: &OwnedFd) -> io::Result<Stamps> {
         Stamps::found(|time| {
             rustix::fs::futimens(file, &timestamps(time))?;
-            Ok(mtime(&rustix::fs::fstat(file)?))
+            Ok(Status::from(rustix::fs::fstat(file)?).modified)
         })
     }
 
@@ -145,21 +146,16 @@ pub(crate) fn timestamps(mtime: Time) -> Timestamps {
     Timestamps { last_access, last_modification }
 }
 
-/// The mtime of a file.
-pub(crate) fn mtime(stat: &Stat) -> Time {
-    Time { secs: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 }
-}
-
-/// Checks that a time that was just set is stored, up to the coarsest granularity. `stat`
+/// Checks that a time that was just set is stored, up to the coarsest granularity. `status`
 /// is called only for times outside of [`USUAL`].
 ///
 /// # Errors
 /// The stored time differs.
-pub(crate) fn check_set(ours: Time, stat: impl FnOnce() -> io::Result<Stat>) -> io::Result<()> {
+pub(crate) fn check_set(ours: Time, status: impl FnOnce() -> io::Result<Status>) -> io::Result<()> {
     if USUAL.contains(&ours.secs) {
         return Ok(());
     }
-    let there = mtime(&stat()?);
+    let there = status()?.modified;
     if ours.secs.abs_diff(there.secs) <= 2 {
         return Ok(());
     }
@@ -186,14 +182,16 @@ impl FileSystems {
     pub(crate) fn stamps(
         &self,
         device: u64,
-        directory: impl AsFd,
-        base: BorrowedFd<'_>,
+        directory: &Directory,
+        base: &Directory,
         may_name: bool,
     ) -> Stamps {
+        // One that is mounted keeps the times that it is given.
+        let (Some(directory), Some(base)) = (directory.fd(), base.fd()) else { return Stamps::default() };
         let mut known = lock(&self.0);
         *known.entry(device).or_insert_with(|| {
             let in_base = rustix::fs::fstat(base).is_ok_and(|stat| stat.st_dev == device);
-            let directory = if in_base { base } else { directory.as_fd() };
+            let directory = if in_base { base } else { directory };
             let probed = Stamps::probe(directory, may_name);
             probed.unwrap_or_else(|e| {
                 tracing::debug!("cannot probe the timestamps of the destination's file system: {e}");
@@ -206,6 +204,7 @@ impl FileSystems {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
     use std::os::unix::fs::MetadataExt;
 
     fn at(secs: i64, nanos: u32) -> Time {

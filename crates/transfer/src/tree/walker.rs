@@ -2,10 +2,9 @@
 //!
 //! Invariant: at most [`CACHED_DIRECTORIES`] are open at once.
 
-use super::Tree;
+use super::{Directory, Tree};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Directory descriptors that a [`Walker`] caches: entries arrive directory by
@@ -16,7 +15,7 @@ const CACHED_DIRECTORIES: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Walker {
     tree: Tree,
-    known: HashMap<Vec<u8>, Arc<OwnedFd>>,
+    known: HashMap<Vec<u8>, Arc<Directory>>,
 }
 
 impl Walker {
@@ -25,7 +24,7 @@ impl Walker {
     }
 
     /// Opens the directory at `path`, creating it if it is missing.
-    pub(crate) fn make(&mut self, path: &[u8]) -> io::Result<Arc<OwnedFd>> {
+    pub(crate) fn make(&mut self, path: &[u8]) -> io::Result<Arc<Directory>> {
         if let Some(fd) = self.known.get(path) {
             return Ok(Arc::clone(fd));
         }

@@ -96,7 +96,7 @@ impl Hash {
     ///
     /// # Errors
     /// Reading fails.
-    pub(crate) fn of_file(self, file: &std::fs::File) -> std::io::Result<Digest> {
+    pub(crate) fn of_file(self, file: &crate::tree::File) -> std::io::Result<Digest> {
         self.of_pieces(|buf, offset| crate::send::read::read_full(file, buf, offset))
     }
 

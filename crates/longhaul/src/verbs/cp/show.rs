@@ -289,7 +289,7 @@ pub(super) fn summary(
     let path = end.best.map(|best| best * 8.0);
     let share = path.map(|path| rate(end.carried, summary.elapsed) / path.max(1.0));
     // Of a third-party copy only the two agents know the number of streams.
-    let elsewhere = |end: &Endpoint| !matches!(end, Endpoint::Local(_));
+    let elsewhere = |end: &Endpoint| !matches!(end, Endpoint::Local(_) | Endpoint::Mounted { .. });
     let third = elsewhere(&spec.destination) && spec.sources.iter().all(elsewhere);
     let streams = (!third).then_some(summary.streams);
     output.event(&CopySummary {

@@ -7,11 +7,9 @@
 use super::claims::Claims;
 use super::destination_tree::DestinationTree;
 use crate::tree::stamps::Stamps;
-use crate::tree::{self, Lookup};
+use crate::tree::{self, File, Inode, Lookup};
 use crate::wire::{BLOCK, Compare, Content, Entry, EntryKind, Options, RelPath};
-use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// Result of updating the metadata of a file whose content is up to date.
@@ -48,8 +46,8 @@ pub(super) type FileIdentity = (u64, u64, i64, u64);
 /// Identifies a file in its present state; `ctime` is included because inode numbers
 /// are reused.
 pub(super) fn identity(file: &File) -> io::Result<FileIdentity> {
-    let stat = rustix::fs::fstat(file)?;
-    Ok((stat.st_dev, stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as u64))
+    let status = file.status()?;
+    Ok((status.device, status.inode, status.changed.secs, status.changed.nanos.into()))
 }
 
 /// Bytes of a file of `size` bytes that the bitmap `have` marks as present.
@@ -76,10 +74,11 @@ impl Comparison {
 
     /// The object at a destination path, if one exists.
     pub(super) fn look(&self, path: &RelPath) -> io::Result<Option<Existing>> {
-        let Some(Lookup { entry, stat, directory }) = self.tree.base.look_in(path)? else { return Ok(None) };
-        let linked =
-            (entry.kind == EntryKind::File && stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        let stamps = self.tree.stamps(stat.st_dev, &directory);
+        let Some(Lookup { entry, status, directory }) = self.tree.base.look_in(path)? else {
+            return Ok(None);
+        };
+        let linked = (entry.kind == EntryKind::File && status.links > 1).then_some(status.identity());
+        let stamps = self.tree.stamps(status.device, &directory);
         Ok(Some(Existing { entry, linked, stamps }))
     }
 
@@ -147,14 +146,14 @@ impl Comparison {
             Err(_) => return MetadataUpdate::Resend,
         };
         let set = || -> io::Result<bool> {
-            let attributes = self.options.xattrs && tree::xattrs_differ(file.as_fd(), entry, policy)?;
+            let attributes = self.options.xattrs && tree::xattrs_differ(&file, entry, policy)?;
             if !(differs || attributes) || self.options.dry_run {
                 return Ok(differs || attributes);
             }
             if attributes {
-                tree::remove_xattrs(file.as_fd(), entry, policy)?;
+                tree::remove_xattrs(&file, entry, policy)?;
             }
-            tree::set_metadata(file.as_fd(), &Entry { mtime, ..entry.clone() }, policy)?;
+            tree::set_metadata(&file, &Entry { mtime, ..entry.clone() }, policy)?;
             Ok(true)
         };
         match set() {
@@ -200,8 +199,8 @@ impl Comparison {
             }
             EntryKind::Directory if there.kind == EntryKind::Directory => {
                 let same = || -> io::Result<bool> {
-                    let directory = tree::readable(base.directory(path.as_bytes())?.as_fd())?;
-                    Ok(!tree::xattrs_differ(directory.as_fd(), entry, policy)?)
+                    let directory = base.directory(path.as_bytes())?.readable()?;
+                    Ok(!tree::xattrs_differ(&directory, entry, policy)?)
                 };
                 compare == Compare::Exists
                     || time

@@ -7,14 +7,13 @@ use super::destination_tree::DestinationTree;
 use super::report::Report;
 use super::source_names::SourceNames;
 use crate::tree::filter::Filter;
-use crate::tree::{self, say};
+use crate::tree::{self, Directory, ListedName, say};
 use crate::wire::{Action, Counts, EntryKind, NameError, Op, RelPath, Trouble};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 
 /// All names of a directory. They are read before any is removed, since removing entries
 /// during readdir(3) may skip others.
-fn all(directory: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
+fn all(directory: &Directory) -> io::Result<Vec<ListedName>> {
     let (mut names, mut all) = (tree::DirectoryNames::open(directory)?, Vec::new());
     loop {
         let some = names.next_batch()?;
@@ -50,12 +49,12 @@ impl DeleteWalk<'_> {
             Ok(directory) => directory,
             Err(e) => return self.failed(path, &e),
         };
-        let names = match all(directory.as_fd()) {
+        let names = match all(&directory) {
             Ok(names) => names,
             Err(e) => return self.failed(path, &e),
         };
         let mut empty = true;
-        for name in names {
+        for ListedName { name, listed } in names {
             let below = match path.join(&name) {
                 Ok(below) => below,
                 Err(NameError::Reserved(_)) => {
@@ -71,7 +70,12 @@ impl DeleteWalk<'_> {
                 empty = false;
                 continue;
             }
-            let kind = match base.look(&below) {
+            let found = match listed {
+                Some(it) => tree::entry_of(&directory, &name, below.clone(), it.status, it.target)
+                    .map(|(entry, _)| Some(entry)),
+                None => base.look(&below),
+            };
+            let kind = match found {
                 Ok(Some(entry)) => entry.kind,
                 Ok(None) => continue,
                 // Devices and the like are never copied; they are removed like files.
@@ -81,7 +85,7 @@ impl DeleteWalk<'_> {
                     continue;
                 }
             };
-            let removed = self.object(directory.as_fd(), &name, &below, &kind, doomed);
+            let removed = self.object(&directory, &name, &below, &kind, doomed);
             empty &= removed;
         }
         empty
@@ -90,7 +94,7 @@ impl DeleteWalk<'_> {
     /// Removes an object unless the source has it; returns whether it was removed.
     fn object(
         &mut self,
-        at: BorrowedFd<'_>,
+        at: &Directory,
         name: &[u8],
         path: &RelPath,
         kind: &EntryKind,

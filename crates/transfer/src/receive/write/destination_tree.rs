@@ -11,11 +11,9 @@ use crate::guard::lock;
 use crate::tree::case_folding::{FoldedNames, fold};
 use crate::tree::root::DestinationRoot;
 use crate::tree::stamps::{FileSystems, Stamps, USUAL};
-use crate::tree::{self, MetadataPolicy, Tree, Walker};
+use crate::tree::{self, Directory, File, Inode, MetadataPolicy, Tree, Walker};
 use crate::wire::{Compare, Durability, Entry, Op, Options, RelPath, Time};
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -39,7 +37,7 @@ pub(super) struct DestinationTree {
     opened: Mutex<Vec<(Vec<u8>, u32)>>,
     /// The destination directory, opened before the first write so that `syncfs(2)`
     /// reports every write error since.
-    sync_root: Option<OwnedFd>,
+    sync_root: Option<Directory>,
 }
 
 impl DestinationTree {
@@ -50,7 +48,7 @@ impl DestinationTree {
         manifest: Option<RelPath>,
         folded: Option<FoldedNames>,
     ) -> DestinationTree {
-        let sync_root = tree::readable(base.fd()).ok();
+        let sync_root = base.top().readable().ok();
         let (file_systems, opened) = (FileSystems::default(), Mutex::default());
         DestinationTree { base, rename, options, policy, manifest, folded, file_systems, opened, sync_root }
     }
@@ -108,7 +106,7 @@ impl DestinationTree {
     /// Opens a directory, creating it and its parents. Anything else in their place is
     /// removed, because the source has directories there (their entries may arrive
     /// later). Directories without write permission are made writable for the copy.
-    pub(super) fn directory(&self, path: &[u8], walker: &mut Walker) -> io::Result<Arc<OwnedFd>> {
+    pub(super) fn directory(&self, path: &[u8], walker: &mut Walker) -> io::Result<Arc<Directory>> {
         match walker.make(path) {
             // `Compare::Exists` keeps every existing name.
             Err(e) if tree::is_in_the_way(&e) && self.options.compare != Compare::Exists => {
@@ -136,13 +134,13 @@ impl DestinationTree {
         let mut prefixes = std::iter::once(path.len()).chain(slashes).chain([0]).map(|end| &path[..end]);
         let found = prefixes.find_map(|prefix| Some((prefix, self.base.directory(prefix).ok()?)));
         if let Some((prefix, directory)) = found {
-            self.make_writable(directory.as_fd(), prefix);
+            self.make_writable(&directory, prefix);
         }
     }
 
     /// Makes a directory writable for this user until the end of the session; returns
     /// whether its mode changed.
-    pub(super) fn make_writable(&self, directory: BorrowedFd<'_>, path: &[u8]) -> bool {
+    pub(super) fn make_writable(&self, directory: &Directory, path: &[u8]) -> bool {
         let before = tree::make_writable(directory);
         lock(&self.opened).extend(before.map(|mode| (path.to_vec(), mode)));
         before.is_some()
@@ -154,7 +152,7 @@ impl DestinationTree {
         opened.sort_unstable_by(|a, b| b.cmp(a));
         for (path, mode) in opened {
             // A directory that is part of the copy gets its final mode later.
-            let _ = self.base.directory(&path).map(|it| tree::restore_mode(it.as_fd(), mode));
+            let _ = self.base.directory(&path).map(|it| tree::restore_mode(&it, mode));
         }
     }
 
@@ -162,15 +160,15 @@ impl DestinationTree {
     /// `EACCES`.
     pub(super) fn make_in<T>(
         &self,
-        directory: &OwnedFd,
+        directory: &Directory,
         path: &[u8],
-        make: impl Fn(BorrowedFd<'_>) -> io::Result<T>,
+        make: impl Fn(&Directory) -> io::Result<T>,
     ) -> io::Result<T> {
-        match make(directory.as_fd()) {
+        match make(directory) {
             // Retried in any case: another thread may have changed the mode meanwhile.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                self.make_writable(directory.as_fd(), path);
-                make(directory.as_fd())
+                self.make_writable(directory, path);
+                make(directory)
             }
             result => result,
         }
@@ -178,24 +176,25 @@ impl DestinationTree {
 
     /// The timestamps that the file system with the number `device` stores; a directory on
     /// it serves for the probe.
-    pub(super) fn stamps(&self, device: u64, directory: &OwnedFd) -> Stamps {
+    pub(super) fn stamps(&self, device: u64, directory: &Directory) -> Stamps {
         let may_create = !self.options.dry_run;
-        self.file_systems.stamps(device, directory, self.base.fd(), may_create)
+        self.file_systems.stamps(device, directory, self.base.top(), may_create)
     }
 
     /// An mtime as the file system of a directory stores it.
-    pub(super) fn kept(&self, directory: &OwnedFd, time: Time) -> Time {
+    pub(super) fn kept(&self, directory: &Directory, time: Time) -> Time {
         if USUAL.contains(&time.secs) {
             return time;
         }
-        let device = rustix::fs::fstat(directory).map_or(0, |stat| stat.st_dev);
+        let device = directory.status().map_or(0, |status| status.device);
         self.stamps(device, directory).kept(time)
     }
 
     /// Sets the metadata of a complete file, and flushes the file if each is to be durable;
     /// returns a failure to set metadata.
     pub(super) fn set_file_metadata(&self, file: &File, entry: &Entry) -> Result<Option<Failure>, Failure> {
-        let set = tree::set_metadata(file.as_fd(), entry, self.policy);
+        file.end(entry.mode).map_err(write_failure)?;
+        let set = tree::set_metadata(file, entry, self.policy);
         if self.options.durability == Durability::File {
             file.sync_data().map_err(write_failure)?;
         }
@@ -205,7 +204,7 @@ impl DestinationTree {
     /// Sets the metadata of a directory.
     pub(super) fn set_directory_metadata(&self, entry: &Entry) -> io::Result<()> {
         let directory = self.base.directory(entry.path.as_bytes())?;
-        tree::set_metadata(tree::readable(directory.as_fd())?.as_fd(), entry, self.policy)
+        tree::set_metadata(&directory.readable()?, entry, self.policy)
     }
 
     /// Flushes the destination's file system.

@@ -45,11 +45,18 @@ pub(super) struct Report {
     planned: Mutex<Vec<Planned>>,
     /// The file system is full: further writes are pointless.
     full: AtomicBool,
+    /// An operation failed with `EIO`.
+    broken: AtomicBool,
 }
 
 impl Report {
     pub(super) fn new(dry_run: bool) -> Report {
-        Report { dry_run, planned: Mutex::default(), full: AtomicBool::new(false) }
+        Report {
+            dry_run,
+            planned: Mutex::default(),
+            full: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+        }
     }
 
     /// Records an action, in a dry run.
@@ -69,11 +76,19 @@ impl Report {
         self.full.load(Relaxed)
     }
 
+    /// Whether an operation failed with `EIO`, as all of them do after the end of a file system.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Relaxed)
+    }
+
     /// The report of a failure to the sender.
     pub(super) fn trouble(&self, path: &RelPath, (op, e): &Failure) -> Trouble {
         // ENOSPC for an attribute does not mean that the file system is full.
         if *op == Op::Write && is_full(e) {
             self.full.store(true, Relaxed);
+        }
+        if e.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) {
+            self.broken.store(true, Relaxed);
         }
         Trouble { path: path.clone(), op: *op, message: say(e) }
     }

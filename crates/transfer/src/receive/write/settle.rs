@@ -14,14 +14,14 @@ use super::deferred::{Deferred, DeferredFile};
 use super::delete::DeleteWalk;
 use super::report::{Failure, write_failure};
 use crate::guard::lock;
+use crate::parallel;
 use crate::receive::journal::{Journal, unfinished_of};
 use crate::receive::manifest::Manifest;
 use crate::session::JobResult;
-use crate::tree;
+use crate::tree::{self, Directory};
 use crate::wire::{Compare, Counts, Durability, Entry, EntryKind, Hash, Op, RelPath, Trouble};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 
 impl Writer {
     /// Does the deferred work. `whole` says that the sender saw all of the source.
@@ -59,8 +59,13 @@ impl Writer {
             self.sweep(directories.keys());
         }
         self.tree.restore_modes();
-        for entry in directories.values().rev() {
-            if let Err(e) = self.tree.set_directory_metadata(entry) {
+        // Where it may take round trips, several are set at a time: there no mode keeps from what is deeper.
+        let deepest_first = directories.values().rev().collect();
+        let set = parallel::map(self.tree.base.width(), deepest_first, |entry| {
+            (entry, self.tree.set_directory_metadata(entry))
+        });
+        for (entry, result) in set {
+            if let Err(e) = result {
                 troubles.push(self.report.trouble(&entry.path, &(Op::Metadata, e)));
             }
         }
@@ -88,8 +93,8 @@ impl Writer {
     fn rename_deferred(&self, file: &DeferredFile) -> Result<(), Failure> {
         let (parent, name) = file.path.split();
         let directory = self.tree.base.directory(parent).map_err(write_failure)?;
-        tree::rename_to(directory.as_fd(), &file.temporary, name)
-            .inspect_err(|_| drop(tree::remove(directory.as_fd(), &file.temporary)))
+        tree::rename_to(&directory, &file.temporary, name)
+            .inspect_err(|_| drop(tree::remove(&directory, &file.temporary)))
             .map_err(write_failure)?;
         match file.digest {
             Some(digest) if file.is_file => self.list(&file.path, || Ok(digest)),
@@ -121,17 +126,17 @@ impl Writer {
         let old = base.directory(old).map_err(write_failure)?;
         let directory = base.make(parent).map_err(write_failure)?;
         let temporary = self.unfinished.temporary(entry);
-        let make = |at: BorrowedFd<'_>| {
+        let make = |at: &Directory| {
             tree::remove(at, &temporary)?;
-            tree::hard_link(old.as_fd(), from, at, &temporary)
+            tree::hard_link(&old, from, at, &temporary)
         };
         self.tree.make_in(&directory, parent, make).map_err(write_failure)?;
-        tree::rename_to(directory.as_fd(), &temporary, name)
-            .inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))
+        tree::rename_to(&directory, &temporary, name)
+            .inspect_err(|_| drop(tree::remove(&directory, &temporary)))
             .map_err(write_failure)?;
         list()?;
         // rename(2) leaves both names if they already are the same file.
-        tree::remove(directory.as_fd(), &temporary).map_err(write_failure)?;
+        tree::remove(&directory, &temporary).map_err(write_failure)?;
         Ok(true)
     }
 
@@ -146,9 +151,9 @@ impl Writer {
                 ),
                 _ => e,
             })?;
-            self.tree.make_in(&directory, parent, |at| manifest.finish(base.fd(), at))
+            self.tree.make_in(&directory, parent, |at| manifest.finish(base.top(), at))
         };
-        finish().inspect_err(|_| manifest.discard(base.fd()))
+        finish().inspect_err(|_| manifest.discard(base.top()))
     }
 
     /// Removes unfinished files of earlier runs whose source files changed since.
@@ -156,16 +161,16 @@ impl Writer {
         let own = unfinished_of(self.unfinished.key());
         for path in directories.map(RelPath::as_bytes).chain([&b""[..]]) {
             let Ok(directory) = self.tree.base.directory(path) else { continue };
-            let Ok(mut names) = tree::DirectoryNames::open(directory.as_fd()) else { continue };
+            let Ok(mut names) = tree::DirectoryNames::open(&directory) else { continue };
             let mut old = Vec::new();
             while let Ok(some) = names.next_batch()
                 && !some.is_empty()
             {
-                old.extend(some.into_iter().filter(|name| name.starts_with(&own)));
+                old.extend(some.into_iter().map(|it| it.name).filter(|name| name.starts_with(&own)));
             }
             for name in old {
                 // Best effort: a leftover file has a reserved name and does no harm.
-                let _ = tree::remove(directory.as_fd(), &name);
+                let _ = tree::remove(&directory, &name);
             }
         }
     }
@@ -185,6 +190,13 @@ impl Writer {
                 let _ = journal.distrust();
             } else if !self.by_content() || (whole && self.filter.is_empty()) {
                 self.remove_journal(journal, directories.get(&RelPath::root()));
+                // Where names are written behind, that of the journal is gone only then.
+                if durable.is_ok()
+                    && self.tree.base.width() > 1
+                    && self.options.durability != Durability::None
+                {
+                    return self.tree.sync();
+                }
             }
         }
         durable
@@ -195,13 +207,13 @@ impl Writer {
     fn remove_journal(&self, journal: &Journal, root: Option<&Entry>) {
         let (base, mut opened) = (&self.tree.base, None);
         if journal.remove(base).is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied) {
-            opened = tree::make_writable(base.fd());
+            opened = tree::make_writable(base.top());
             let _ = journal.remove(base);
         }
         // Removing it changed the mtime of the directory.
         match (root, opened) {
             (Some(root), _) => drop(self.tree.set_directory_metadata(root)),
-            (None, Some(mode)) => drop(tree::restore_mode(base.fd(), mode)),
+            (None, Some(mode)) => drop(tree::restore_mode(base.top(), mode)),
             (None, None) => {}
         }
     }

@@ -3,11 +3,9 @@
 //! Invariant: of a file without holes every byte is written, zeroes too, so that its
 //! blocks are allocated.
 
+use crate::tree::File;
 use crate::wire::Entry;
-use rustix::fs::FallocateFlags;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 /// Granularity of holes, in bytes: the block size of most file systems.
 const PIECE: usize = 4096;
@@ -30,9 +28,8 @@ pub(super) fn write(file: &File, entry: &Entry, data: &[u8], offset: u64, fresh:
         if !is_hole(run[0]) {
             file.write_all_at(&data[at..at + len], here)?;
         } else if !fresh {
-            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // Where the file system cannot punch holes, zeroes are written.
-            if rustix::fs::fallocate(file, how, here, len as u64).is_err() {
+            if file.punch(here, len as u64).is_err() {
                 file.write_all_at(&data[at..at + len], here)?;
             }
         }
@@ -63,12 +60,13 @@ mod tests {
             let path = dir.path().join(format!("{sparse}{fresh}"));
             // An earlier run may have left any content.
             std::fs::write(&path, if fresh { vec![] } else { vec![9; data.len()] }).expect("written");
-            let file = File::options().write(true).open(&path).expect("opened");
+            let file = std::fs::File::options().write(true).open(&path).expect("opened");
             file.set_len(data.len() as u64).expect("sized");
+            let file = File::from(file);
             write(&file, &Entry { sparse, ..entry.clone() }, &data, 0, fresh).expect("written");
-            file.sync_all().expect("synchronised");
+            file.sync_data().expect("synchronised");
             assert_eq!(std::fs::read(&path).expect("read"), data, "{sparse} {fresh}");
-            let bytes = 512 * file.metadata().expect("there").blocks();
+            let bytes = 512 * std::fs::metadata(&path).expect("there").blocks();
             match sparse {
                 true => assert!(bytes <= 8 * PIECE as u64, "{bytes} bytes, {fresh}"),
                 false => assert!(bytes >= data.len() as u64, "{bytes} bytes"),

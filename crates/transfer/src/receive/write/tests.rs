@@ -356,6 +356,7 @@ fn small_files_are_verified_from_the_device() {
     let mut file =
         File::options().read(true).write(true).create_new(true).open(dir.path().join("x")).expect("x");
     file.write_all(&vec![1; LEN]).expect("written");
+    let file = tree::File::from(file);
     flush_and_drop_cache(&file).expect("synchronised");
     let before = fetched();
     read_full(&file, &mut vec![0; LEN], 0).expect("read");

@@ -15,26 +15,31 @@ use super::destination_tree::DestinationTree;
 use super::report::{Failure, mismatch, write_failure};
 use super::sparse;
 use crate::guard::lock;
+use crate::parallel;
 use crate::receive::journal::{FileKey, Journal, file_key, unfinished};
 use crate::send::read::read_full;
 use crate::session::Incoming;
-use crate::tree::{self, Walker};
+use crate::tree::{self, Directory, File, Inode, Walker};
 use crate::wire::{BLOCK, Digest, Entry, HAVE_MAX, Hash, Op, Options, RelPath};
+use longhaul_engine::now;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// The most blocks of holes in a file that a manifest lists (1 TiB): holes are hashed
 /// as zeroes, and a sender can claim any size without sending a byte.
 const HOLES: u64 = 1 << 20;
 
+/// How often what was written is kept: see [`UnfinishedFiles::keep_some`]. An interruption costs what is sent
+/// within that time.
+const KEEP: Duration = Duration::from_secs(2);
+
 /// A large file that is being written in blocks.
 #[derive(Debug)]
 pub(super) struct Unfinished {
     file: File,
-    pub(super) directory: Arc<OwnedFd>,
+    pub(super) directory: Arc<Directory>,
     pub(super) temporary: Vec<u8>,
     /// Path of the entry below the destination.
     pub(super) path: RelPath,
@@ -88,6 +93,8 @@ pub(super) struct UnfinishedFiles {
     files: Mutex<HashMap<u64, Arc<UnfinishedSlot>>>,
     /// Unfinished files of an earlier run whose blocks the sender skips.
     declared: Mutex<HashMap<FileKey, DeclaredBlocks>>,
+    /// When what was written was kept last: see [`keep_some`](Self::keep_some).
+    kept: Mutex<Instant>,
 }
 
 impl UnfinishedFiles {
@@ -98,8 +105,8 @@ impl UnfinishedFiles {
         lists: bool,
         journal: Option<Arc<Journal>>,
     ) -> UnfinishedFiles {
-        let (files, declared) = (Mutex::default(), Mutex::default());
-        UnfinishedFiles { tree, admission, options, lists, journal, files, declared }
+        let (files, declared, kept) = (Mutex::default(), Mutex::default(), Mutex::new(now()));
+        UnfinishedFiles { tree, admission, options, lists, journal, files, declared, kept }
     }
 
     /// The temporary name of an entry.
@@ -126,7 +133,7 @@ impl UnfinishedFiles {
         let temporary = self.temporary(&file.entry);
         let key = file_key(&file.entry);
         let declared = lock(&self.declared).get(&key).map(|declared| declared.file);
-        let make = |at: BorrowedFd<'_>| tree::create(at, &temporary, declared.is_some());
+        let make = |at: &Directory| tree::create(at, &temporary, declared.is_some());
         let (opened, kept) = self.tree.make_in(&directory, parent, make)?;
         let sized = match declared {
             // The sender skips the declared blocks, so the file cannot be completed without them.
@@ -136,7 +143,7 @@ impl UnfinishedFiles {
             _ => opened.set_len(file.entry.size),
         };
         // No later job knows the temporary file, so it is removed here.
-        sized.inspect_err(|_| drop(tree::remove(directory.as_fd(), &temporary)))?;
+        sized.inspect_err(|_| drop(tree::remove(&directory, &temporary)))?;
         // The blocks of the earlier run are in this file, and were verified.
         let blocks = lock(&self.declared).remove(&key).map(|declared| declared.blocks);
         let digests = Mutex::new(blocks.into_iter().flatten().collect());
@@ -171,9 +178,29 @@ impl UnfinishedFiles {
             lock(&open.digests).insert(offset, *digest);
         }
         match &self.journal {
-            Some(journal) => journal.add(file_key(&file.entry), offset, digest).map_err(write_failure),
-            None => Ok(()),
+            Some(journal) => journal.add(file_key(&file.entry), offset, digest).map_err(write_failure)?,
+            None => return Ok(()),
         }
+        self.keep_some().map_err(write_failure)
+    }
+
+    /// From time to time, makes what was written so far outlive this process, where that takes more than the
+    /// writes: a file system that is reached by calls keeps them in memory.
+    fn keep_some(&self) -> io::Result<()> {
+        let (Some(journal), true) = (&self.journal, self.tree.base.width() > 1) else { return Ok(()) };
+        // One thread does it; the others go on.
+        let Ok(mut kept) = self.kept.try_lock() else { return Ok(()) };
+        if kept.elapsed() < KEEP {
+            return Ok(());
+        }
+        let slots: Vec<_> = lock(&self.files).values().cloned().collect();
+        // One that is being opened has nothing yet.
+        let open = slots.iter().filter_map(|slot| slot.try_lock().ok()?.clone()).collect();
+        let all = parallel::map(self.tree.base.width(), open, |open: Arc<Unfinished>| open.file.keep());
+        all.into_iter().collect::<io::Result<()>>()?;
+        journal.keep()?;
+        *kept = now();
+        Ok(())
     }
 
     /// Sets the metadata of a file whose blocks are all written, and verifies it if the
@@ -226,7 +253,7 @@ impl UnfinishedFiles {
 
     /// Removes the temporary file.
     fn discard(&self, open: &Unfinished) -> io::Result<()> {
-        let remove = |at: BorrowedFd<'_>| tree::remove(at, &open.temporary);
+        let remove = |at: &Directory| tree::remove(at, &open.temporary);
         self.tree.make_in(&open.directory, open.path.split().0, remove)
     }
 
@@ -235,7 +262,7 @@ impl UnfinishedFiles {
     fn verify(&self, open: &Unfinished) -> Result<(), Failure> {
         // A read error is reported as a write failure, not as a mismatch.
         flush_and_drop_cache(&open.file).map_err(write_failure)?;
-        let size = open.file.metadata().map_err(write_failure)?.len();
+        let size = open.file.status().map_err(write_failure)?.size;
         let mut read_back = vec![0; BLOCK];
         for (offset, digest) in lock(&open.digests).iter() {
             let len = size.saturating_sub(*offset).min(BLOCK as u64) as usize;
@@ -260,13 +287,19 @@ impl UnfinishedFiles {
         // Sized by the journal, not by the size that the sender claims.
         let last = known.iter().map(|(offset, _)| offset / BLOCK as u64).max().unwrap_or(0);
         let mut have = vec![0u8; (last / 8 + 1).min(HAVE_MAX as u64) as usize];
-        let (mut data, mut blocks) = (vec![0; BLOCK], Vec::new());
+        let mut blocks = Vec::new();
         let bits = 8 * have.len() as u64;
-        for (offset, digest) in known.iter().filter(|(offset, _)| offset / (BLOCK as u64) < bits) {
+        let claimed = known.iter().filter(|(offset, _)| offset / (BLOCK as u64) < bits).collect();
+        let read = parallel::map(self.tree.base.width(), claimed, |known: &(u64, Digest)| {
+            let (offset, digest) = known;
             let len = entry.size.saturating_sub(*offset).min(BLOCK as u64) as usize;
+            let mut data = vec![0; len];
             let good = offset % BLOCK as u64 == 0
-                && read_full(&file, &mut data[..len], *offset).is_ok_and(|read| read == len)
-                && self.options.hash.of_block(&data[..len], *offset, entry.size) == *digest;
+                && read_full(&file, &mut data, *offset).is_ok_and(|read| read == len)
+                && self.options.hash.of_block(&data, *offset, entry.size) == *digest;
+            (known, good)
+        });
+        for ((offset, digest), good) in read {
             let block = (offset / BLOCK as u64) as usize;
             if let Some(byte) = have.get_mut(block / 8).filter(|_| good) {
                 *byte |= 1 << (block % 8);
@@ -288,6 +321,6 @@ impl UnfinishedFiles {
 /// compared.
 pub(super) fn flush_and_drop_cache(file: &File) -> io::Result<()> {
     file.sync_data()?;
-    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    file.drop_cache();
     Ok(())
 }
