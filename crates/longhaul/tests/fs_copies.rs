@@ -5,6 +5,10 @@
 #[allow(dead_code, unreachable_pub, reason = "a part of it is used")]
 mod dying;
 
+mod common;
+
+use common::site::{ADMIN, Site};
+use common::{finish, signal, text};
 use dying::{Dying, End};
 use longhaul_catalog::{Catalog, FileCatalog};
 use longhaul_poolfs::testing::TestFs;
@@ -432,11 +436,11 @@ fn a_host_that_is_lost_in_the_middle_resumes() {
     let total = large_and_small(&from, 6);
     // Others need not wait for longer than that for what the lost host had.
     let options = FsOptions { ttl: Duration::from_secs(1), ..TestFs::leased() };
-    let copied = CopySpec { rate: 16 << 20, ..spec(at(&from), end("fs:p/f/t")) };
-    for part in 1..4 {
+    let copied = CopySpec { rate: 20 << 20, ..spec(at(&from), end("fs:p/f/t")) };
+    for bytes in [30 << 20, 12 << 20] {
         let files = bed.open(&options);
         let monitor = Arc::new(Monitor::new());
-        let cancels = cancel_at(&monitor, part * 12 << 20);
+        let cancels = cancel_at(&monitor, bytes);
         let (result, _) = run_watched(&copied, vec![bed.mounted("p/f", &files)], &monitor);
         cancels.join().expect("ended");
         assert!(matches!(result, Err(CopyError::Cancelled)), "{result:?}");
@@ -547,7 +551,7 @@ fn without_the_catalog_a_copy_ends_and_is_resumed_with_it() {
     let is_told = result.is_err() || result.as_ref().is_ok_and(|it| it.counts.failed > 0);
     assert!(is_told && !troubles.is_empty(), "{result:?} {troubles:?}");
     alone(files).lose();
-    let files = bed.open(&options);
+    let files = bed.leased();
     done(&CopySpec { rate: 0, ..limited }, vec![bed.mounted("p/f", &files)]);
     done(&spec(end("fs:p/f/t"), at(&bed.path("back"))), vec![bed.mounted("p/f", &files)]);
     assert_same(&from, &bed.path("back"));
@@ -623,4 +627,107 @@ fn two_runs_of_one_copy_exclude_each_other() {
         monitor.cancel();
         first.join().expect("ended").expect_err("cancelled");
     });
+}
+
+/// The program, over targets that run as programs.
+mod program {
+    use super::*;
+    use serde_json::json;
+    use std::process::Command;
+
+    fn site() -> Site {
+        let site = Site::new(4);
+        site.create();
+        site.last(&["fs", "create", "p/f", "--size", "96MiB", "--layout", "parity"]);
+        site
+    }
+
+    fn command(site: &Site, args: &[&str]) -> Command {
+        let mut command = common::command(&[args, &["--json", "--hostnqn", ADMIN]].concat());
+        command.env("XDG_STATE_HOME", site.path("host")).env("XDG_RUNTIME_DIR", site.path("host"));
+        command
+    }
+
+    #[test]
+    fn trees_go_there_and_back_and_through_agents() {
+        let site = site();
+        let (from, back) = (site.path("from"), site.path("back"));
+        random_tree(&from, 3);
+        let from_dot = format!("{}/.", text(&from));
+        let owner = rustix::process::geteuid().is_root();
+        let kept: &[&str] = if owner { &["-X", "--owner"] } else { &["-X"] };
+        let cp = |from: &str, to: &str| site.last(&[&["cp", "-r", from, to], kept].concat());
+        let done = cp(&from_dot, "fs:p/f/tree");
+        assert_eq!((&done["event"], &done["failed"]), (&json!("summary"), &json!(0)));
+        // To an agent and from one.
+        let root = site.path("root");
+        fs::create_dir(&root).expect("made");
+        let (_agent, uri) = common::agent(&root, &[]);
+        let plain = |from: &str, to: &str| site.last(&["cp", "-r", from, to]);
+        plain("fs:p/f/tree/.", &format!("{uri}pushed"));
+        plain(&format!("{uri}pushed/."), "fs:p/f/pulled");
+        cp("fs:p/f/tree/.", text(&back));
+        assert_same(&from, &back);
+        let bare = site.path("bare");
+        plain("fs:p/f/pulled/.", text(&bare));
+        let content = |dir: &Path| -> BTreeMap<PathBuf, (Vec<u8>, (i64, i64))> {
+            look(dir).into_iter().map(|(name, seen)| (name, (seen.content, seen.modified))).collect()
+        };
+        assert!(content(&from) == content(&bare), "what agents carry");
+        let same = site.run(&[&["sync", text(&from), "fs:p/f/tree", "--exit-code"], kept].concat());
+        assert_eq!(same.code, Some(8), "{same:?}");
+        assert_eq!(site.last(&["fs", "check", "p/f"])["problems"], 0);
+        assert_eq!(site.last(&["fs", "status", "p/f"])["mounts"], json!([]), "the sessions have ended");
+    }
+
+    #[test]
+    fn what_cannot_be_copied_says_why() {
+        let site = site();
+        fs::write(site.path("file"), b"content").expect("written");
+        let file = site.path("file");
+        let missing = site.refused(1, &["cp", "fs:p/f/missing", text(&site.path("x"))]);
+        assert!(missing.contains("fs:p/f/missing: No such file or directory"), "{missing}");
+        assert!(!site.path("x").exists());
+        assert!(site.refused(2, &["cp", text(&file), "fs:p"]).contains("fs:POOL/NAME/PATH"));
+        site.refused(1, &["cp", text(&file), "fs:p/other/x"]);
+        // A host that the file system is not for.
+        let stranger = "nqn.2014-08.org.example:stranger";
+        let ran = site.run_as("host", &["--json", "cp", text(&file), "fs:p/f/x", "--hostnqn", stranger]);
+        assert!(ran.code.is_some_and(|code| code != 0) && !ran.stderr.is_empty(), "{ran:?}");
+        let seen = site.last(&["cp", text(&file), "fs:p/f/x"]);
+        assert_eq!(seen["files"], 1);
+    }
+
+    #[test]
+    fn a_killed_copy_is_resumed_and_a_signalled_one_leaves_at_once() {
+        let site = site();
+        let from = site.path("from");
+        let total = large_and_small(&from, 3);
+        let args = ["cp", "-r", text(&from), "fs:p/f/t", "--bwlimit", "60Mbit"];
+        let begin = || {
+            let child = command(&site, &args).spawn().expect("started");
+            // Until content is there.
+            let progress = |status: &serde_json::Value| status["size"] != status["free"];
+            common::until("content is written", || progress(&site.last(&["fs", "status", "p/f"])));
+            std::thread::sleep(Duration::from_secs(4));
+            child
+        };
+        let interrupted = begin();
+        signal(&interrupted, "INT");
+        let ran = finish(interrupted);
+        assert_eq!(ran.code, Some(3), "{ran:?}");
+        assert!(ran.stderr.contains("resumes"), "{ran:?}");
+        assert_eq!(site.last(&["fs", "status", "p/f"])["mounts"], json!([]), "its session has ended");
+        let killed = begin();
+        signal(&killed, "KILL");
+        finish(killed);
+        let ran = finish(command(&site, &args[..4]).spawn().expect("started"));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let summary = ran.events().pop().expect("a summary");
+        // Another command with the same ends: the rate is none of them.
+        assert_eq!(summary["resumed"], true, "{summary}");
+        assert!(summary["bytes"].as_u64().expect("bytes") < total, "{summary}");
+        site.last(&["cp", "-r", "fs:p/f/t", text(&site.path("back"))]);
+        assert_same(&from, &site.path("back"));
+    }
 }

@@ -38,6 +38,7 @@ pub(crate) use objects::{
 };
 pub(crate) use walker::Walker;
 
+use crate::parallel::{Helpers, NO_HELPERS};
 use crate::wire::{Entry, RelPath};
 use longhaul_engine::LockedFile;
 use objects::remove_for_directory;
@@ -125,9 +126,14 @@ impl Tree {
         self.fs().and_then(MountedFs::failure)
     }
 
-    /// Steps for many objects that are to be made at a time.
-    pub(crate) fn width(&self) -> usize {
-        self.fs().map_or(1, |_| mounted::WIDTH)
+    /// Threads for steps of many objects, where each step may take round trips.
+    pub(crate) fn helpers(&self) -> &Helpers {
+        self.fs().map_or(&NO_HELPERS, MountedFs::helpers)
+    }
+
+    /// Whether each step may take round trips, and what was written may be in memory of this process yet.
+    pub(crate) fn is_far(&self) -> bool {
+        self.fs().is_some()
     }
 
     /// Whether files keep their content if this machine crashes: names and content appear in the order in

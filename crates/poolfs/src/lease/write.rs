@@ -30,9 +30,12 @@ const BYTES: usize = 512 << 10;
 const OBJECT: usize = 500;
 /// Content that is written with one transaction, in bytes.
 const CONTENT: usize = 16 << 20;
-/// Inodes of one transaction whose records others may change, and which it therefore expects: directories that
-/// they know, and files whose content they move.
-const SHARED: usize = 64;
+/// Records of one transaction that others may change, and which it therefore expects: directories that they know,
+/// and files whose content they move. With its session and its settings below half of what etcd takes, since
+/// changes are in transactions within the transaction, and etcd adds up what is at each depth.
+const SHARED: usize = 56;
+/// Records of a known file that gets content: its inode, and the parts of its map that the content is in.
+const SHARED_MAP: usize = 3;
 /// Unit of a stripe of small files: all of it is read to read one of them.
 const PACKED_UNIT: u64 = 64 << 10;
 
@@ -67,7 +70,7 @@ struct Taken {
     /// Of the new ones, their records with what they count afterwards; of others, when they were changed.
     new: BTreeMap<u64, InodeRecord>,
     shared: BTreeMap<u64, Time>,
-    /// Files that are in the catalog already.
+    /// Records of files that are in the catalog already.
     known: usize,
     upto: u64,
     bytes: usize,
@@ -193,7 +196,9 @@ impl FsSession {
                 Some(held) => held.record.clone(),
                 None => object.record.clone(),
             };
-            taken.known += usize::from(!is_first && !record.is_directory());
+            if !is_first && !record.is_directory() {
+                taken.known += if content.is_some() { SHARED_MAP } else { 1 };
+            }
             let link = i64::from(record.is_directory());
             taken.bytes +=
                 OBJECT + 2 * name.1.len() + content.as_ref().map_or(0, |c| 100 * c.batch.runs.iter().count());

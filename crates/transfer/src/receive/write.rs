@@ -36,7 +36,6 @@ use super::allow_list::AllowList;
 use super::journal::Journal;
 use super::manifest::Manifest;
 use crate::guard::lock;
-use crate::parallel;
 use crate::send::read::read_full;
 use crate::session::{Incoming, JobResult, Violation, WriteJob};
 use crate::tree::case_folding::{FoldedNames, folds};
@@ -238,8 +237,7 @@ impl Writer {
             }
             self.admission.strip_xattrs(&mut entry);
             self.names.add(&entry.path);
-            let width = self.tree.base.width();
-            if width > 1 {
+            if self.tree.base.is_far() {
                 parts.push((entry, content, data));
                 continue;
             }
@@ -249,7 +247,7 @@ impl Writer {
         }
         // Where each step may take a round trip, several entries are written at a time. Directories that
         // other entries are in are made by whichever comes first.
-        let written = parallel::map(self.tree.base.width(), parts, |(entry, content, data)| {
+        let written = self.tree.base.helpers().map(parts, |(entry, content, data)| {
             let result = self.entry(&entry, &content, data, &mut self.walker());
             (entry, data.len() as u64, result)
         });
@@ -435,7 +433,7 @@ impl Writer {
             asked.push((index as u32, entry, content));
         }
         let (mut wants, mut counts, mut troubles) = (Vec::new(), Counts::default(), Vec::new());
-        let answers = parallel::map(self.tree.base.width(), asked, |(index, entry, content)| {
+        let answers = self.tree.base.helpers().map(asked, |(index, entry, content)| {
             let answer = self.answer(&entry, &content);
             (index, entry, answer)
         });

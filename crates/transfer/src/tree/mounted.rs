@@ -11,6 +11,7 @@
 
 use super::object::{Inode, NewMetadata, Status};
 use crate::guard::lock;
+use crate::parallel::Helpers;
 use crate::wire::Time;
 use longhaul_engine::{Buf, LockedFile};
 use longhaul_fs::{
@@ -19,18 +20,18 @@ use longhaul_fs::{
 };
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Names that are remembered: some hundred bytes each.
 const NAMES: usize = 64 << 10;
-/// Steps for many objects that are under way at a time.
-pub(super) const WIDTH: usize = 32;
+/// Threads that help with steps for many objects.
+const HELPERS: usize = 48;
 /// Room is short below this many free bytes, or a sixteenth of the file system: more than what a session
 /// has written and not made durable.
 const RESERVE: u64 = 256 << 20;
@@ -57,6 +58,20 @@ struct Mounted {
     /// Directories in which files were made.
     touched: Mutex<BTreeMap<Node, Arc<MountedNode>>>,
     room: Mutex<Option<Room>>,
+    helpers: Helpers,
+    /// Names of directories that are being made.
+    making: Mutex<HashSet<(Node, Vec<u8>)>>,
+    made: Condvar,
+}
+
+/// A name of a directory that this thread makes.
+struct Making<'m>(&'m Mounted, (Node, Vec<u8>));
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.making).remove(&self.1);
+        self.0.made.notify_all();
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -115,12 +130,20 @@ impl MountedFs {
             names: Mutex::default(),
             touched: Mutex::default(),
             room: Mutex::default(),
+            helpers: Helpers::new(HELPERS),
+            making: Mutex::default(),
+            made: Condvar::new(),
         }))
     }
 
     /// As endpoints name it: `POOL/NAME`.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Threads for steps of many objects.
+    pub(super) fn helpers(&self) -> &Helpers {
+        &self.0.helpers
     }
 
     /// Why it cannot be used any more.
@@ -159,6 +182,19 @@ impl MountedFs {
             }
         }
         Ok(first?)
+    }
+
+    /// Waits while another thread makes a directory of this name; `None` if it has done so.
+    fn begin_to_make(&self, key: (Node, Vec<u8>)) -> Option<Making<'_>> {
+        let mut making = lock(&self.0.making);
+        while making.contains(&key) {
+            making = self.0.made.wait(making).unwrap_or_else(PoisonError::into_inner);
+        }
+        if self.remembered(key.0, &key.1).is_some_and(|(_, found)| is_directory(&found).is_ok()) {
+            return None;
+        }
+        making.insert(key.clone());
+        Some(Making(&self.0, key))
     }
 
     fn wait(&self, call: Call) -> Result<Reply, Errno> {
@@ -337,7 +373,12 @@ impl MountedDirectory {
         Ok(MountedDirectory { fs: self.fs.clone(), node })
     }
 
+    /// Makes a directory. Many threads want the same ones at the same time, which the file system would let
+    /// in one after the other, at some round trips each: those that come later find what the first one made.
     pub(super) fn make_directory(&self, name: &[u8], mode: u32) -> Result<(), Errno> {
+        let Some(_making) = self.fs.begin_to_make((self.number(), name.to_vec())) else {
+            return Err(Errno::EXIST);
+        };
         let call = Call::MakeDirectory { parent: self.number(), name: name.to_vec(), mode };
         match self.fs.wait(call)? {
             Reply::Entry(attributes) => {
@@ -529,7 +570,7 @@ impl MountedListing {
             }
         }
         // Targets are asked for together.
-        let entries = crate::parallel::map(WIDTH, entries, |entry| {
+        let entries = fs.helpers().map(entries, |entry| {
             let target = match entry.attributes.kind() {
                 FileKind::Symlink => link_target(fs, entry.attributes.node).ok(),
                 _ => None,

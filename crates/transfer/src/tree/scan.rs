@@ -6,7 +6,6 @@
 
 use super::filter::Filter;
 use super::{Directory, DirectoryNames, ListedName, Tree, say};
-use crate::parallel;
 use crate::send::synthetic::{self, Synthetic};
 use crate::tree;
 use crate::wire::{Digest, Entry, EntryKind, Hash, NameError, Op, RelPath, Trouble, Xattr};
@@ -21,6 +20,9 @@ const PARENTS: usize = 1 << 20;
 /// The most names remembered to detect equal names in several sources (528 MiB). Beyond
 /// them, the last object of a name overwrites the others.
 const NAMES: usize = 14 << 20;
+
+/// Directories of a file system that is far away whose listings are begun at a time.
+const LISTED: usize = 32;
 
 /// Source number of directories, which sources may share; sources count from 1.
 const DIRECTORY: usize = 0;
@@ -213,9 +215,9 @@ impl<'a, V: Visitor> Scan<'a, V> {
         }
         while !directories.is_empty() && !self.stopped {
             // Where a listing takes a round trip, several are begun at a time.
-            let first = directories.len().saturating_sub(tree.width());
+            let first = directories.len().saturating_sub(if tree.is_far() { LISTED } else { 1 });
             let some: Vec<RelPath> = directories.drain(first..).rev().collect();
-            let begun = parallel::map(tree.width(), some, |path| {
+            let begun = tree.helpers().map(some, |path| {
                 let listing = Listing::begin(tree, &path);
                 (path, listing)
             });

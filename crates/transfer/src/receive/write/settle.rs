@@ -14,7 +14,6 @@ use super::deferred::{Deferred, DeferredFile};
 use super::delete::DeleteWalk;
 use super::report::{Failure, write_failure};
 use crate::guard::lock;
-use crate::parallel;
 use crate::receive::journal::{Journal, unfinished_of};
 use crate::receive::manifest::Manifest;
 use crate::session::JobResult;
@@ -61,9 +60,11 @@ impl Writer {
         self.tree.restore_modes();
         // Where it may take round trips, several are set at a time: there no mode keeps from what is deeper.
         let deepest_first = directories.values().rev().collect();
-        let set = parallel::map(self.tree.base.width(), deepest_first, |entry| {
-            (entry, self.tree.set_directory_metadata(entry))
-        });
+        let set = self
+            .tree
+            .base
+            .helpers()
+            .map(deepest_first, |entry| (entry, self.tree.set_directory_metadata(entry)));
         for (entry, result) in set {
             if let Err(e) = result {
                 troubles.push(self.report.trouble(&entry.path, &(Op::Metadata, e)));
@@ -191,10 +192,7 @@ impl Writer {
             } else if !self.by_content() || (whole && self.filter.is_empty()) {
                 self.remove_journal(journal, directories.get(&RelPath::root()));
                 // Where names are written behind, that of the journal is gone only then.
-                if durable.is_ok()
-                    && self.tree.base.width() > 1
-                    && self.options.durability != Durability::None
-                {
+                if durable.is_ok() && self.tree.base.is_far() && self.options.durability != Durability::None {
                     return self.tree.sync();
                 }
             }

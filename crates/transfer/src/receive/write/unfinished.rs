@@ -15,7 +15,6 @@ use super::destination_tree::DestinationTree;
 use super::report::{Failure, mismatch, write_failure};
 use super::sparse;
 use crate::guard::lock;
-use crate::parallel;
 use crate::receive::journal::{FileKey, Journal, file_key, unfinished};
 use crate::send::read::read_full;
 use crate::session::Incoming;
@@ -187,7 +186,7 @@ impl UnfinishedFiles {
     /// From time to time, makes what was written so far outlive this process, where that takes more than the
     /// writes: a file system that is reached by calls keeps them in memory.
     fn keep_some(&self) -> io::Result<()> {
-        let (Some(journal), true) = (&self.journal, self.tree.base.width() > 1) else { return Ok(()) };
+        let (Some(journal), true) = (&self.journal, self.tree.base.is_far()) else { return Ok(()) };
         // One thread does it; the others go on.
         let Ok(mut kept) = self.kept.try_lock() else { return Ok(()) };
         if kept.elapsed() < KEEP {
@@ -196,7 +195,7 @@ impl UnfinishedFiles {
         let slots: Vec<_> = lock(&self.files).values().cloned().collect();
         // One that is being opened has nothing yet.
         let open = slots.iter().filter_map(|slot| slot.try_lock().ok()?.clone()).collect();
-        let all = parallel::map(self.tree.base.width(), open, |open: Arc<Unfinished>| open.file.keep());
+        let all = self.tree.base.helpers().map(open, |open: Arc<Unfinished>| open.file.keep());
         all.into_iter().collect::<io::Result<()>>()?;
         journal.keep()?;
         *kept = now();
@@ -290,7 +289,7 @@ impl UnfinishedFiles {
         let mut blocks = Vec::new();
         let bits = 8 * have.len() as u64;
         let claimed = known.iter().filter(|(offset, _)| offset / (BLOCK as u64) < bits).collect();
-        let read = parallel::map(self.tree.base.width(), claimed, |known: &(u64, Digest)| {
+        let read = self.tree.base.helpers().map(claimed, |known: &(u64, Digest)| {
             let (offset, digest) = known;
             let len = entry.size.saturating_sub(*offset).min(BLOCK as u64) as usize;
             let mut data = vec![0; len];
