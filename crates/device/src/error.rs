@@ -44,18 +44,54 @@ impl ErrorKind {
     }
 }
 
+/// What programs may want to tell apart among errors of one [`ErrorKind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The name is taken.
+    Exists,
+    /// There is no volume or file system of this name.
+    NotFound,
+    /// The targets have no room, or too few of them have, or a limit of the pool would be exceeded.
+    NoSpace,
+    /// A process, a host or another command uses it or changes it at this moment.
+    InUse,
+    /// The device has no file system: its first and last bytes are zeroes.
+    Empty,
+}
+
+impl Reason {
+    /// Its name, as events have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::Exists => "exists",
+            Reason::NotFound => "not-found",
+            Reason::NoSpace => "no-space",
+            Reason::InUse => "in-use",
+            Reason::Empty => "empty",
+        }
+    }
+
+    /// The reason with this name; `None` for an unknown one.
+    pub fn of(name: &str) -> Option<Reason> {
+        let all = [Reason::Exists, Reason::NotFound, Reason::NoSpace, Reason::InUse, Reason::Empty];
+        all.into_iter().find(|reason| reason.name() == name)
+    }
+}
+
 /// Why a device cannot be opened, found or managed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
     kind: ErrorKind,
     message: String,
+    reason: Option<Reason>,
 }
 
 impl Error {
     /// An error with this message: what was attempted, on what, what happened, what to do.
     pub fn new(kind: ErrorKind, message: impl fmt::Display) -> Error {
-        Error { kind, message: message.to_string() }
+        Error { kind, message: message.to_string(), reason: None }
     }
 
     pub(crate) fn invalid(message: impl fmt::Display) -> Error {
@@ -64,6 +100,17 @@ impl Error {
 
     pub(crate) fn failed(message: impl fmt::Display) -> Error {
         Error::new(ErrorKind::Failed, message)
+    }
+
+    /// The error with what programs tell it apart by.
+    #[must_use]
+    pub fn because(self, reason: Option<Reason>) -> Error {
+        Error { reason, ..self }
+    }
+
+    /// What programs tell the error apart by; `None` for most.
+    pub fn reason(&self) -> Option<Reason> {
+        self.reason
     }
 
     /// The class of the error.
@@ -160,6 +207,9 @@ mod tests {
             let error = Error::new(kind, "x");
             assert_eq!(Error::parse(&error.to_json()), Some(error));
         }
+        let reasons = ["exists", "not-found", "no-space", "in-use", "empty"];
+        assert!(reasons.into_iter().all(|name| Reason::of(name).is_some_and(|reason| reason.name() == name)));
+        assert_eq!(Reason::of("other"), None);
         assert_eq!((ErrorKind::of(None), ErrorKind::of(Some(9))), (ErrorKind::Failed, ErrorKind::Failed));
         assert_eq!(Error::parse(&serde_json::json!({ "exit": 5 })), None);
     }

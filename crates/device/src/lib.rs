@@ -49,7 +49,7 @@ pub mod state;
 mod user;
 
 pub use device::Device;
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Reason, Result};
 pub use opener::{Opener, Scheme};
 pub use rights::needs_root;
 pub use single::SingleVolume;

@@ -140,7 +140,7 @@ pub(crate) fn wants_json() -> bool {
 fn end(e: &clap::Error) -> ! {
     if e.use_stderr() {
         let message = &message_of(e);
-        Output::new(wants_json()).event(&ErrorEvent { exit: Exit::Usage as u8, message });
+        Output::new(wants_json()).event(&ErrorEvent { exit: Exit::Usage as u8, message, reason: None });
     }
     e.exit()
 }

@@ -3,6 +3,7 @@
 use crate::output::Output;
 use longhaul_array::ArrayError;
 use longhaul_block::IoError;
+use longhaul_device::Reason;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -55,13 +56,20 @@ impl From<Exit> for ExitCode {
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
     pub(crate) message: String,
+    /// What programs tell the failure apart by; `None` for most.
+    pub(crate) reason: Option<Reason>,
     /// The result on stdout already reports the failure, so that no `error` event follows it.
     pub(crate) in_result: bool,
 }
 
 impl Failure {
     pub(crate) fn new(exit: Exit, message: impl fmt::Display) -> Failure {
-        Failure { exit, message: message.to_string(), in_result: false }
+        Failure { exit, message: message.to_string(), reason: None, in_result: false }
+    }
+
+    /// The failure with what programs tell it apart by.
+    pub(crate) fn because(self, reason: Option<Reason>) -> Failure {
+        Failure { reason, ..self }
     }
 
     pub(crate) fn usage(message: impl fmt::Display) -> Failure {
@@ -75,7 +83,8 @@ impl Failure {
 
 impl From<longhaul_device::Error> for Failure {
     fn from(e: longhaul_device::Error) -> Failure {
-        Failure::new(Exit::of(Some(e.kind() as u64)), e)
+        let reason = e.reason();
+        Failure::new(Exit::of(Some(e.kind() as u64)), e).because(reason)
     }
 }
 

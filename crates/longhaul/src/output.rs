@@ -6,6 +6,7 @@
 use crate::events::ErrorEvent;
 use crate::exit::{Failure, Outcome};
 use crate::screen;
+use longhaul_device::Reason;
 use longhaul_results::schema;
 use serde::Serialize;
 use std::io::{self, ErrorKind, Write};
@@ -86,9 +87,9 @@ impl Output {
 
     /// Reports a failure as the message on stderr, and as an `error` event unless the result has it.
     pub(crate) fn failure(self, failure: &Failure) {
-        let Failure { exit, message, in_result } = failure;
+        let Failure { exit, message, reason, in_result } = failure;
         if !in_result {
-            self.event(&ErrorEvent { exit: *exit as u8, message });
+            self.event(&ErrorEvent { exit: *exit as u8, message, reason: reason.map(Reason::name) });
         }
         say(format_args!("longhaul: {message}"));
     }

@@ -20,6 +20,21 @@ pub(crate) struct PoolArgs {
     pub(crate) initiator: InitiatorArgs,
 }
 
+/// A volume that is for no host.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct NoHost {
+    /// For no host until volume open names one
+    #[arg(long, conflicts_with = "hosts")]
+    pub(crate) no_host: bool,
+}
+
+impl NoHost {
+    /// The hosts that may use a volume: this one, unless others are named, or none is to.
+    pub(crate) fn or_default(self, named: &[String], own: &str) -> Vec<String> {
+        if named.is_empty() && !self.no_host { vec![own.to_owned()] } else { named.to_vec() }
+    }
+}
+
 /// A pool, with what it was opened by.
 pub(crate) struct OpenPool {
     pub(crate) pool: Pool,

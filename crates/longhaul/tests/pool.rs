@@ -99,6 +99,53 @@ fn a_volume_is_used_wherever_a_device_is_named() {
     assert_eq!(site.files(), 0);
 }
 
+/// What programs such as the driver for Kubernetes go by: hosts that are taken away, and reasons of refusals.
+#[test]
+fn programs_give_and_take_volumes_and_tell_refusals_apart() {
+    let site = Site::new(2);
+    site.create();
+    let first = ["volume", "create", "p/v", "--size", "16MiB", "--layout", "mirror", "--no-host"];
+    let large = ["volume", "create", "p/w", "--size", "1TiB", "--layout", "mirror", "--no-host"];
+    let reason = |args: &[&str]| {
+        let ran = site.run(args);
+        assert_ne!(ran.code, Some(0), "{args:?}: {ran:?}");
+        ran.events().pop().expect("an error")["reason"].clone()
+    };
+    assert_eq!(site.last(&first)["hosts"], json!([]));
+    assert_eq!((reason(&first), reason(&large)), (json!("exists"), json!("no-space")));
+    assert_eq!(reason(&["volume", "resize", "p/v", "--size", "1TiB"]), json!("no-space"));
+    for args in [
+        &["volume", "info", "p/w"][..],
+        &["volume", "rm", "p/w"],
+        &["volume", "open", "p/w"],
+        &["fs", "rm", "p/w"],
+    ] {
+        assert_eq!(reason(args), json!("not-found"), "{args:?}");
+    }
+    // A pool that is not known says nothing of its volumes.
+    assert_eq!(reason(&["volume", "info", "q/w"]), Value::Null);
+    let bench = ["bench", "volume:p/v", "--rw", "write", "--bs", "64k", "--size", "1m", "--verify", "crc32c"];
+    let stranger = site.run(&bench);
+    assert!(stranger.code == Some(6) && stranger.stderr.contains("is not for this host"), "{stranger:?}");
+    let opened = site.last(&["volume", "open", "p/v", "--for", ADMIN, "--for", NODE]);
+    assert_eq!(opened["hosts"], json!([ADMIN, NODE]));
+    let member = site.last(&["volume", "info", "p/v"])["members"][0]["uri"].clone();
+    let member = member.as_str().expect("a URI");
+    let connects = |host| site.run_as("host", &["info", member, "--hostnqn", host]).code == Some(0);
+    assert!(connects(NODE));
+    assert_eq!(site.last(&["volume", "close", "p/v", "--for", NODE])["hosts"], json!([ADMIN]));
+    // Its target does not show the namespace to that host any more, and to the other one it does.
+    assert!(!connects(NODE) && connects(ADMIN));
+    assert_eq!(site.run(&bench).code, Some(0));
+    assert_eq!(site.last(&["volume", "close", "p/v", "--for", ADMIN, "--for", NODE])["hosts"], json!([]));
+    assert_eq!(site.run(&bench).code, Some(6));
+    let made = site.last(&["fs", "create", "p/f", "--size", "16MiB", "--layout", "mirror", "--no-host"]);
+    assert_eq!(made["hosts"], json!([]));
+    site.done(&["volume", "rm", "p/v"]);
+    site.done(&["fs", "rm", "p/f"]);
+    assert_eq!(site.files(), 0);
+}
+
 #[test]
 fn a_job_gets_volumes_and_gives_them_back() {
     let mut site = Site::new(4);

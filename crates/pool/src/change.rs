@@ -43,11 +43,25 @@ impl Pool {
     /// The volume is being made, another catalog has taken the pool over ([`Error::Superseded`]), or the
     /// catalog cannot be changed.
     pub fn set_hosts(&self, name: &str, hosts: &[String]) -> Result<(VolumeRecord, Vec<String>)> {
+        self.change_hosts(name, |now| *now = hosts.to_vec())
+    }
+
+    /// The same for a change of the hosts that there are at that moment, which other hosts may change as well.
+    ///
+    /// # Errors
+    /// As for [`Self::set_hosts`].
+    pub fn change_hosts(
+        &self,
+        name: &str,
+        change: impl Fn(&mut Vec<String>),
+    ) -> Result<(VolumeRecord, Vec<String>)> {
         for _ in 0..TRIES {
             let (volume, at) = self.find(name)?;
             self.check_ready(&volume)?;
             self.check_managed_volume(&volume)?;
-            let changed = VolumeRecord { hosts: hosts.to_vec(), ..volume };
+            let mut hosts = volume.hosts.clone();
+            change(&mut hosts);
+            let changed = VolumeRecord { hosts, ..volume };
             let key = keys::volume(self.uuid(), name);
             let txn = Txn::new().expect(&key, Expect::Modified(at)).put(&key, &encode_volume(&changed));
             let is_made = || Ok(self.look_up(name)?.is_some_and(|(found, _)| found == changed));

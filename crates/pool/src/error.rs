@@ -4,7 +4,7 @@ use crate::manager::Manager;
 use crate::place::Shortage;
 use crate::spaces::{SpaceError, shown};
 use longhaul_block::units::format_size;
-use longhaul_device::ErrorKind;
+use longhaul_device::{ErrorKind, Reason};
 
 /// The result of a call to a pool.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -204,6 +204,16 @@ impl From<Error> for longhaul_device::Error {
             Error::Catalog(longhaul_catalog::Error::Busy { .. }) => ErrorKind::TimedOut,
             _ => ErrorKind::Failed,
         };
-        longhaul_device::Error::new(kind, e)
+        let reason = match &e {
+            Error::Array(e) => e.reason(),
+            Error::Exists { .. } => Some(Reason::Exists),
+            Error::NotFound { what: "volume", .. } => Some(Reason::NotFound),
+            Error::Quota { .. } | Error::Shortage(_) | Error::Space { source: SpaceError::Full(_), .. } => {
+                Some(Reason::NoSpace)
+            }
+            Error::InUse { .. } => Some(Reason::InUse),
+            _ => None,
+        };
+        longhaul_device::Error::new(kind, e).because(reason)
     }
 }

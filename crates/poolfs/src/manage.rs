@@ -14,7 +14,7 @@ use crate::settings::FsSettings;
 use crate::workers::PoolFs;
 use longhaul_block::{BlockDevice, IoError};
 use longhaul_catalog::{Catalog, Expect, Txn};
-use longhaul_device::{Error, ErrorKind, Opener, Result};
+use longhaul_device::{Error, ErrorKind, Opener, Reason, Result};
 use longhaul_initiator::Options;
 use longhaul_pool::{Pool, Removed, VolumeName, VolumeRecord, VolumeRequest, VolumeState, file_segment};
 use std::collections::{BTreeMap, BTreeSet};
@@ -133,7 +133,7 @@ pub fn create(pool: &Pool, request: &VolumeRequest, owner: (u32, u32)) -> Result
 pub fn find(pool: &Pool, name: &str) -> Result<VolumeRecord> {
     let missing = |why: &str| {
         let what = format!("there is no file system called {name} in pool {}{why}", pool.record().name);
-        Error::new(ErrorKind::Failed, what)
+        Error::new(ErrorKind::Failed, what).because(Some(Reason::NotFound))
     };
     match pool.volume(name) {
         Ok(volume) if is_fs(&volume) => Ok(volume),
@@ -276,7 +276,7 @@ pub fn remove(pool: &Pool, name: &str, force: bool) -> Result<Removed> {
             pool.record().name,
             hosts.join(", ")
         );
-        return Err(Error::new(ErrorKind::Refused, why));
+        return Err(Error::new(ErrorKind::Refused, why).because(Some(Reason::InUse)));
     }
     let removed = pool.remove_volume(name)?;
     remove_metadata(&*pool.host().catalog, volume.uuid)?;

@@ -12,6 +12,10 @@ pub(crate) struct ErrorEvent<'a> {
     pub(crate) exit: u8,
     /// What was attempted, what happened, what to do.
     pub(crate) message: &'a str,
+    /// What programs may tell it apart by: `exists`, `not-found` of a volume or file system, `no-space` at targets or
+    /// within a limit, `in-use` by a process, host or command, `empty` of a device that is to be mounted; null for
+    /// all else.
+    pub(crate) reason: Option<&'a str>,
 }
 
 /// Any verb with `--show-config`: its settings.

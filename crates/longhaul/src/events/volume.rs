@@ -215,7 +215,7 @@ pub(crate) struct VolumeRenamed {
     pub(crate) device: String,
 }
 
-/// `volume open`: the hosts were changed.
+/// `volume open`, `volume close`: the hosts were changed.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct VolumeOpened {

@@ -26,8 +26,8 @@ use longhaul_attach::{
     FrontEnd, Service, ServiceEvent, Via, first_available, keep_out_of_reclaim, listen, users,
 };
 use longhaul_block::units::format_size;
-use longhaul_device::Opener;
 use longhaul_device::attached::{Attachment, absolute, log_of};
+use longhaul_device::{Opener, Reason};
 use longhaul_metrics::{HostSource, Server};
 use open::{DeviceArgs, UseArgs};
 use std::path::{Path, PathBuf};
@@ -94,7 +94,8 @@ pub(crate) fn run(args: AttachArgs, output: Output) -> Outcome {
     let path = absolute(at)?;
     fuse::check(&path)?;
     if let Some((_, true)) = Attachment::find(&path) {
-        return Err(Failure::new(Exit::Refused, format!("{}: attached already", path.display())));
+        return Err(Failure::new(Exit::Refused, format!("{}: attached already", path.display()))
+            .because(Some(Reason::InUse)));
     }
     if !args.foreground && !background::is_this() {
         let log = log_of(&path);

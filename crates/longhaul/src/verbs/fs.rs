@@ -8,7 +8,7 @@ use crate::events::{
 };
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
-use crate::pools::{PoolArgs, end};
+use crate::pools::{NoHost, PoolArgs, end};
 use crate::screen::Line;
 use crate::words::file_layouts;
 use longhaul_array::{DEFAULT_UNIT, Layout};
@@ -77,6 +77,8 @@ struct CreateFs {
     /// Host that may mount it [default: this one]; may be repeated
     #[arg(long = "for", value_name = "HOSTNQN")]
     hosts: Vec<String>,
+    #[command(flatten)]
+    no_host: NoHost,
     #[command(flatten)]
     access: PoolArgs,
 }
@@ -160,7 +162,7 @@ fn create(args: &CreateFs, output: Output) -> Outcome {
         Some(width) => width,
         None => opened.pool.suited_width(kind, 0)?,
     };
-    let hosts = if args.hosts.is_empty() { vec![args.access.hostnqn()] } else { args.hosts.clone() };
+    let hosts = args.no_host.or_default(&args.hosts, &args.access.hostnqn());
     let request = VolumeRequest {
         name: args.name.name.clone(),
         size: args.size,

@@ -8,13 +8,15 @@ use crate::arguments::{InitiatorArgs, parse_bytes, parse_time};
 use crate::events::{VolumeMade, VolumeOpened, VolumeRenamed, VolumeResized, VolumeSnapshot, VolumesRemoved};
 use crate::exit::{Exit, Failure, NothingToDo, Outcome};
 use crate::output::Output;
-use crate::pools::{OpenPool, PoolArgs, end};
+use crate::pools::{NoHost, OpenPool, PoolArgs, end};
 use crate::words::volume_layouts;
 use longhaul_array::DEFAULT_UNIT;
 use longhaul_attach::filesystem::FileSystemKind;
 use longhaul_block::units::format_size;
+use longhaul_device::Reason;
 use longhaul_pool::{
-    HostArrays, Pool, Removed, SCHEME, SnapshotRequest, VolumeLayout, VolumeName, VolumeRequest, end_of,
+    HostArrays, Pool, Removed, SCHEME, SnapshotRequest, VolumeLayout, VolumeName, VolumeRecord,
+    VolumeRequest, end_of,
 };
 use std::time::Duration;
 
@@ -36,6 +38,8 @@ enum VolumeVerb {
     Info(VolumeNamed),
     /// Let further hosts use a volume
     Open(Open),
+    /// Let hosts use a volume no more
+    Close(Close),
     /// Give a volume another name
     Rename(Rename),
     /// Make a volume larger, while it is used
@@ -77,6 +81,8 @@ pub(crate) struct ShapeArgs {
     /// Host that may use it [default: this one]; may be repeated
     #[arg(long = "for", value_name = "HOSTNQN")]
     pub(crate) hosts: Vec<String>,
+    #[command(flatten)]
+    no_host: NoHost,
     /// Make a file system on it: xfs or ext4
     #[arg(long, value_name = "KIND")]
     pub(crate) fs: Option<FileSystemKind>,
@@ -134,6 +140,23 @@ struct Open {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Targets take the namespaces from these hosts at once, also while they are used.
+May also be given for a file system in a pool.
+
+Example:
+  longhaul volume close scratch/run7 --for nqn.2014-08.org.example:n1")]
+struct Close {
+    /// The volume: POOL/NAME
+    volume: VolumeName,
+    /// Host that may not use it any more; may be repeated
+    #[arg(long = "for", value_name = "HOSTNQN", required = true)]
+    hosts: Vec<String>,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
 struct Rename {
     /// The volume: POOL/NAME
     volume: VolumeName,
@@ -181,6 +204,8 @@ struct Snapshot {
     /// Host that may use it [default: those of the volume]; may be repeated
     #[arg(long = "for", value_name = "HOSTNQN")]
     hosts: Vec<String>,
+    #[command(flatten)]
+    no_host: NoHost,
     /// Time after which it may be removed, by any later command [default: that
     /// of the volume]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -244,7 +269,7 @@ impl ShapeArgs {
 
     /// The hosts that may use it: this one, unless others are named.
     pub(crate) fn hosts_or(&self, own: &str) -> Vec<String> {
-        if self.hosts.is_empty() { vec![own.to_owned()] } else { self.hosts.clone() }
+        self.no_host.or_default(&self.hosts, own)
     }
 
     /// The hosts that may use it while it is made: this one too if it makes the file system.
@@ -260,6 +285,7 @@ pub(crate) fn run(args: VolumeVerbArgs, output: Output) -> Outcome {
         VolumeVerb::Ls(args) => show::list(&args, output),
         VolumeVerb::Info(args) => show::info(&args, output),
         VolumeVerb::Open(args) => open(&args, output),
+        VolumeVerb::Close(args) => close(&args, output),
         VolumeVerb::Rename(args) => rename(&args, output),
         VolumeVerb::Resize(args) => resize(&args, output),
         VolumeVerb::Snapshot(args) => snapshot(&args, output),
@@ -343,16 +369,35 @@ pub(crate) fn make_file_system(
 fn open(args: &Open, output: Output) -> Outcome {
     let opened = args.access.open(&args.volume.pool)?;
     let more = if args.hosts.is_empty() { vec![args.access.hostnqn()] } else { args.hosts.clone() };
-    let mut hosts = if args.only { Vec::new() } else { opened.pool.volume(&args.volume.name)?.hosts };
-    for host in more {
-        if !hosts.contains(&host) {
-            hosts.push(host);
+    let changed = opened.pool.change_hosts(&args.volume.name, |hosts| {
+        if args.only {
+            hosts.clear();
         }
-    }
-    let (volume, waiting) = opened.pool.set_hosts(&args.volume.name, &hosts)?;
-    let device = device(&args.volume);
+        for host in &more {
+            if !hosts.contains(host) {
+                hosts.push(host.clone());
+            }
+        }
+    })?;
+    end_of_hosts(&args.volume, changed, output)
+}
+
+fn close(args: &Close, output: Output) -> Outcome {
+    let opened = args.access.open(&args.volume.pool)?;
+    let name = &args.volume.name;
+    let changed = opened.pool.change_hosts(name, |hosts| hosts.retain(|host| !args.hosts.contains(host)))?;
+    end_of_hosts(&args.volume, changed, output)
+}
+
+/// Ends a change of the hosts of a volume, which these targets do not know of yet.
+fn end_of_hosts(name: &VolumeName, changed: (VolumeRecord, Vec<String>), output: Output) -> Outcome {
+    let (volume, waiting) = changed;
+    let device = device(name);
     if !output.is_json() {
-        output.line(format_args!("{device} is for {}", volume.hosts.join(", ")));
+        match &volume.hosts[..] {
+            [] => output.line(format_args!("{device} is for no host")),
+            hosts => output.line(format_args!("{device} is for {}", hosts.join(", "))),
+        }
     }
     output.event(&VolumeOpened { device: device.clone(), hosts: volume.hosts, waiting: waiting.clone() });
     end(&waiting, &device, output)
@@ -402,7 +447,7 @@ fn snapshot(args: &Snapshot, output: Output) -> Outcome {
     let request = SnapshotRequest {
         of: args.volume.name.clone(),
         name: args.name.clone(),
-        hosts: (!args.hosts.is_empty()).then(|| args.hosts.clone()),
+        hosts: (args.no_host.no_host || !args.hosts.is_empty()).then(|| args.hosts.clone()),
         expires: expiry(args.lifetime)?,
     };
     let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
@@ -478,5 +523,5 @@ fn check_unused(opened: &OpenPool, name: &VolumeName) -> Outcome {
         None => return Ok(()),
     };
     let why = format!("volume {name} is not removed: {user}; end that, or give --force");
-    Err(Failure::new(Exit::Refused, why))
+    Err(Failure::new(Exit::Refused, why).because(Some(Reason::InUse)))
 }

@@ -5,6 +5,7 @@
 
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
+use longhaul_device::Reason;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs::OpenOptions;
@@ -69,7 +70,8 @@ pub(super) fn start<T: DeserializeOwned>(log: &Path, output: Output) -> Result<T
                 let message = event["message"].as_str().unwrap_or("it failed");
                 // The caller reports the error, so the log is not needed.
                 let _ = std::fs::remove_file(log);
-                return Err(Failure::new(Exit::of(event["exit"].as_u64()), message));
+                let reason = event["reason"].as_str().and_then(Reason::of);
+                return Err(Failure::new(Exit::of(event["exit"].as_u64()), message).because(reason));
             }
             _ => {}
         }

@@ -24,7 +24,7 @@ use longhaul_attach::{
 };
 use longhaul_block::units::format_size;
 use longhaul_device::attached::{Attachment, absolute, log_of};
-use longhaul_device::needs_root;
+use longhaul_device::{Reason, needs_root};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,7 +131,8 @@ fn directory(dir: &Path) -> Result<PathBuf, Failure> {
     let dir = absolute(dir)?;
     match Attachment::find(&dir) {
         Some((_, true)) => {
-            return Err(Failure::new(Exit::Refused, format!("{}: mounted already", dir.display())));
+            return Err(Failure::new(Exit::Refused, format!("{}: mounted already", dir.display()))
+                .because(Some(Reason::InUse)));
         }
         Some((_, false)) => {
             let why = "the process of the earlier mount has ended; remove that mount: longhaul umount";
@@ -244,7 +245,7 @@ fn options(args: &MountArgs, opened: &OpenDevice) -> Result<(FileSystemKind, Str
         Content::FileSystem(kind, _) => kind,
         Content::Nothing => {
             let why = format!("{name} has no file system; make one: longhaul mkfs --fs xfs {name}");
-            return Err(Failure::failed(why));
+            return Err(Failure::failed(why).because(Some(Reason::Empty)));
         }
         Content::Partitions | Content::Unknown => {
             return Err(Failure::failed(format!("{name} has no XFS or ext4 file system on it")));
