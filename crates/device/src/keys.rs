@@ -16,12 +16,16 @@
 //! `exports/NAME/hosts/HOSTNQN/` has the same for one export alone: of a host that is there, nothing in
 //! `hosts/HOSTNQN/` counts for that export. NAME is the NQN of the export, or what follows the last colon of it.
 //!
-//! Files that others can read are refused, as ssh refuses them.
+//! Files that others can read are refused, as ssh refuses them. A directory may also come as one archive, from the
+//! service manager or the kernel ([`KeyDirectory::of_credential`], [`KeyDirectory::of_keyring`]).
+
+mod packed;
 
 use crate::error::{Error, ErrorKind, Result};
 use longhaul_auth::{Generations, HashFunction, HostKey, KeySource, Secret, TlsKey, number_before};
 use longhaul_wire::nqn::Nqn;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+use packed::{PACKED_MAX, Packed};
 use rustix::process::geteuid;
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
@@ -29,6 +33,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use zeroize::Zeroizing;
 
 const HOSTS: &str = "hosts";
@@ -39,6 +44,8 @@ const TLS_KEY: &str = "tls_key";
 const GENERATION: &str = "generation";
 const PREVIOUS: &str = "previous";
 const RETIRED: &str = "retired";
+/// Most bytes of a key of the kernel of the type `user` (keyrings(7)).
+const KEYRING_MAX: usize = 32767;
 /// Longer than any secret.
 const FILE_MAX: u64 = 4096;
 
@@ -117,9 +124,16 @@ pub enum Made {
     },
 }
 
-/// A directory of keys that is read when a key is needed: what changes in it counts for the next connection.
+/// A directory of keys. One of a file system is read when a key is needed: what changes in it counts for the next
+/// connection.
 #[derive(Clone, Debug)]
-pub struct KeyDirectory(PathBuf);
+pub struct KeyDirectory(Place);
+
+#[derive(Clone, Debug)]
+enum Place {
+    FileSystem(PathBuf),
+    Packed(Arc<Packed>),
+}
 
 impl KeyDirectory {
     /// Reads all of it, so that what is wrong is found before it is needed.
@@ -138,23 +152,93 @@ impl KeyDirectory {
         if exports.is_empty() || dir.join(HOSTS).exists() {
             read(dir)?;
         }
-        Ok(KeyDirectory(whole))
+        Ok(KeyDirectory(Place::FileSystem(whole)))
     }
-}
 
-impl KeyDirectory {
+    /// The archive (tar) that systemd has for this service, by the name of the credential (systemd.exec(5),
+    /// `LoadCredential=`): as it was when the service was started.
+    ///
+    /// # Errors
+    /// There is no credential of that name, or its content is no directory of keys.
+    pub fn of_credential(name: &str) -> Result<KeyDirectory> {
+        let what = format!("the credential {name}");
+        let wrong = |why: &dyn std::fmt::Display| Error::invalid(format!("cannot read keys: {what}: {why}"));
+        if name.is_empty() || name.contains('/') || name.starts_with('.') {
+            return Err(wrong(&"this is not the name of a credential"));
+        }
+        let dir = std::env::var_os("CREDENTIALS_DIRECTORY").ok_or_else(|| {
+            wrong(&"CREDENTIALS_DIRECTORY is not set: services of systemd have it, with LoadCredential=NAME:FILE")
+        })?;
+        let path = Path::new(&dir).join(name);
+        let mut archive = Zeroizing::new(Vec::with_capacity(PACKED_MAX as usize));
+        let read = File::open(&path).and_then(|file| file.take(PACKED_MAX).read_to_end(&mut archive));
+        read.map_err(|e| wrong(&format_args!("{}: {e}", path.display())))?;
+        KeyDirectory::unpacked(what, &archive)
+    }
+
+    /// The archive (tar) that a key of the kernel has, of the type `user` (keyrings(7)), in one of the keyrings that
+    /// this process searches.
+    ///
+    /// # Errors
+    /// There is no such key, this process may not read it, or its content is no directory of keys.
+    pub fn of_keyring(name: &str) -> Result<KeyDirectory> {
+        use linux_keyutils::{KeyError, KeyRing, KeyRingIdentifier};
+        let what = format!("the key {name} of the kernel");
+        let wrong = |e: KeyError| Error::invalid(format!("cannot read keys: {what}: {e}"));
+        // A service has a session keyring of its own; that of the user is searched as well.
+        let rings = [KeyRingIdentifier::Session, KeyRingIdentifier::UserSession, KeyRingIdentifier::User];
+        let found = rings.map(|ring| KeyRing::from_special_id(ring, false).and_then(|ring| ring.search(name)));
+        let [first, others @ ..] = found;
+        let key = others.into_iter().fold(first, |found, other| found.or(other)).map_err(wrong)?;
+        let mut archive = Zeroizing::new(vec![0; KEYRING_MAX]);
+        let len = key.read(&mut *archive).map_err(wrong)?;
+        KeyDirectory::unpacked(what, &archive[..len.min(KEYRING_MAX)])
+    }
+
+    fn unpacked(name: String, archive: &[u8]) -> Result<KeyDirectory> {
+        let packed = Packed::read(name, archive)?;
+        let (mut hosts, hosts_dirs) = (0, packed.hosts());
+        for place in hosts_dirs {
+            let nqn = place.file_name().and_then(|name| name.to_str()).and_then(|name| Nqn::new(name).ok());
+            if nqn.is_none() {
+                return Err(Error::invalid(format!(
+                    "cannot read keys: {}: {} is not called by the NQN of a host",
+                    packed.name,
+                    place.display()
+                )));
+            }
+            keys_of(&KeyPlace::Packed { packed: &packed, path: place })?;
+            hosts += 1;
+        }
+        if hosts == 0 {
+            return Err(Error::invalid(format!("cannot read keys: {} has no hosts", packed.name)));
+        }
+        Ok(KeyDirectory(Place::Packed(Arc::new(packed))))
+    }
+
+    /// The keys in the directory of a host; none if there is no such directory.
+    fn keys_in(&self, place: &Path) -> Result<Option<KeysOfHost>> {
+        match &self.0 {
+            Place::FileSystem(dir) => keys_in(&dir.join(place)),
+            Place::Packed(packed) if packed.has(place) => {
+                keys_of(&KeyPlace::Packed { packed, path: place.to_owned() }).map(Some)
+            }
+            Place::Packed(_) => Ok(None),
+        }
+    }
+
     /// What the host has for the subsystem: what is there for this alone, or else for all.
     fn keys_for(&self, hostnqn: &str, subnqn: &str) -> std::result::Result<Option<KeysOfHost>, String> {
         for export in names_of(subnqn) {
-            let Ok(dir) = dir_of(&self.0, Some(export)) else { continue };
+            let Ok(dir) = dir_of(Path::new(""), Some(export)) else { continue };
             let Ok(place) = place_of(&dir, hostnqn) else { return Ok(None) };
-            if let Some(keys) = keys_in(&place).map_err(|e| e.to_string())? {
+            if let Some(keys) = self.keys_in(&place).map_err(|e| e.to_string())? {
                 return Ok(Some(keys));
             }
         }
         // The name comes from a peer. One that is no name of a file has no keys.
-        let Ok(place) = place_of(&self.0, hostnqn) else { return Ok(None) };
-        keys_in(&place).map_err(|e| e.to_string())
+        let Ok(place) = place_of(Path::new(""), hostnqn) else { return Ok(None) };
+        self.keys_in(&place).map_err(|e| e.to_string())
     }
 
     /// Names of directories for one export that belong to none of these subsystems.
@@ -162,7 +246,10 @@ impl KeyDirectory {
     /// # Errors
     /// The directory cannot be read.
     pub fn without_export(&self, subnqns: &[String]) -> Result<Vec<String>> {
-        let exports = exports_in(&self.0)?;
+        let exports = match &self.0 {
+            Place::FileSystem(dir) => exports_in(dir)?,
+            Place::Packed(packed) => packed.exports(),
+        };
         let belongs = |name: &String| subnqns.iter().any(|nqn| names_of(nqn).any(|one| one == name));
         Ok(exports.into_iter().filter(|name| !belongs(name)).collect())
     }
@@ -442,44 +529,59 @@ fn write_file(path: &Path, line: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// A directory that stays the same while it is read, also if another one takes its place.
-struct KeyPlace {
-    dir: File,
-    path: PathBuf,
+/// The directory of a host, or of one of its generations.
+enum KeyPlace<'a> {
+    /// One that stays the same while it is read, also if another one takes its place.
+    FileSystem { dir: File, path: PathBuf },
+    /// One within an archive.
+    Packed { packed: &'a Packed, path: PathBuf },
 }
 
 /// The keys in the directory of a host; none if there is no such directory.
 fn keys_in(path: &Path) -> Result<Option<KeysOfHost>> {
     let Some(place) = KeyPlace::open(CWD, path, path)? else { return Ok(None) };
+    keys_of(&place).map(Some)
+}
+
+fn keys_of(place: &KeyPlace<'_>) -> Result<KeysOfHost> {
     let current = place.stored()?;
     if current.is_empty() {
-        let path = path.display();
         return Err(Error::invalid(format!(
-            "cannot read keys: {path} has no {HOST_SECRET} and no {TLS_KEY}"
+            "cannot read keys: {} has no {HOST_SECRET} and no {TLS_KEY}",
+            place.describe()
         )));
     }
     let of = |name| place.child(name)?.map_or(Ok(Stored::default()), |place| place.stored());
-    Ok(Some(KeysOfHost {
-        number: place.generation()?,
-        current,
-        previous: of(PREVIOUS)?,
-        retired: of(RETIRED)?,
-    }))
+    Ok(KeysOfHost { number: place.generation()?, current, previous: of(PREVIOUS)?, retired: of(RETIRED)? })
 }
 
-impl KeyPlace {
-    fn open(from: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<Option<KeyPlace>> {
+impl KeyPlace<'_> {
+    fn open(from: impl std::os::fd::AsFd, name: &Path, path: &Path) -> Result<Option<KeyPlace<'static>>> {
         let failed = |e: io::Error| Error::failed(format!("cannot read keys: {}: {e}", path.display()));
         let dir = match open_at(from, name, OFlags::DIRECTORY) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             result => result.map_err(failed)?,
         };
         check(path, &dir.metadata().map_err(failed)?)?;
-        Ok(Some(KeyPlace { dir, path: path.to_owned() }))
+        Ok(Some(KeyPlace::FileSystem { dir, path: path.to_owned() }))
     }
 
-    fn child(&self, name: &str) -> Result<Option<KeyPlace>> {
-        KeyPlace::open(&self.dir, Path::new(name), &self.path.join(name))
+    fn child(&self, name: &str) -> Result<Option<KeyPlace<'_>>> {
+        match self {
+            KeyPlace::FileSystem { dir, path } => KeyPlace::open(dir, Path::new(name), &path.join(name)),
+            KeyPlace::Packed { packed, path } => {
+                let path = path.join(name);
+                Ok(packed.has(&path).then_some(KeyPlace::Packed { packed, path }))
+            }
+        }
+    }
+
+    /// Its path, or what it is a part of, for messages.
+    fn describe(&self) -> String {
+        match self {
+            KeyPlace::FileSystem { path, .. } => path.display().to_string(),
+            KeyPlace::Packed { packed, path } => format!("{} in {}", path.display(), packed.name),
+        }
     }
 
     fn stored(&self) -> Result<Stored> {
@@ -493,7 +595,7 @@ impl KeyPlace {
     fn generation(&self) -> Result<u32> {
         let Some(text) = self.text(GENERATION)? else { return Ok(1) };
         text.trim().parse().map_err(|_| {
-            Error::invalid(format!("{} has no number of a generation", self.path.join(GENERATION).display()))
+            Error::invalid(format!("{GENERATION} of {} has no number of a generation", self.describe()))
         })
     }
 
@@ -504,18 +606,22 @@ impl KeyPlace {
     }
 
     fn text(&self, name: &str) -> Result<Option<Zeroizing<String>>> {
-        let file = match open_at(&self.dir, Path::new(name), OFlags::empty()) {
+        let (dir, path) = match self {
+            KeyPlace::FileSystem { dir, path } => (dir, path),
+            KeyPlace::Packed { packed, path } => return Ok(packed.text(&path.join(name)).cloned()),
+        };
+        let file = match open_at(dir, Path::new(name), OFlags::empty()) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             result => result.map_err(|e| self.failed(name, &e))?,
         };
-        check(&self.path.join(name), &file.metadata().map_err(|e| self.failed(name, &e))?)?;
+        check(&path.join(name), &file.metadata().map_err(|e| self.failed(name, &e))?)?;
         let mut text = Zeroizing::new(String::with_capacity(FILE_MAX as usize));
         file.take(FILE_MAX).read_to_string(&mut text).map_err(|e| self.failed(name, &e))?;
         Ok(Some(text))
     }
 
     fn failed(&self, name: &str, why: &dyn std::fmt::Display) -> Error {
-        Error::invalid(format!("cannot read the secret in {}: {why}", self.path.join(name).display()))
+        Error::invalid(format!("cannot read the secret in {name} of {}: {why}", self.describe()))
     }
 }
 
@@ -807,5 +913,77 @@ mod tests {
         assert!(read(dir.path()).is_err());
         DirBuilder::new().mode(0o700).create(dir.path().join(HOSTS)).unwrap();
         assert!(read(dir.path()).unwrap_err().to_string().contains("longhaul key make"));
+    }
+
+    /// The directory as an archive of tar.
+    fn packed(dir: &Path) -> Vec<u8> {
+        let mut archive = tar::Builder::new(Vec::new());
+        archive.append_dir_all(".", dir).unwrap();
+        archive.into_inner().unwrap()
+    }
+
+    #[test]
+    fn an_archive_has_the_keys_of_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let random = &mut longhaul_engine::random;
+        let (export, of_all) = ("scratch", "nqn.2026-11.io.longhaul:test:other");
+        make(dir.path(), HOST, secrets(true), false, random).unwrap();
+        rotate(dir.path(), HOST, None, false, random).unwrap();
+        make(&dir_of(dir.path(), Some(export)).unwrap(), HOST, TLS, false, random).unwrap();
+        let directory = KeyDirectory::open(dir.path()).unwrap();
+        let archive = KeyDirectory::unpacked("x".into(), &packed(dir.path())).unwrap();
+        for subsystem in [SUBSYSTEM, of_all] {
+            for host in [HOST, "nqn.2026-11.io.longhaul:test:stranger", "no NQN", ".."] {
+                assert_eq!(archive.key_of(host, subsystem), directory.key_of(host, subsystem), "{host}");
+                assert_eq!(archive.tls_key_of(host, subsystem), directory.tls_key_of(host, subsystem));
+            }
+        }
+        assert!(archive.tls_key_of(HOST, SUBSYSTEM).unwrap().is_some(), "of the export");
+        assert!(archive.key_of(HOST, of_all).unwrap().unwrap().previous.is_some(), "a rotation is in it");
+        assert_eq!(archive.without_export(&[of_all.into()]).unwrap(), [export]);
+    }
+
+    #[test]
+    fn an_archive_that_is_no_directory_of_keys_is_refused_with_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        made(dir.path(), true);
+        let refused = |archive: &[u8]| KeyDirectory::unpacked("the credential k".into(), archive).unwrap_err();
+        let whole = packed(dir.path());
+        assert!(refused(b"").to_string().contains("the credential k: it has no files"));
+        assert!(refused(b"secret").to_string().contains("tar -C DIR -c ."));
+        for cut in [700, 1500, 2100] {
+            let _ = refused(&whole[..cut]);
+        }
+        fs::write(dir.path().join(HOSTS).join(HOST).join(TLS_KEY), "NVMeTLSkey-1:01:AAAA:").unwrap();
+        let wrong = refused(&packed(dir.path()));
+        assert!(wrong.to_string().contains(&format!("tls_key of hosts/{HOST} in the credential k")), "{wrong}");
+        fs::remove_dir_all(dir.path().join(HOSTS).join(HOST)).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join(HOSTS).join(HOST)).unwrap();
+        let mut archive = tar::Builder::new(Vec::new());
+        archive.follow_symlinks(false);
+        archive.append_dir_all(".", dir.path()).unwrap();
+        assert!(refused(&archive.into_inner().unwrap()).to_string().contains("is no file of keys"));
+    }
+
+    #[test]
+    fn keys_of_the_kernel_are_read() {
+        use linux_keyutils::{KeyRing, KeyRingIdentifier};
+        let dir = tempfile::tempdir().unwrap();
+        made(dir.path(), true);
+        // One of this thread's process, which ends with it; some sandboxes have no keys.
+        let Ok(ring) = KeyRing::from_special_id(KeyRingIdentifier::Session, true) else {
+            longhaul_skip::skip!("the kernel has no keyrings here");
+            return;
+        };
+        let name = format!("longhaul-test-{}", std::process::id());
+        let Ok(key) = ring.add_key(&name, &packed(dir.path())) else {
+            longhaul_skip::skip!("no key can be added to the kernel's");
+            return;
+        };
+        let found = KeyDirectory::of_keyring(&name);
+        key.invalidate().unwrap();
+        assert!(found.unwrap().key_of(HOST, SUBSYSTEM).unwrap().is_some());
+        let gone = KeyDirectory::of_keyring(&name).unwrap_err().to_string();
+        assert!(gone.contains(&format!("cannot read keys: the key {name} of the kernel")), "{gone}");
     }
 }

@@ -99,12 +99,16 @@ impl FileSystem for Counted {
             let at = kind as usize;
             counters.times[at].record(began.elapsed());
             match &result {
-                Ok(Reply::Data(data)) => drop(counters.bytes_read.fetch_add(data.len() as u64, Relaxed)),
+                Ok(Reply::Data(data)) => {
+                    counters.bytes_read.fetch_add(data.len() as u64, Relaxed);
+                }
                 Ok(Reply::Written(bytes)) => {
-                    drop(counters.bytes_written.fetch_add(u64::from(*bytes), Relaxed))
+                    counters.bytes_written.fetch_add(u64::from(*bytes), Relaxed);
                 }
                 Ok(_) | Err(crate::Errno::NOENT | crate::Errno::NODATA) => {}
-                Err(_) => drop(counters.failed[at].fetch_add(1, Relaxed)),
+                Err(_) => {
+                    counters.failed[at].fetch_add(1, Relaxed);
+                }
             }
             counters.in_flight.fetch_sub(1, Relaxed);
             done(result);

@@ -80,9 +80,14 @@ pub(crate) struct InitiatorArgs {
 #[derive(Clone, Debug)]
 pub(crate) struct Keys(pub(crate) Arc<KeyDirectory>);
 
-/// Opens a directory of keys.
-pub(crate) fn parse_keys(dir: &str) -> Result<Keys, String> {
-    KeyDirectory::open(Path::new(dir)).map(|keys| Keys(Arc::new(keys))).map_err(|e| e.to_string())
+/// Opens a directory of keys: of a file system, or an archive that systemd or the kernel has.
+pub(crate) fn parse_keys(text: &str) -> Result<Keys, String> {
+    let opened = match text.split_once(':') {
+        Some(("credential", name)) => KeyDirectory::of_credential(name),
+        Some(("keyring", name)) => KeyDirectory::of_keyring(name),
+        _ => KeyDirectory::open(Path::new(text)),
+    };
+    opened.map(|keys| Keys(Arc::new(keys))).map_err(|e| e.to_string())
 }
 
 /// Whether this program has TLS.

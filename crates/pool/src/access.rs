@@ -15,7 +15,7 @@ pub const CATALOG_NQN: &str = "nqn.2026-11.io.longhaul:catalog";
 pub fn catalog_access(options: &Options) -> Access {
     let has_key = match &options.keys {
         // One that cannot be read is an error when it is needed.
-        Some(keys) => keys.tls_key_of(&options.hostnqn).map_or(true, |key| key.is_some()),
+        Some(keys) => keys.tls_key_of(&options.hostnqn, CATALOG_NQN).map_or(true, |key| key.is_some()),
         None => false,
     };
     let connector = (has_key || options.tls).then(|| {
@@ -58,7 +58,7 @@ impl Connector for HostConnector {
             )
         };
         let keys = self.keys.as_ref().ok_or_else(missing)?;
-        let key = keys.tls_key_of(&self.hostnqn)?.ok_or_else(missing)?.current;
+        let key = keys.tls_key_of(&self.hostnqn, CATALOG_NQN)?.ok_or_else(missing)?.current;
         Ok(Box::new(secure::HostEnd::new(&key, &self.hostnqn)?))
     }
 }
@@ -247,7 +247,8 @@ mod secure {
             Refusal::Retired { hostnqn, generation, .. } => (Denial::RetiredKey(*generation), hostnqn),
             Refusal::WrongKey { hostnqn, .. }
             | Refusal::OtherDerivation { hostnqn, .. }
-            | Refusal::OtherHash { hostnqn, .. } => (Denial::WrongKey, hostnqn),
+            | Refusal::OtherHash { hostnqn, .. }
+            | Refusal::NotGenerated { hostnqn, .. } => (Denial::WrongKey, hostnqn),
         }
     }
 

@@ -348,9 +348,9 @@ mod tests {
         drop((lost, one));
         let sum = namespace.sum();
         assert_eq!((sum.bytes_read, sum.bytes_written, sum.in_flight), (4096, 0, 0));
-        assert_eq!(sum.operations.map(|operation| operation.commands()), [1, 1, 0, 2]);
+        assert_eq!(sum.operations.map(|operation| operation.total()), [1, 1, 0, 2]);
         assert_eq!(sum.failures, [0, 1, 0, 0]);
-        assert_eq!(host.sum().operations.map(|operation| operation.commands()), [1, 0, 0, 0]);
+        assert_eq!(host.sum().operations.map(|operation| operation.total()), [1, 0, 0, 0]);
         drop(other);
         assert_eq!(namespace.sum(), sum);
         assert!(lock(&namespace.0).counters.is_empty(), "nothing grows with queues that end");
@@ -379,7 +379,7 @@ mod tests {
         batch.close();
         let of = |all: &AllCounters| {
             let sum = all.sum();
-            let commands = sum.operations.map(|operation| operation.commands());
+            let commands = sum.operations.map(|operation| operation.total());
             (commands, sum.bytes_read, sum.bytes_written, sum.failures, sum.in_flight)
         };
         assert_eq!(of(&first), ([3, 2, 0, 0], 5, 102, [1, 0, 0, 0], 0));
@@ -405,7 +405,7 @@ mod tests {
         let mut expected = [0; BOUNDS.len() + 1];
         (expected[0], expected[1], expected[17], expected[18]) = (2, 1, 1, 1);
         assert_eq!((read.buckets, read.time), (expected, us(10_000_022)));
-        assert_eq!(read.commands(), 5);
+        assert_eq!(read.total(), 5);
     }
 
     #[test]
