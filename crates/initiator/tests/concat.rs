@@ -522,7 +522,7 @@ fn a_host_makes_another_psk_on_its_admin_queue() {
             assert_eq!(call(&admin, send, &message).await[22..24], [0, 0]);
             let receive = Sqe::authentication(fctype::AUTHENTICATION_RECEIVE, 4096);
             let answer = call(&admin, receive, &[]).await;
-            assert_eq!((answer[0], answer.len()), (7, 24 + 4096), "C2HData, with success");
+            assert_eq!((answer[0], answer.len()), (7, 24 + 4096), "C2HData, with success: {answer:?}");
             match exchange.handle(&answer[24..], &mut random) {
                 HostStep::Send(next) => message = next,
                 HostStep::Done(last) => {

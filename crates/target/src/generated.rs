@@ -19,7 +19,7 @@ const UNUSED_MAX: usize = 32;
 /// Keeps a PSK. Connections that use it have clones.
 pub(crate) type PskUse = Arc<()>;
 
-struct Kept {
+struct KeptPsk {
     psk: TlsPsk,
     hostnqn: String,
     /// The generation of the host's secret.
@@ -29,7 +29,7 @@ struct Kept {
     in_use: PskUse,
 }
 
-impl Kept {
+impl KeptPsk {
     fn is_used(&self) -> bool {
         Arc::strong_count(&self.in_use) > 1
     }
@@ -37,7 +37,7 @@ impl Kept {
 
 /// See the module.
 pub(crate) struct GeneratedPsks {
-    kept: Mutex<Vec<Kept>>,
+    kept: Mutex<Vec<KeptPsk>>,
     /// How long a host may take from its authentication to its connection with TLS.
     patience: Duration,
 }
@@ -51,14 +51,14 @@ impl GeneratedPsks {
     pub(crate) fn add(&self, psk: TlsPsk, hostnqn: &str, generation: u32) {
         self.forget();
         let mut kept = lock(&self.kept);
-        let is_unused = |one: &Kept| one.hostnqn == hostnqn && !one.is_used();
+        let is_unused = |one: &KeptPsk| one.hostnqn == hostnqn && !one.is_used();
         if kept.iter().filter(|one| is_unused(one)).count() >= UNUSED_MAX
             && let Some(oldest) = kept.iter().position(is_unused)
         {
             kept.remove(oldest);
         }
         let (hostnqn, until) = (hostnqn.to_owned(), now() + self.patience);
-        kept.push(Kept { psk, hostnqn, generation, until, in_use: PskUse::default() });
+        kept.push(KeptPsk { psk, hostnqn, generation, until, in_use: PskUse::default() });
     }
 
     /// Puts a PSK in the place of the one that a connection uses, which opens nothing from now on.

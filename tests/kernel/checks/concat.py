@@ -5,6 +5,7 @@ Linux has it from 6.15 on, and commands that do not belong on the queue of the e
 """
 
 import json
+from pathlib import Path
 
 from peer.suite import GUEST_PORTS, Skip, check, require
 
@@ -21,6 +22,11 @@ def needed(bench):
     said = bench.longhaul.run("info", "nvme+tcp://127.0.0.1:1/a?concat=true", status=None)
     if "--features tls" in said:
         raise Skip("the program is built without TLS")
+
+
+def place(directory, host):
+    """Where a directory of keys has those of a host."""
+    return Path(directory) / "hosts" / host
 
 
 def served(bench, directory, policy="concatenated"):
@@ -79,6 +85,11 @@ def on_nvmet(bench):
     needed(bench)
     host, port = tls.this_host(bench), GUEST_PORTS[0]
     directory, secret, controller = auth.keys(bench, host)
+    wants_proof, _, _ = auth.keys(bench, host)
+    for name in ("dhchap_key", "dhchap_ctrl_key"):
+        (place(wants_proof, host) / name).write_text((place(directory, host) / name).read_text())
+    # nvmet loses the challenge of a host that wants a proof of it, and makes no PSK then.
+    (place(directory, host) / "dhchap_ctrl_key").unlink()
     bench.guest.run(f"""
         with_tls
         nvmet serve {NQN} 64 {port} '' allowed
@@ -90,6 +101,10 @@ def on_nvmet(bench):
     require("TLS 1.3" in said, said)
     result = bench.longhaul.json("bench", uri, *load, "--keys", directory, "--concat")
     require(result["jobs"][0]["error"] == 0, str(result["jobs"][0]))
+    said = bench.longhaul.run("info", uri, "--keys", wants_proof, "--concat", status=None)
+    proves = "TLS 1.3" in said
+    require(proves or "TLS handshake" in said, said)
     wrong, _, _ = auth.keys(bench, host)
     said = bench.longhaul.run("info", uri, "--keys", wrong, "--concat", status=6)
     require("authentication" in said, said)
+    return "it proves what it is, too" if proves else "it makes no PSK for a host that wants its proof"
