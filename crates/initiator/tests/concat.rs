@@ -480,6 +480,8 @@ fn a_psk_of_a_secret_that_is_retired_opens_nothing() {
 /// A command on a channel, and its data that is written: the PDU of the answer.
 async fn call(channel: &Channel, sqe: Sqe, data: &[u8]) -> Vec<u8> {
     const CAPSULE: u8 = 72;
+    const C2H_DATA: u8 = 7;
+    const SUCCESS: u8 = 8;
     let (sgl, offset) = match (data.len(), sqe.fctype()) {
         (0, fctype::AUTHENTICATION_RECEIVE) => (Sgl::transport(4096), 0),
         (0, _) => (Sgl::transport(0), 0),
@@ -493,6 +495,9 @@ async fn call(channel: &Channel, sqe: Sqe, data: &[u8]) -> Vec<u8> {
     let mut pdu = receive(channel, 24).await;
     let len = u32::from_le_bytes([pdu[4], pdu[5], pdu[6], pdu[7]]) as usize;
     pdu.extend_from_slice(&receive(channel, len - 24).await);
+    if pdu[0] == C2H_DATA && pdu[1] & SUCCESS == 0 {
+        assert_eq!(receive(channel, 24).await[22..24], [0, 0], "the completion behind the data");
+    }
     pdu
 }
 
@@ -522,7 +527,7 @@ fn a_host_makes_another_psk_on_its_admin_queue() {
             assert_eq!(call(&admin, send, &message).await[22..24], [0, 0]);
             let receive = Sqe::authentication(fctype::AUTHENTICATION_RECEIVE, 4096);
             let answer = call(&admin, receive, &[]).await;
-            assert_eq!((answer[0], answer.len()), (7, 24 + 4096), "C2HData, with success: {answer:?}");
+            assert_eq!((answer[0], answer.len()), (7, 24 + 4096), "C2HData: {answer:?}");
             match exchange.handle(&answer[24..], &mut random) {
                 HostStep::Send(next) => message = next,
                 HostStep::Done(last) => {
