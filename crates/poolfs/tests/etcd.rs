@@ -103,6 +103,39 @@ fn what_is_made_while_a_server_starts_again_is_there_once() {
 }
 
 #[test]
+fn files_that_are_known_already_are_written_and_renamed_many_at_a_time() {
+    let Some(etcd) = Etcd::start(1) else { return longhaul_skip::skip!("etcd is not installed") };
+    let fs = file_system(&etcd);
+    let options = FsOptions { patience: Duration::from_secs(20), ..TestFs::leased() };
+    let mounted = fs.open_by(Arc::clone(&fs.catalog), &options).expect("mounted");
+    let top = mounted.make_directory(ROOT, b"top").expect("made").node;
+    let temporary = |file: u64| format!(".{file}").into_bytes();
+    let mut handles = Vec::new();
+    for file in 0..200 {
+        let (_, handle) = mounted.create(top, &temporary(file), WRITE).expect("made");
+        mounted.write(handle, 0, &pattern(900, file)).expect("written");
+        mounted.flush(handle).expect("flushed");
+        handles.push(handle);
+    }
+    sync(&mounted, top).expect("all are in the catalog");
+    // Each of these is expected as it is there, and a transaction has as many as etcd takes.
+    for (file, handle) in (0..200).zip(handles) {
+        mounted.write(handle, 900, &pattern(100, file + 1000)).expect("written");
+        mounted.close(handle).expect("closed");
+        let (name, new_name) = (temporary(file), format!("{file}").into_bytes());
+        let rename = Call::Rename { parent: top, name, new_parent: top, new_name, flags: 0 };
+        mounted.wait(rename).expect("renamed");
+    }
+    sync(&mounted, top).expect("they are written");
+    for file in 0..200 {
+        let whole = [pattern(900, file), pattern(100, file + 1000)].concat();
+        assert!(mounted.content(top, format!("{file}").as_bytes()).expect("read") == whole, "{file}");
+    }
+    drop(mounted);
+    assert_eq!(assert_right(&fs).files, 200);
+}
+
+#[test]
 fn what_is_made_while_the_leader_is_killed_is_there_once() {
     let Some(mut etcd) = Etcd::start(3) else { return longhaul_skip::skip!("etcd is not installed") };
     let fs = file_system(&etcd);
