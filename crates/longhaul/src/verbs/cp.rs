@@ -55,8 +55,8 @@ SRC and DST are paths, HOST:PATH (over ssh, which starts an agent there; data
 uses separate connections, encrypted with a key for this copy),
 lh://HOST:PORT/PATH (at a running `longhaul agent`), or fs:POOL/NAME/PATH (in a
 file system of a pool, which this host reads and writes without a mount). If
-both are remote, data goes directly between them (a third-party copy). In place of a source path,
-`zero:SIZE`, `zero:FILESxSIZE` and
+both are remote, data goes directly between them (a third-party copy). In place
+of a source path, `zero:SIZE`, `zero:FILESxSIZE` and
 `dataset:NAME[,scale=SIZE][,files=N][,seed=N]` are synthetic sources, and
 `machine:` is a file with load statistics of the machine. `null:` as DST
 verifies the data and discards it. After HOST: and lh://HOST/ these names work

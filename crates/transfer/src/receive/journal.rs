@@ -97,7 +97,7 @@ impl Journal {
     /// Another copy holds it, or it cannot be written.
     pub(crate) fn open(tree: &Tree, key: u64) -> io::Result<Journal> {
         let name = name(key);
-        // Who has a lock that is not the file's own has it before the file.
+        // A run takes a lock that is not the file's own before it opens the file.
         let early = tree.early_lock(&format!("copy-{key:016x}"))?;
         if let Some(early) = &early {
             lock_file(early)?;
