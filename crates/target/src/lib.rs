@@ -21,6 +21,7 @@ mod connections;
 mod counts;
 mod durable;
 mod exports;
+#[cfg_attr(not(feature = "tls"), allow(dead_code, reason = "a program without TLS makes no PSKs"))]
 mod generated;
 mod io;
 mod ledger;
