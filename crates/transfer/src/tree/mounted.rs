@@ -46,6 +46,9 @@ const DEVICES: u64 = 1 << 48;
 #[derive(Clone)]
 pub struct MountedFs(Arc<Mounted>);
 
+/// Objects by directory and name.
+type KnownNames = HashMap<(Node, Vec<u8>), (Arc<MountedNode>, Attributes)>;
+
 struct Mounted {
     name: String,
     files: Arc<dyn FileSystem>,
@@ -54,7 +57,7 @@ struct Mounted {
     /// Its device number in [`Status`].
     device: u64,
     streams: AtomicU64,
-    names: Mutex<HashMap<(Node, Vec<u8>), (Arc<MountedNode>, Attributes)>>,
+    names: Mutex<KnownNames>,
     /// Directories in which files were made.
     touched: Mutex<BTreeMap<Node, Arc<MountedNode>>>,
     room: Mutex<Option<Room>>,
@@ -393,7 +396,7 @@ impl MountedDirectory {
     fn open(&self, node: Arc<MountedNode>, access: OFlags) -> Result<MountedFile, Errno> {
         match self.fs.wait(Call::Open { node: node.node, flags: access.bits() })? {
             Reply::Opened(attributes, handle) => {
-                Ok(MountedFile { fs: self.fs.clone(), node, handle, opened: attributes })
+                Ok(MountedFile { fs: self.fs.clone(), node, handle, opened: Box::new(attributes) })
             }
             other => unexpected(other),
         }
@@ -425,7 +428,7 @@ impl MountedDirectory {
             Reply::Created(attributes, handle) => {
                 self.touch();
                 let node = self.fs.found(&attributes);
-                Ok(MountedFile { fs: self.fs.clone(), node, handle, opened: attributes })
+                Ok(MountedFile { fs: self.fs.clone(), node, handle, opened: Box::new(attributes) })
             }
             other => unexpected(other),
         }
@@ -600,7 +603,7 @@ pub(crate) struct MountedFile {
     node: Arc<MountedNode>,
     handle: Handle,
     /// What it was when it was opened.
-    opened: Attributes,
+    opened: Box<Attributes>,
 }
 
 impl MountedFile {

@@ -46,6 +46,7 @@ impl Status {
 }
 
 impl From<Stat> for Status {
+    #[allow(clippy::unnecessary_cast, reason = "its fields have other widths on other machines")]
     fn from(stat: Stat) -> Status {
         Status {
             device: stat.st_dev,
