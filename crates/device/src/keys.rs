@@ -24,8 +24,8 @@ mod packed;
 use crate::error::{Error, ErrorKind, Result};
 use longhaul_auth::{Generations, HashFunction, HostKey, KeySource, Secret, TlsKey, number_before};
 use longhaul_wire::nqn::Nqn;
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use packed::{PACKED_MAX, Packed};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::process::geteuid;
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
@@ -127,10 +127,10 @@ pub enum Made {
 /// A directory of keys. One of a file system is read when a key is needed: what changes in it counts for the next
 /// connection.
 #[derive(Clone, Debug)]
-pub struct KeyDirectory(Place);
+pub struct KeyDirectory(KeyStore);
 
 #[derive(Clone, Debug)]
-enum Place {
+enum KeyStore {
     FileSystem(PathBuf),
     Packed(Arc<Packed>),
 }
@@ -152,7 +152,7 @@ impl KeyDirectory {
         if exports.is_empty() || dir.join(HOSTS).exists() {
             read(dir)?;
         }
-        Ok(KeyDirectory(Place::FileSystem(whole)))
+        Ok(KeyDirectory(KeyStore::FileSystem(whole)))
     }
 
     /// The archive (tar) that systemd has for this service, by the name of the credential (systemd.exec(5),
@@ -187,7 +187,8 @@ impl KeyDirectory {
         let wrong = |e: KeyError| Error::invalid(format!("cannot read keys: {what}: {e}"));
         // A service has a session keyring of its own; that of the user is searched as well.
         let rings = [KeyRingIdentifier::Session, KeyRingIdentifier::UserSession, KeyRingIdentifier::User];
-        let found = rings.map(|ring| KeyRing::from_special_id(ring, false).and_then(|ring| ring.search(name)));
+        let found =
+            rings.map(|ring| KeyRing::from_special_id(ring, false).and_then(|ring| ring.search(name)));
         let [first, others @ ..] = found;
         let key = others.into_iter().fold(first, |found, other| found.or(other)).map_err(wrong)?;
         let mut archive = Zeroizing::new(vec![0; KEYRING_MAX]);
@@ -213,17 +214,17 @@ impl KeyDirectory {
         if hosts == 0 {
             return Err(Error::invalid(format!("cannot read keys: {} has no hosts", packed.name)));
         }
-        Ok(KeyDirectory(Place::Packed(Arc::new(packed))))
+        Ok(KeyDirectory(KeyStore::Packed(Arc::new(packed))))
     }
 
     /// The keys in the directory of a host; none if there is no such directory.
     fn keys_in(&self, place: &Path) -> Result<Option<KeysOfHost>> {
         match &self.0 {
-            Place::FileSystem(dir) => keys_in(&dir.join(place)),
-            Place::Packed(packed) if packed.has(place) => {
+            KeyStore::FileSystem(dir) => keys_in(&dir.join(place)),
+            KeyStore::Packed(packed) if packed.has(place) => {
                 keys_of(&KeyPlace::Packed { packed, path: place.to_owned() }).map(Some)
             }
-            Place::Packed(_) => Ok(None),
+            KeyStore::Packed(_) => Ok(None),
         }
     }
 
@@ -247,8 +248,8 @@ impl KeyDirectory {
     /// The directory cannot be read.
     pub fn without_export(&self, subnqns: &[String]) -> Result<Vec<String>> {
         let exports = match &self.0 {
-            Place::FileSystem(dir) => exports_in(dir)?,
-            Place::Packed(packed) => packed.exports(),
+            KeyStore::FileSystem(dir) => exports_in(dir)?,
+            KeyStore::Packed(packed) => packed.exports(),
         };
         let belongs = |name: &String| subnqns.iter().any(|nqn| names_of(nqn).any(|one| one == name));
         Ok(exports.into_iter().filter(|name| !belongs(name)).collect())
@@ -947,7 +948,8 @@ mod tests {
     fn an_archive_that_is_no_directory_of_keys_is_refused_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         made(dir.path(), true);
-        let refused = |archive: &[u8]| KeyDirectory::unpacked("the credential k".into(), archive).unwrap_err();
+        let refused =
+            |archive: &[u8]| KeyDirectory::unpacked("the credential k".into(), archive).unwrap_err();
         let whole = packed(dir.path());
         assert!(refused(b"").to_string().contains("the credential k: it has no files"));
         assert!(refused(b"secret").to_string().contains("tar -C DIR -c ."));
@@ -956,7 +958,10 @@ mod tests {
         }
         fs::write(dir.path().join(HOSTS).join(HOST).join(TLS_KEY), "NVMeTLSkey-1:01:AAAA:").unwrap();
         let wrong = refused(&packed(dir.path()));
-        assert!(wrong.to_string().contains(&format!("tls_key of hosts/{HOST} in the credential k")), "{wrong}");
+        assert!(
+            wrong.to_string().contains(&format!("tls_key of hosts/{HOST} in the credential k")),
+            "{wrong}"
+        );
         fs::remove_dir_all(dir.path().join(HOSTS).join(HOST)).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join(HOSTS).join(HOST)).unwrap();
         let mut archive = tar::Builder::new(Vec::new());

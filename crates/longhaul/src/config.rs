@@ -8,6 +8,7 @@
 //! - the file of the user overrides that of the machine;
 //! - every table and key of a file is checked, also of verbs not in use.
 
+use crate::arguments::Keys;
 use crate::cli::Cli;
 use crate::events::{ConfigSetting, ConfigSummary, ErrorEvent};
 use crate::exit::{Exit, Failure};
@@ -15,6 +16,7 @@ use crate::output::Output;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -215,9 +217,13 @@ fn check(path: &Path, command: &Command, table: &Table, above: &[&str]) -> Resul
     Ok(())
 }
 
-/// Checks a value with the parser of its flag, also for verbs not in use.
+/// Checks a value with the parser of its flag, also for verbs not in use; but for keys, which are opened by that and
+/// which the user of another verb may not read.
 fn check_value(path: &Path, command: &Command, key: &str, typed: &[OsString]) -> Result<(), Failure> {
     let Some(arg) = flag(command, key) else { return Ok(()) };
+    if arg.get_value_parser().type_id() == TypeId::of::<Keys>() {
+        return Ok(());
+    }
     // In a parser of its own: flags that it requires or excludes are checked for the verb in use.
     let mut alone = Arg::new(CHECKED_KEY).long(CHECKED_KEY).action(arg.get_action().clone());
     alone = alone.value_parser(arg.get_value_parser().clone());

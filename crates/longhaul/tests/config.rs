@@ -118,3 +118,17 @@ fn settings_of_hosts_that_contradict_each_other_make_no_file() {
         assert!(!medium.exists(), "{args:?} made the file");
     }
 }
+
+/// Keys are readable by root alone, and the file of the machine by all its users.
+#[test]
+fn keys_that_a_user_cannot_read_are_an_error_of_the_verb_that_uses_them_alone() {
+    for keys in ["/nonexistent", "credential:hosts", "keyring:longhaul-none"] {
+        let config = format!("[target]\nkeys = \"{keys}\"\n");
+        let (ran, ..) = with(&config, &["attach", "--list"]);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let (ran, path, _dir) =
+            with(&config, &["target", "--listen", "127.0.0.1:0", "--export", "a=mem:1MiB"]);
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.stderr.contains("cannot read keys") && ran.stderr.contains(text(&path)), "{ran:?}");
+    }
+}
