@@ -703,13 +703,13 @@ mod program {
         let site = site();
         let from = site.path("from");
         let total = large_and_small(&from, 3);
-        let args = ["cp", "-r", text(&from), "fs:p/f/t", "--bwlimit", "60Mbit"];
+        let args = ["cp", "-r", text(&from), "fs:p/f/t", "--bwlimit", "30Mbit"];
         let begin = || {
+            let free = || site.last(&["fs", "status", "p/f"])["free"].as_u64().expect("bytes");
+            let before = free();
             let child = command(&site, &args).spawn().expect("started");
-            // Until content is there.
-            let progress = |status: &serde_json::Value| status["size"] != status["free"];
-            common::until("content is written", || progress(&site.last(&["fs", "status", "p/f"])));
-            std::thread::sleep(Duration::from_secs(4));
+            // A part of the content, and what the next run needs to know of it, is there.
+            common::until("content is written", || free() + (1 << 20) < before);
             child
         };
         let interrupted = begin();

@@ -64,8 +64,8 @@ fn secrets_are_listed_but_not_shown_nor_replaced_by_mistake() {
     assert_eq!(
         shown.events()[0],
         json!({
-            "event": "key", "host": HOST, "generation": 1, "previous": false, "hash": "SHA-512", "mutual": false,
-            "tls": "none"
+            "event": "key", "export": "", "host": HOST, "generation": 1, "previous": false, "hash": "SHA-512",
+            "mutual": false, "tls": "none"
         })
     );
     for ran in [&again, &shown] {
@@ -90,8 +90,8 @@ fn a_key_for_tls_is_made_and_listed_but_not_shown() {
     assert_eq!(
         shown.events()[0],
         json!({
-            "event": "key", "host": HOST, "generation": 1, "previous": false, "hash": "SHA-256", "mutual": true,
-            "tls": "SHA-384"
+            "event": "key", "export": "", "host": HOST, "generation": 1, "previous": false, "hash": "SHA-256",
+            "mutual": true, "tls": "SHA-384"
         })
     );
     let words = longhaul(&["key", "show", "--keys", text(dir.path())]);

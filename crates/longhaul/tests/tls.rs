@@ -218,7 +218,11 @@ mod with {
         assert_eq!(lines(&log, "started")[0]["tls"], "concatenated");
         let connected = lines(&log, "connected");
         let is_good = |line: &Value| line["tls"] == true && line["host"] == HOST && line["generation"] == 1;
-        assert!(connected.len() >= 4 && connected.iter().all(is_good), "{connected:?}");
+        // Discovery is without TLS.
+        let (asked, used): (Vec<&Value>, Vec<&Value>) =
+            connected.iter().partition(|line| line["subsystem"] == "nqn.2014-08.org.nvmexpress.discovery");
+        assert!(asked.iter().all(|line| line["tls"] == false), "{asked:?}");
+        assert!(used.len() >= 4 && used.iter().all(|line| is_good(line)), "{used:?}");
         let refused = lines(&log, "refused");
         let why: Vec<_> = refused.iter().map(|line| line["why"].as_str().expect("a reason")).collect();
         assert!(why.contains(&"wrong_secret"), "{why:?}");
