@@ -10,6 +10,7 @@ pub(crate) mod parity;
 pub(crate) mod pools;
 pub(crate) mod random;
 pub(crate) mod security;
+pub(crate) mod soak;
 pub(crate) mod stream;
 pub(crate) mod transfer;
 

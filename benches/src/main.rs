@@ -185,6 +185,8 @@ enum Group {
     Floods,
     /// All of what security and watching cost
     Security,
+    /// Connections, reloads, cuts, rebuilds and upgrades under a verified load; needs emulated links
+    Soak,
     /// stream and random
     Loopback,
     /// All that need one machine and no root
@@ -233,7 +235,7 @@ impl Group {
 
     /// Whether it needs emulated links, and so root.
     fn needs_links(self) -> bool {
-        let is_linked = matches!(self, Group::Encryption | Group::Floods);
+        let is_linked = matches!(self, Group::Encryption | Group::Floods | Group::Soak);
         is_linked
             || self.is_far()
             || self.is_array()
@@ -323,6 +325,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Encryption, groups::security::encryption::run),
         (Group::Watched, groups::security::watched::run),
         (Group::Floods, groups::security::floods::run),
+        (Group::Soak, groups::soak::run),
     ];
     ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale takes a share, for example 0.1");
     ensure!(args.cpus.len() == 2, "--cpus takes two processors, for example 0,1");

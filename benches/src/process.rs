@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use longhaul_engine::procfs::{Process, seconds};
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -80,6 +80,24 @@ impl Drop for Guard {
         }
         let _ = self.0.wait();
     }
+}
+
+/// Sends a signal to a child that was not waited for.
+pub(crate) fn signal(pid: u32, number: i32) -> io::Result<()> {
+    // SAFETY: a system call without memory.
+    let result = unsafe { libc::kill(pid as libc::pid_t, number) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Gives a descriptor this number in a child, which keeps it; for `pre_exec`.
+pub(crate) fn pass(given: RawFd, number: RawFd) -> io::Result<()> {
+    let result = match given == number {
+        // SAFETY: a system call without memory.
+        true => unsafe { libc::fcntl(given, libc::F_SETFD, 0) },
+        // SAFETY: a system call without memory.
+        false => unsafe { libc::dup2(given, number) },
+    };
+    if result >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Whether a child ends in time.
