@@ -13,7 +13,11 @@ NAMES = {
 # How long decoding may take, in seconds.
 DECODE_TIMEOUT = 600
 # How often tshark is started for one capture.
-ATTEMPTS = 3
+ATTEMPTS = 5
+
+
+class Undecodable(Exception):
+    """tshark crashes on a capture, each time."""
 
 
 def available():
@@ -42,6 +46,8 @@ class Capture:
             done = subprocess.run(command, capture_output=True, text=True, timeout=DECODE_TIMEOUT)
             if done.returncode >= 0:
                 break
+        if done.returncode < 0:
+            raise Undecodable(f"tshark crashes on the capture, {ATTEMPTS} times by signal {-done.returncode}")
         done.check_returncode()
         return done.stdout
 

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from . import deliver
+from .capture import Undecodable
 from .guest import Guest, GuestError, ScriptFailed
 from .program import Longhaul, Target
 
@@ -173,7 +174,7 @@ def run(bench, patterns):
                 note = function(bench)
             finally:
                 bench.after_check()
-        except Skip as why:
+        except (Skip, Undecodable) as why:
             word, detail = "SKIP", str(why)
         except (Failed, ScriptFailed, GuestError) as why:
             word, detail = "FAIL", str(why)
