@@ -81,10 +81,10 @@ pub(crate) fn check_header(bytes: &[u8]) {
             let Layout { header, header_digest, pad, data, data_digest } = layout;
             let before = u64::from(header) + u64::from(header_digest) + u64::from(pad);
             let all = before + u64::from(data) + u64::from(data_digest);
-            assert_eq!(all, common.plen.get().into(), "the parts are the whole");
+            assert_eq!(all, u64::from(common.plen.get()), "the parts are the whole");
             assert!(usize::from(header) == kind.hlen() && (data == 0 || kind.has_data() || header == 24));
             if data > 0 && kind.has_data() {
-                assert_eq!(before, common.pdo.into(), "data begins at PDO");
+                assert_eq!(before, u64::from(common.pdo), "data begins at PDO");
                 assert_eq!(before % (4 * (u64::from(align) + 1)), 0, "data is aligned");
             }
             if data <= longhaul_wire::pdu::DATA_MAX && kind.has_data() {
