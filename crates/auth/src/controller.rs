@@ -109,7 +109,7 @@ impl ControllerExchange {
         }
     }
 
-    /// The exchange of a host that has proved who it is in another way: it may do so again.
+    /// The exchange of a host whose connection has proved its identity by TLS: the host may authenticate again.
     pub fn proved(options: ControllerOptions, generation: u32) -> ControllerExchange {
         let (progress, generation) = (Progress::Authenticated, Some(generation));
         ControllerExchange { progress, generation, ..ControllerExchange::new(options) }

@@ -351,7 +351,7 @@ pub struct Identity<'a> {
 }
 
 impl<'a> Identity<'a> {
-    /// Reads an identity from the wire. None: it is none of NVMe.
+    /// Reads an identity from the wire; `None` if the text is no identity of NVMe.
     pub fn parse(bytes: &'a [u8]) -> Option<Identity<'a>> {
         let text = std::str::from_utf8(bytes).ok()?;
         let mut fields = text.split(' ');

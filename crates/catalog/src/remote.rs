@@ -119,7 +119,7 @@ impl Drop for RemoteClient {
 }
 
 impl RemoteClient {
-    /// The connection; a new one, at each address once, if there is none.
+    /// The connection that there is, or else a new one: each address is tried once.
     fn link(&self) -> std::result::Result<Arc<Link>, LinkFault> {
         // Others wait for the one that connects.
         let mut connection = lock(&self.connection);
@@ -206,7 +206,8 @@ impl RemoteClient {
         }
     }
 
-    /// Reads, piece by piece. `take` is told whether it begins, maybe once more.
+    /// Reads the answer piece by piece. The first argument of `take` says that the answer begins: a second time if the
+    /// connection was lost meanwhile.
     fn read(&self, question: &Question, take: &mut dyn FnMut(Piece, bool)) -> Result<()> {
         let mut asked = question.clone();
         let mut goes_on = false;

@@ -108,7 +108,7 @@ pub struct ServerOptions {
     pub listeners: Vec<TcpListener>,
     /// Encrypts connections, which without it are as they are.
     pub acceptor: Option<Arc<dyn Acceptor>>,
-    /// Is told of connections.
+    /// The observer of connections.
     pub observer: Arc<dyn Observer>,
     /// Bounds.
     pub limits: Limits,

@@ -58,8 +58,8 @@ pub(crate) async fn authenticate(
 /// Authenticates an admin queue without TLS so that both ends have a PSK for it: that, and the round trips that it took.
 ///
 /// # Errors
-/// As those of [`authenticate`]. The target asks for no authentication, or refuses to make a PSK: it may be an attacker
-/// in its place who does so.
+/// As those of [`authenticate`]. The target asks for no authentication, or refuses to make a PSK, as an attacker in
+/// the target's place may.
 pub(crate) async fn make_psk(
     endpoint: &Endpoint,
     options: &Options,

@@ -166,7 +166,7 @@ fn a_host_without_it_is_told_what_to_do_and_discovery_says_what_a_port_takes() {
     }
 }
 
-/// What stands in the target's place, or between, and does not make a PSK.
+/// A peer in the target's place, or a relay before the target, that keeps both from making a PSK.
 #[test]
 fn a_host_never_goes_on_without_tls() {
     // Targets that want no authentication, or make no PSK.

@@ -724,7 +724,7 @@ mod program {
         let ran = finish(command(&site, &args[..4]).spawn().expect("started"));
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let summary = ran.events().pop().expect("a summary");
-        // Another command with the same ends: the rate is none of them.
+        // The command has the same source and destination; the journal does not depend on the rate.
         assert_eq!(summary["resumed"], true, "{summary}");
         assert!(summary["bytes"].as_u64().expect("bytes") < total, "{summary}");
         site.last(&["cp", "-r", "fs:p/f/t", text(&site.path("back"))]);

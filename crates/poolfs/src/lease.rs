@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 /// Objects that wait to be written, after which the next one waits.
 const WAITING_MAX: usize = 16 << 10;
-/// Directories in which content was lost that are told apart.
+/// Most directories for each of which lost content is recorded.
 const LOST_MAX: usize = 4096;
 /// How often it is looked whether the session has ended meanwhile, and whether something is due.
 const LOOK: Duration = Duration::from_millis(250);

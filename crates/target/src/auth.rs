@@ -68,7 +68,7 @@ impl Keys {
     }
 }
 
-/// How a host proves who it is on a queue.
+/// How a host proves its identity on a queue.
 pub(crate) struct Proof {
     pub(crate) options: ControllerOptions,
     /// The generation of the secret by which it has done so before: the PSK of its connection was made with that. It

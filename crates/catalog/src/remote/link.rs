@@ -3,7 +3,7 @@
 //! Invariants:
 //! - frames are sent in the order in which they were encrypted;
 //! - the thread that receives waits for no thread that sends: a server that does not receive may wait for it;
-//! - when the connection ends, every call that waits for an answer is told.
+//! - when the connection ends, every call that waits for an answer returns an error.
 
 use super::{Access, lock};
 use crate::secure::{Denial, Secure};
@@ -94,7 +94,7 @@ impl LinkAnswer {
         })
     }
 
-    /// The next frame of a watch; `None` if there is none for that time.
+    /// The next frame of a watch; `None` if no frame arrives within that time.
     pub(super) fn wait(&self, wait: Duration) -> Result<Option<Reply>, LinkFault> {
         match self.replies.recv_timeout(wait) {
             Ok(reply) => {

@@ -22,7 +22,8 @@ const RECEIVE: usize = 64 << 10;
 const TURN: usize = 4 * RECEIVE;
 /// Bytes of a handshake that wait while a step of it is done.
 const HANDSHAKE: usize = 32 << 10;
-/// Revisions after which a watch without changes is told how far it is, so that it can go on from there.
+/// Revisions after which the server sends the revision to a watch without changes, so that the client can resume the
+/// watch from there.
 const TELL: u64 = 1000;
 
 /// How far a connection is.
