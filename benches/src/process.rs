@@ -71,8 +71,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         // The child was not waited for, so the pid is still its own.
         if matches!(self.0.try_wait(), Ok(None)) {
-            // SAFETY: a system call without memory.
-            unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
+            let _ = signal(self.0.id(), libc::SIGTERM);
             if !ends_within(self.0.id(), PATIENCE) {
                 eprintln!("process {} does not end; killing it", self.0.id());
                 let _ = self.0.kill();

@@ -66,12 +66,17 @@ impl Samples {
 
     /// Whether the median meets a floor (or a ceiling), in words.
     pub(crate) fn at_least(&self, floor: f64) -> &'static str {
-        if self.median() >= floor { "yes" } else { "**no**" }
+        met(self.median() >= floor)
     }
 
     pub(crate) fn at_most(&self, ceiling: f64) -> &'static str {
-        if self.median() <= ceiling { "yes" } else { "**no**" }
+        met(self.median() <= ceiling)
     }
+}
+
+/// Whether something holds that was asked for, in the words of tables.
+pub(crate) fn met(is_met: bool) -> &'static str {
+    if is_met { "yes" } else { "**no**" }
 }
 
 /// The result of a group.

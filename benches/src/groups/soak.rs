@@ -4,7 +4,7 @@
 use crate::link::{self, Link};
 use crate::process::{self, Guard};
 use crate::program;
-use crate::report::Section;
+use crate::report::{Section, met};
 use crate::setup::Setup;
 use anyhow::{Context, Result, bail, ensure};
 use longhaul_block::Blocking;
@@ -234,12 +234,12 @@ impl<'a> Soak<'a> {
             format!("{took:.0}"),
             (load.writes.count() - writes).to_string(),
             errors.to_string(),
-            met(errors == 0),
+            met(errors == 0).into(),
             format!("{longest:.2}"),
-            if is_upgrade { met(longest <= PAUSE) } else { "–".into() },
+            if is_upgrade { met(longest <= PAUSE) } else { "–" }.into(),
             format!("{} → {}", before.resident >> 20, after.resident >> 20),
             format!("{} → {}", before.descriptors, after.descriptors),
-            met(!grown),
+            met(!grown).into(),
         ]);
         Ok(())
     }
@@ -314,10 +314,6 @@ impl<'a> Soak<'a> {
         }
         Ok(())
     }
-}
-
-fn met(is_met: bool) -> String {
-    if is_met { "yes" } else { "**no**" }.into()
 }
 
 /// Writes the configuration of the target, with or without one export more.

@@ -182,8 +182,11 @@ impl KeyDirectory {
 
     fn unpacked(name: String, archive: &[u8]) -> Result<KeyDirectory> {
         let packed = Packed::read(name, archive)?;
-        let (mut hosts, hosts_dirs) = (0, packed.hosts());
-        for place in hosts_dirs {
+        let hosts = packed.hosts();
+        if hosts.is_empty() {
+            return Err(Error::invalid(format!("cannot read keys: {} has no hosts", packed.name)));
+        }
+        for place in hosts {
             let nqn = place.file_name().and_then(|name| name.to_str()).and_then(|name| Nqn::new(name).ok());
             if nqn.is_none() {
                 return Err(Error::invalid(format!(
@@ -193,10 +196,6 @@ impl KeyDirectory {
                 )));
             }
             keys_of(&KeyPlace::Packed { packed: &packed, path: place })?;
-            hosts += 1;
-        }
-        if hosts == 0 {
-            return Err(Error::invalid(format!("cannot read keys: {} has no hosts", packed.name)));
         }
         Ok(KeyDirectory(KeyStore::Packed(Arc::new(packed))))
     }

@@ -2,7 +2,7 @@
 
 use crate::path::PathOptions;
 use crate::uri::UriOptions;
-use longhaul_auth::{HostKey, KeySource};
+use longhaul_auth::{HostKey, KeySource, TlsKey};
 use longhaul_engine::Config;
 use std::fs;
 use std::sync::{Arc, OnceLock};
@@ -127,6 +127,22 @@ impl Options {
     pub(crate) fn key(&self, subnqn: &str) -> Result<Option<HostKey>, String> {
         let Some(keys) = &self.keys else { return Ok(None) };
         Ok(keys.key_of(&self.hostnqn, subnqn)?.map(|keys| keys.current))
+    }
+
+    /// The key by which this host encrypts its connections to a subsystem.
+    ///
+    /// # Errors
+    /// It has none, or it cannot be read, in words.
+    pub fn tls_key(&self, subnqn: &str) -> Result<TlsKey, String> {
+        let missing = || {
+            format!(
+                "this host, {}, has no key for TLS: 'longhaul key make --tls' makes one, and --keys names its \
+                 directory",
+                self.hostnqn
+            )
+        };
+        let keys = self.keys.as_ref().ok_or_else(missing)?;
+        keys.tls_key_of(&self.hostnqn, subnqn)?.map(|keys| keys.current).ok_or_else(missing)
     }
 
     /// With what a URI says on top.

@@ -55,7 +55,7 @@ mod secure {
         subnqn: &str,
         socket: TcpStream,
     ) -> Result<Channel> {
-        let key = key(options, subnqn).map_err(|why| endpoint.refused(WHAT, why))?;
+        let key = options.tls_key(subnqn).map_err(|why| endpoint.refused(WHAT, why))?;
         let known = endpoint.offer.load(Ordering::Relaxed);
         let others = (0..OFFERS.len()).filter(|number| *number != known);
         let is_answer = |e: &SecureError| matches!(e, SecureError::Tls(_));
@@ -146,18 +146,6 @@ mod secure {
             )),
             _ => endpoint.incompatible(format!("TLS: {e} (identity '{identity}')")),
         }
-    }
-
-    fn key(options: &Options, subnqn: &str) -> std::result::Result<TlsKey, String> {
-        let missing = || {
-            format!(
-                "this host, {}, has no key for it: 'longhaul key make --tls' makes one, and --keys names its \
-                 directory",
-                options.hostnqn
-            )
-        };
-        let keys = options.keys.as_ref().ok_or_else(missing)?;
-        keys.tls_key_of(&options.hostnqn, subnqn)?.map(|keys| keys.current).ok_or_else(missing)
     }
 
     /// Those of these versions of identities, for the cipher suite of the key.

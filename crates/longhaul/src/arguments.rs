@@ -14,6 +14,44 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Who this host is to targets.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct HostArgs {
+    /// NQN of this host
+    #[arg(long, value_name = "NQN")]
+    hostnqn: Option<String>,
+    /// Directory with this host's secret and key for TLS, for targets that
+    /// require authentication ('longhaul key make')
+    #[arg(long, value_name = "DIR", value_parser = parse_keys)]
+    keys: Option<Keys>,
+    /// Use TLS 1.3, with this host's key in --keys ('longhaul key make --tls')
+    #[arg(long, value_parser = tls())]
+    tls: bool,
+}
+
+impl HostArgs {
+    /// Connections of this host, otherwise with the defaults.
+    fn options(&self) -> Options {
+        let defaults = Options::default();
+        Options {
+            hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
+            keys: self.keys.clone().map(|Keys(keys)| keys as _),
+            tls: self.tls,
+            ..defaults
+        }
+    }
+
+    /// An opener of devices for this host, with the defaults but for the engine.
+    pub(crate) fn opener(&self, engine: longhaul_engine::Config) -> Opener {
+        opener(Options { engine, ..self.options() })
+    }
+}
+
+/// An opener of all kinds of devices.
+fn opener(options: Options) -> Opener {
+    Opener::new(options).with_scheme(Arc::new(Volumes))
+}
+
 /// Options of all verbs that connect to remote devices.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct InitiatorArgs {
@@ -40,16 +78,8 @@ pub(crate) struct InitiatorArgs {
     /// aborted and retried (0: no limit) [default: 60s]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     io_timeout: Option<Duration>,
-    /// NQN of this host
-    #[arg(long, value_name = "NQN")]
-    hostnqn: Option<String>,
-    /// Directory with this host's secret and key for TLS, for targets that
-    /// require authentication ('longhaul key make')
-    #[arg(long, value_name = "DIR", value_parser = parse_keys)]
-    keys: Option<Keys>,
-    /// Use TLS 1.3, with this host's key in --keys ('longhaul key make --tls')
-    #[arg(long, value_parser = tls())]
-    tls: bool,
+    #[command(flatten)]
+    host: HostArgs,
     /// Use TLS 1.3 with a key that is made anew of each authentication, by this
     /// host's secret in --keys (secure channel concatenation)
     #[arg(long, conflicts_with = "tls", value_parser = tls())]
@@ -98,7 +128,7 @@ pub(crate) fn check_tls() -> Result<(), &'static str> {
     }
 }
 
-pub(crate) fn tls() -> impl TypedValueParser<Value = bool> {
+fn tls() -> impl TypedValueParser<Value = bool> {
     BoolValueParser::new().try_map(|tls| if tls { check_tls().map(|()| tls) } else { Ok(tls) })
 }
 
@@ -157,7 +187,7 @@ pub(crate) fn check_congestion(name: Option<&str>) -> Result<(), Failure> {
 
 impl InitiatorArgs {
     pub(crate) fn options(&self) -> Options {
-        let defaults = Options::default();
+        let defaults = self.host.options();
         Options {
             hdr_digest: self.hdr_digest,
             data_digest: self.data_digest,
@@ -166,9 +196,6 @@ impl InitiatorArgs {
             connect_timeout: self.connect_timeout.unwrap_or(defaults.connect_timeout),
             ctrl_loss: self.ctrl_loss_timeout.map_or(defaults.ctrl_loss, |LossTimeout(limit)| limit),
             io_timeout: self.io_timeout.unwrap_or(defaults.io_timeout),
-            hostnqn: self.hostnqn.clone().unwrap_or(defaults.hostnqn),
-            keys: self.keys.clone().map(|Keys(keys)| keys as _),
-            tls: self.tls,
             concat: self.concat,
             congestion: self.congestion.clone(),
             path: self.path(),
@@ -198,7 +225,7 @@ impl InitiatorArgs {
 
     /// An opener of devices with these options.
     pub(crate) fn opener(&self) -> Opener {
-        Opener::new(self.options()).with_scheme(Arc::new(Volumes))
+        opener(self.options())
     }
 
     /// Opens the device `name`, for use by `threads` at a time.

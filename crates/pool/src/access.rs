@@ -19,8 +19,8 @@ pub fn catalog_access(options: &Options) -> Access {
         None => false,
     };
     let connector = (has_key || options.tls).then(|| {
-        let connector = HostConnector { keys: options.keys.clone(), hostnqn: options.hostnqn.clone() };
-        Arc::new(connector) as Arc<dyn Connector>
+        let connector: Arc<dyn Connector> = Arc::new(HostConnector { options: options.clone() });
+        connector
     });
     Access { host: options.hostnqn.clone(), connector }
 }
@@ -37,29 +37,20 @@ pub fn catalog_acceptor(keys: Arc<dyn KeySource>) -> Result<Arc<dyn Acceptor>, S
 }
 
 struct HostConnector {
-    keys: Option<Arc<dyn KeySource>>,
-    hostnqn: String,
+    options: Options,
 }
 
 impl Connector for HostConnector {
     #[cfg(not(feature = "tls"))]
     fn begin(&self) -> Result<Box<dyn Secure>, String> {
-        let _ = (&self.keys, &self.hostnqn);
+        let _ = &self.options;
         Err(format!("this host has a key for TLS, and {}", longhaul_initiator::TLS_MISSING))
     }
 
     #[cfg(feature = "tls")]
     fn begin(&self) -> Result<Box<dyn Secure>, String> {
-        let missing = || {
-            format!(
-                "this host, {}, has no key for TLS: 'longhaul key make --tls' makes one, and --keys names its \
-                 directory",
-                self.hostnqn
-            )
-        };
-        let keys = self.keys.as_ref().ok_or_else(missing)?;
-        let key = keys.tls_key_of(&self.hostnqn, CATALOG_NQN)?.ok_or_else(missing)?.current;
-        Ok(Box::new(secure::HostEnd::new(&key, &self.hostnqn)?))
+        let key = self.options.tls_key(CATALOG_NQN)?;
+        Ok(Box::new(secure::HostEnd::new(&key, &self.options.hostnqn)?))
     }
 }
 

@@ -30,6 +30,20 @@ fn served() -> (tempfile::TempDir, Server, TestFs) {
     (dir, server, fs)
 }
 
+/// 300 files that `one` has made in `top` are seen by `two`, and what `two` makes by `one`; then both leave.
+fn all_are_there(fs: &TestFs, top: Node, one: PoolFs, two: PoolFs) {
+    assert_eq!(two.list(top).expect("listed").len(), 300);
+    two.put(top, b"two", b"two").expect("written");
+    assert_eq!(one.content(top, b"two"), Ok(b"two".to_vec()));
+    for file in 0..300u64 {
+        let found = two.content(top, format!("{file}").as_bytes()).expect("read");
+        assert!(found == pattern(2000, file), "{file}");
+    }
+    drop((one, two));
+    let report = assert_right(fs);
+    assert_eq!((report.files, report.left), (301, Vec::new()));
+}
+
 fn sync(fs: &PoolFs, node: Node) -> common::Result<()> {
     fs.wait(Call::SyncDirectory { node }).map(drop)
 }
@@ -90,16 +104,7 @@ fn what_is_made_while_a_server_starts_again_is_there_once() {
         }
     });
     sync(&one, top).expect("synced");
-    assert_eq!(two.list(top).expect("listed").len(), 300);
-    two.put(top, b"two", b"two").expect("written");
-    assert_eq!(one.content(top, b"two"), Ok(b"two".to_vec()));
-    for file in 0..300u64 {
-        let found = two.content(top, format!("{file}").as_bytes()).expect("read");
-        assert!(found == pattern(2000, file), "{file}");
-    }
-    drop((one, two));
-    let report = assert_right(&fs);
-    assert_eq!((report.files, report.left), (301, Vec::new()));
+    all_are_there(&fs, top, one, two);
 }
 
 #[test]
@@ -153,16 +158,7 @@ fn what_is_made_while_the_leader_is_killed_is_there_once() {
     });
     sync(&one, top).expect("synced");
     // The other host asks the new leader, and hears of what comes after.
-    assert_eq!(two.list(top).expect("listed").len(), 300);
-    two.put(top, b"two", b"two").expect("written");
-    assert_eq!(one.content(top, b"two"), Ok(b"two".to_vec()));
-    for file in 0..300u64 {
-        let found = two.content(top, format!("{file}").as_bytes()).expect("read");
-        assert!(found == pattern(2000, file), "{file}");
-    }
-    drop((one, two));
-    let report = assert_right(&fs);
-    assert_eq!((report.files, report.left), (301, Vec::new()));
+    all_are_there(&fs, top, one, two);
 }
 
 #[test]

@@ -26,6 +26,7 @@ use longhaul_wire::nqn::DISCOVERY_NQN;
 use longhaul_wire::registration::RegistrationTask;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,6 +41,20 @@ const KEEP_ALIVE_LOOK: Duration = Duration::from_secs(1);
 /// reads holds no more.
 const REPLIES_PENDING: u64 = 16 << 10;
 
+/// Refuses a Connect whose host has not proved what it would have to, and logs `message`.
+fn refuse_host(
+    connection: &Connection,
+    slot: u16,
+    request: &ConnectRequest,
+    why: RefusalReason,
+    message: fmt::Arguments<'_>,
+) {
+    let target = &connection.target;
+    count(&target.incidents.authentication);
+    target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
+    connection.refuse(slot, request.refused_host(), why);
+}
+
 /// Handles Connect, with its data.
 pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &[u8]) {
     let request = match ConnectRequest::parse(sqe, data) {
@@ -51,7 +66,6 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     let discovery = request.subnqn == DISCOVERY_NQN;
     match connection.secured() {
         Some(secured) if !secured.is_for(&request) => {
-            count(&target.incidents.authentication);
             let message = format_args!(
                 "{}: host {} connects to {} with TLS by the key of host {} for {}",
                 connection.peer(),
@@ -60,21 +74,18 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
                 secured.hostnqn,
                 secured.subnqn
             );
-            target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
-            return connection.refuse(slot, request.refused_host(), RefusalReason::OtherKey);
+            return refuse_host(connection, slot, &request, RefusalReason::OtherKey, message);
         }
         // By the address that takes connections without TLS, for discovery, or an I/O queue where one of administration
         // may authenticate for a PSK.
         None if !discovery && target.config.tls.refuses_without(request.qid) => {
-            count(&target.incidents.authentication);
             let message = format_args!(
                 "{}: host {} connects to {} without TLS",
                 connection.peer(),
                 request.hostnqn,
                 request.subnqn
             );
-            target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
-            return connection.refuse(slot, request.refused_host(), RefusalReason::NoTls);
+            return refuse_host(connection, slot, &request, RefusalReason::NoTls, message);
         }
         secured => connection.is_proved.set(secured.is_some()),
     }
@@ -128,15 +139,13 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
     };
     //= NVMe-TCP 1.1, Transport Layer Security: the queues of a controller are as secure as its admin queue
     if link.is_secure && connection.secured().is_none() {
-        count(&target.incidents.authentication);
         let message = format_args!(
             "{}: host {} connects an I/O queue without TLS to controller {}, whose admin queue has it",
             connection.peer(),
             request.hostnqn,
             link.cntlid
         );
-        target.quiet.refuse.say(message, |line| tracing::warn!("{line}"));
-        return connection.refuse(slot, request.refused_host(), RefusalReason::NoTls);
+        return refuse_host(connection, slot, &request, RefusalReason::NoTls, message);
     }
     let connected = {
         // Added before the lock is free, so that a reset finds it.

@@ -7,7 +7,7 @@ Linux has it from 6.15 on, and commands that do not belong on the queue of the e
 import json
 from pathlib import Path
 
-from peer.suite import GUEST_PORTS, Skip, check, require
+from peer.suite import GUEST_PORTS, check, require
 
 from checks import auth, tls
 
@@ -16,12 +16,7 @@ HOST, HOST_ID, NQN, MARK = tls.HOST, auth.HOST_ID, auth.NQN, tls.MARK
 
 def needed(bench):
     """Skips the check where the guest has no such kernel, or the program no TLS."""
-    there = "test -x /opt/tls/tlshd && grep -qw concat /dev/nvme-fabrics && echo there || true"
-    if "there" not in bench.guest.run(there):
-        raise Skip("the guest has no tlshd, or its kernel no secure channel concatenation")
-    said = bench.longhaul.run("info", "nvme+tcp://127.0.0.1:1/a?concat=true", status=None)
-    if "--features tls" in said:
-        raise Skip("the program is built without TLS")
+    tls.needed(bench, "concat", "secure channel concatenation")
 
 
 def place(directory, host):

@@ -20,12 +20,12 @@ NVME_CLI, RFC_8446 = "nvme-cli", "RFC 8446"
 KINDS = ((RFC_8446, 1), (NVME_CLI, 1), (RFC_8446, 0), (NVME_CLI, 0))
 
 
-def needed(bench):
-    """Skips the check where the guest or the program has no TLS."""
-    there = "test -x /opt/tls/tlshd && grep -qw tls /dev/nvme-fabrics && echo there || true"
+def needed(bench, option="tls", missing="TLS"):
+    """Skips the check where the guest has no tlshd, its kernel no such option of a connection, or the program no TLS."""
+    there = f"test -x /opt/tls/tlshd && grep -qw {option} /dev/nvme-fabrics && echo there || true"
     if "there" not in bench.guest.run(there):
-        raise Skip("the guest has no tlshd, or its kernel no TLS")
-    said = bench.longhaul.run("info", "nvme+tcp://127.0.0.1:1/a?tls=true", status=None)
+        raise Skip(f"the guest has no tlshd, or its kernel no {missing}")
+    said = bench.longhaul.run("info", f"nvme+tcp://127.0.0.1:1/a?{option}=true", status=None)
     if "--features tls" in said:
         raise Skip("the program is built without TLS")
 

@@ -3,7 +3,7 @@
 use super::{ADMIN, RTT, Site, TARGETS, target_commands};
 use crate::link;
 use crate::process::Guard;
-use crate::report::{Samples, Section};
+use crate::report::{Samples, Section, met};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
 use longhaul_block::{BlockDevice, Blocking};
@@ -92,10 +92,10 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
             kills.len().to_string(),
             (writes.count() - before).to_string(),
             lost.to_string(),
-            met(lost == 0),
+            met(lost == 0).into(),
             if successor == Successor::StandsBy { failed.to_string() } else { "–".into() },
             away.show(1.0, 2),
-            met(away.most() <= CEILING),
+            met(away.most() <= CEILING).into(),
         ]);
     }
     section.each =
@@ -132,10 +132,6 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
         "kill -KILL PID  # of the one that serves, under load".to_owned(),
     ]);
     Ok(section)
-}
-
-fn met(is_met: bool) -> String {
-    if is_met { "yes" } else { "**no**" }.into()
 }
 
 fn nqn(host: usize) -> String {

@@ -1,11 +1,10 @@
 //! File systems in pools as ends of a copy: this host opens them, without a mount.
 
-use crate::arguments::{Keys, parse_keys, tls};
+use crate::arguments::HostArgs;
 use crate::exit::Failure;
 use longhaul_device::state;
 use longhaul_fs::{Call, Done, FileSystem};
-use longhaul_initiator::Options;
-use longhaul_pool::{KnownPool, Volumes};
+use longhaul_pool::KnownPool;
 use longhaul_poolfs::{FsName, FsOptions, PoolFs};
 use longhaul_transfer::{CopySpec, Endpoint, MountedFs};
 use std::collections::BTreeSet;
@@ -21,16 +20,8 @@ const END: Duration = Duration::from_secs(30);
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "File systems in pools")]
 pub(crate) struct PoolFsArgs {
-    /// NQN of this host
-    #[arg(long, value_name = "NQN")]
-    hostnqn: Option<String>,
-    /// Directory with this host's secret and key for TLS, for targets that
-    /// require authentication ('longhaul key make')
-    #[arg(long, value_name = "DIR", value_parser = parse_keys)]
-    keys: Option<Keys>,
-    /// Use TLS 1.3 to the targets, with this host's key in --keys
-    #[arg(long, value_parser = tls())]
-    tls: bool,
+    #[command(flatten)]
+    host: HostArgs,
 }
 
 /// A file system that is open; tells when its session has ended.
@@ -64,15 +55,7 @@ impl FileSystems {
         let mut all = FileSystems { open: Vec::new(), ends: Vec::new() };
         for name in names {
             let fs: FsName = name.parse().map_err(Failure::usage)?;
-            let defaults = Options::default();
-            let options = Options {
-                hostnqn: args.hostnqn.clone().unwrap_or_else(|| defaults.hostnqn.clone()),
-                keys: args.keys.clone().map(|Keys(keys)| keys as _),
-                tls: args.tls,
-                engine: engine.clone(),
-                ..defaults
-            };
-            let opener = longhaul_device::Opener::new(options).with_scheme(Arc::new(Volumes));
+            let opener = args.host.opener(engine.clone());
             let pool = KnownPool::find(&fs.pool)?.open(opener.options())?;
             // Names and small files are made many in a transaction; the end of the copy waits for all.
             let options = FsOptions { memory: MEMORY, leases: true, ..FsOptions::default() };
