@@ -394,6 +394,16 @@ fn catalogs(all: &mut Vec<Seed>) {
     ];
     (1..).zip(requests).for_each(|(id, request)| request.encode(id, &mut client));
     add(all, "catalog_frames", "client", &client);
+    // Names that are not UTF-8, or longer than an NQN, are refused as they are.
+    let name = |name: &str| {
+        let mut hello = vec![0];
+        Hello { version: VERSION, host: name.into() }.encode(&mut hello);
+        hello
+    };
+    let mut not_text = name("host");
+    *not_text.last_mut().expect("a name") = 0xff;
+    add(all, "catalog_frames", "name_not_text", &not_text);
+    add(all, "catalog_frames", "name_too_long", &name(&"n".repeat(224)));
 
     let entry = |number: u8| Entry {
         key: [&key[..], &[number]].concat(),

@@ -65,7 +65,8 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn text(&mut self) -> Result<String, Malformed> {
-        Ok(String::from_utf8_lossy(self.bytes()?).into_owned())
+        let text = std::str::from_utf8(self.bytes()?).map_err(|_| Malformed("a text is not UTF-8"))?;
+        Ok(text.to_owned())
     }
 
     /// A number of fields that follow, each of which takes `least` bytes at least.
@@ -120,5 +121,12 @@ mod tests {
         assert_eq!(Fields::new(&[3, 1, 2]).bytes(), Err(Malformed("a field is longer than its frame")));
         assert_eq!(Fields::new(&[3, 1, 2]).count(1), Err(Malformed("a list is longer than its frame")));
         assert_eq!(Fields::new(&[2, 1, 2]).bytes(), Ok(&[1, 2][..]));
+    }
+
+    #[test]
+    fn a_text_stays_as_it_was_sent() {
+        assert_eq!(Fields::new(&[2, 0xc3, 0xa9]).text(), Ok("é".to_owned()));
+        // Replaced by a mark, two different texts would be the same, and longer than what was sent.
+        assert_eq!(Fields::new(&[2, b'n', 0xff]).text(), Err(Malformed("a text is not UTF-8")));
     }
 }

@@ -56,8 +56,11 @@ impl Hello {
         if kind != kind::HELLO {
             return Err(OTHER);
         }
-        let (version, host) = (fields.number()?, fields.bytes()?);
-        let host = String::from_utf8_lossy(&host[..host.len().min(HOST)]).into_owned();
+        let (version, host) = (fields.number()?, fields.text()?);
+        // A shorter name would be that of another host.
+        if host.len() > HOST {
+            return Err(Malformed("the host's name is longer than an NQN"));
+        }
         Ok(Hello { version, host })
     }
 }
@@ -346,6 +349,22 @@ mod tests {
         assert_eq!(Hello::decode(frame), Ok(hello.clone()));
         assert_eq!(Hello::decode(&[frame, b"more"].concat()), Ok(hello));
         assert!(Hello::decode(b"GET / HTTP/1.1\r\n\r\nGET / HTTP").is_err());
+    }
+
+    #[test]
+    fn a_hello_with_another_name_than_was_sent_is_refused() {
+        let hello = |host: &str| {
+            let mut out = Vec::new();
+            Hello { version: 1, host: host.into() }.encode(&mut out);
+            out
+        };
+        let decoded =
+            |bytes: &[u8]| Hello::decode(split(bytes, MAX_FRAME).expect("a frame").expect("whole").0);
+        assert!(decoded(&hello(&"n".repeat(HOST))).is_ok());
+        assert!(decoded(&hello(&"n".repeat(HOST + 1))).is_err());
+        let mut not_text = hello("host");
+        *not_text.last_mut().expect("a name") = 0xff;
+        assert!(decoded(&not_text).is_err());
     }
 
     #[test]

@@ -103,7 +103,8 @@ impl<'a> Fields<'a> {
     }
 
     pub(crate) fn text(&mut self) -> Result<String, Malformed> {
-        Ok(String::from_utf8_lossy(self.bytes()?).into_owned())
+        let text = std::str::from_utf8(self.bytes()?).map_err(|_| Malformed::Value("text"))?;
+        Ok(text.to_owned())
     }
 
     /// Text for the user; control characters are escaped, so that a peer can neither forge
