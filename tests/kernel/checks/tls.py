@@ -8,7 +8,7 @@ two versions.
 import json
 
 from peer.psk import derive
-from peer.suite import GUEST_PORTS, Skip, check, require
+from peer.suite import GUEST_PORTS, NewerKernel, Skip, check, require
 
 HOST = "nqn.2014-08.org.example:guest"
 HOST_ID = "4c554e47-4841-554c-0000-000000000001"
@@ -22,9 +22,14 @@ KINDS = ((RFC_8446, 1), (NVME_CLI, 1), (RFC_8446, 0), (NVME_CLI, 0))
 
 def needed(bench, option="tls", missing="TLS"):
     """Skips the check where the guest has no tlshd, its kernel no such option of a connection, or the program no TLS."""
-    there = f"test -x /opt/tls/tlshd && grep -qw {option} /dev/nvme-fabrics && echo there || true"
-    if "there" not in bench.guest.run(there):
-        raise Skip(f"the guest has no tlshd, or its kernel no {missing}")
+    there = bench.guest.run(f"""
+        test ! -x /opt/tls/tlshd || echo tlshd
+        for option in tls {option}; do ! grep -qw $option /dev/nvme-fabrics || echo $option; done
+    """).split()
+    if "tlshd" not in there or "tls" not in there:
+        raise Skip("the guest has no tlshd, or its kernel no TLS")
+    if option not in there:
+        raise NewerKernel(f"the guest's kernel has no {missing}")
     said = bench.longhaul.run("info", f"nvme+tcp://127.0.0.1:1/a?{option}=true", status=None)
     if "--features tls" in said:
         raise Skip("the program is built without TLS")
