@@ -25,6 +25,20 @@ pub const BUF_ALIGN: usize = 4096;
 /// The largest buffer that a pool hands out, in bytes.
 pub const BUF_MAX: usize = 4 << 20;
 
+/// Lets the system have freed allocations of 128 KiB and more at once, in the whole process.
+///
+/// The allocator of glibc raises its threshold for that, up to 32 MiB, with each large block that is freed.
+/// From then on blocks that one thread allocates and another one frees leave gaps in an arena of each thread:
+/// a process takes several times the memory that it uses. Other allocators are left as they are.
+pub fn release_what_is_freed() {
+    #[cfg(target_env = "gnu")]
+    {
+        const THRESHOLD: libc::c_int = 128 << 10;
+        // SAFETY: a parameter of the allocator; a value that is too large is refused.
+        unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, THRESHOLD) };
+    }
+}
+
 /// One allocation: `len` bytes at `ptr`, aligned to [`BUF_ALIGN`].
 struct Block {
     ptr: NonNull<u8>,

@@ -32,6 +32,7 @@ use output::Output;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    longhaul_engine::buf::release_what_is_freed();
     if helper::is_called() {
         return helper::run();
     }

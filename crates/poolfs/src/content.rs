@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 /// Bytes that are gathered before whole stripes of them are written: some stripes at a time.
 const GATHERED: usize = 8 << 20;
-/// Batches of a file that are being written at a time.
+/// Batches of a file that are being written at a time, or as many as half of the memory has room for.
 const BATCHES: usize = 4;
 /// Chunks that one transaction changes, and extents that it adds: far below the limits of catalogs.
 const GROUP_CHUNKS: usize = 32;

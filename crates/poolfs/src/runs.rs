@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Most bytes that a run grows to, so that little is copied.
-const RUN_MAX: usize = 64 << 20;
+const RUN_MAX: usize = 8 << 20;
 
 /// Runs of bytes, by offset.
 #[derive(Clone, Debug, Default)]
@@ -114,21 +114,38 @@ impl Runs {
         std::mem::take(self)
     }
 
-    /// Takes whole multiples of `len` of the runs that are as long.
-    pub(crate) fn take_multiples(&mut self, len: usize) -> Runs {
+    /// Takes what fills whole ranges of `len` bytes, from multiples of `len` in the file, until it is about `most`
+    /// bytes. So all of a file that is written once is taken in whole ranges, in whatever order it is written.
+    pub(crate) fn take_aligned(&mut self, len: usize, most: usize) -> Runs {
+        let whole = len as u64;
+        let mut all = std::mem::take(&mut self.all).into_iter().peekable();
         let mut taken = Runs::default();
-        let long: Vec<u64> =
-            self.all.iter().filter(|(_, bytes)| bytes.len() >= len).map(|(offset, _)| *offset).collect();
-        for offset in long {
-            let Some(mut bytes) = self.all.remove(&offset) else { continue };
-            let rest = bytes.split_off(bytes.len() / len * len);
+        while taken.bytes < most
+            && let Some((offset, mut bytes)) = all.next()
+        {
+            while bytes.len() < most
+                && let Some((_, next)) = all.next_if(|(next, _)| *next == offset + bytes.len() as u64)
+            {
+                bytes.extend_from_slice(&next);
+            }
+            let end = offset + bytes.len() as u64;
+            let (first, last) = (offset.next_multiple_of(whole), end / whole * whole);
+            if first >= last {
+                self.all.insert(offset, bytes);
+                continue;
+            }
+            if last < end {
+                self.all.insert(last, bytes.split_off((last - offset) as usize));
+            }
+            if offset < first {
+                let head = bytes.drain(..(first - offset) as usize).collect();
+                self.all.insert(offset, head);
+            }
             self.bytes -= bytes.len();
             taken.bytes += bytes.len();
-            if !rest.is_empty() {
-                self.all.insert(offset + bytes.len() as u64, rest);
-            }
-            taken.all.insert(offset, bytes);
+            taken.all.insert(first, bytes);
         }
+        self.all.extend(all);
         taken
     }
 }
@@ -158,10 +175,12 @@ mod tests {
                     model[range].fill(None);
                 }
                 _ => {
-                    let taken = runs.take_multiples(16);
+                    let most = if rng.bool() { 32 } else { usize::MAX };
+                    let taken = runs.take_aligned(16, most);
                     taken_all += taken.bytes();
+                    assert!(most == 32 || runs.clone().take_aligned(16, most).is_empty());
                     for (offset, bytes) in taken.iter() {
-                        assert_eq!(bytes.len() % 16, 0);
+                        assert_eq!((offset % 16, bytes.len() % 16), (0, 0));
                         for (at, byte) in bytes.iter().enumerate() {
                             assert_eq!(model[offset as usize + at].take(), Some(*byte));
                         }
@@ -190,5 +209,19 @@ mod tests {
             }
         }
         assert!(taken_all > 0);
+    }
+
+    #[test]
+    fn what_is_written_once_is_taken_whole_in_any_order() {
+        const BLOCKS: u64 = 60;
+        let mut rng = fastrand::Rng::with_seed(4);
+        let mut order: Vec<u64> = (0..BLOCKS).collect();
+        rng.shuffle(&mut order);
+        let (mut runs, mut taken) = (Runs::default(), 0);
+        for block in order {
+            runs.write(block * 4, &[block as u8; 4]);
+            taken += runs.take_aligned(3, usize::MAX).bytes();
+        }
+        assert_eq!((taken as u64, runs.bytes()), (BLOCKS * 4, 0));
     }
 }

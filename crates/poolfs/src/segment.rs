@@ -7,6 +7,9 @@
 //! What is moved out of other segments goes to segments of its own, and the last free ones are kept for that:
 //! so room can be made while none is left for what is new.
 //!
+//! Taking a segment takes round trips to the catalog, in which no stripe would be written: so the next one is
+//! taken while the one that is written to fills up, if many are free.
+//!
 //! Invariants:
 //! - no place in a segment is given out twice while the session has it;
 //! - a segment is released when no stripe of it is still to be committed.
@@ -17,14 +20,20 @@ use crate::settings::FsSettings;
 use crate::store::{Store, lock};
 use longhaul_fs::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Where the units of a stripe are: member, and byte on it.
 pub(crate) type StripePlaces = Vec<(u8, u64)>;
 
 /// Free segments that only moves may take.
 pub(crate) const RESERVED: usize = 2;
+
+/// The next segment is taken when a member has used this part of the one that is written to.
+const AHEAD: u64 = 4;
+/// Segments that are left to others before one is taken ahead: as many, and this part of all.
+const PLENTY: usize = 4;
+const PLENTY_PART: usize = 8;
 
 /// What fills a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +58,30 @@ struct FillingSegment {
     number: u32,
     /// It was written to since the books were made up last.
     is_used: bool,
+    /// The thread was told to take the next one.
+    has_asked: bool,
     /// Bytes that are used on each member.
     used: Vec<u64>,
+}
+
+/// What the thread does that takes segments ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Ahead {
+    /// There is none, or it has ended.
+    #[default]
+    Absent,
+    Waits,
+    /// It is told to take one.
+    Wanted,
+    Takes,
 }
 
 #[derive(Default)]
 struct SegmentsState {
     filling: [Option<FillingSegment>; 2],
+    /// The one for writes that follows.
+    next: Option<u32>,
+    ahead: Ahead,
     /// Stripes that are not committed yet, by segment, of all that this session has.
     uncommitted: BTreeMap<u32, u64>,
     /// Rises with each stripe: the first unit goes round the members.
@@ -68,6 +94,7 @@ pub(crate) struct Segments {
     /// Number of segments, which grows.
     count: AtomicU32,
     state: Mutex<SegmentsState>,
+    changed: Condvar,
 }
 
 impl Segments {
@@ -76,7 +103,12 @@ impl Segments {
             settings: settings.clone(),
             count: AtomicU32::new(settings.segments),
             state: Mutex::default(),
+            changed: Condvar::new(),
         }
+    }
+
+    fn wait<'s>(&self, state: MutexGuard<'s, SegmentsState>) -> MutexGuard<'s, SegmentsState> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Places for `units` units of `unit` bytes on as many of the `live` members. The stripe has to be
@@ -100,10 +132,19 @@ impl Segments {
             if live.iter().filter(|is_live| **is_live).count() < units {
                 return Err(Errno::IO);
             }
-            let number = self.take(store, filler)?;
+            let is_for_writes = filler == Filler::Writes;
+            while is_for_writes && matches!(state.ahead, Ahead::Wanted | Ahead::Takes) {
+                state = self.wait(state);
+            }
+            let next = if is_for_writes { state.next.take() } else { None };
+            let number = match next {
+                Some(next) => next,
+                None => self.take(store, filler)?,
+            };
             state.uncommitted.entry(number).or_default();
             let used = vec![0; self.settings.members];
-            state.filling[filler as usize] = Some(FillingSegment { number, is_used: true, used });
+            state.filling[filler as usize] =
+                Some(FillingSegment { number, is_used: true, has_asked: false, used });
         }
     }
 
@@ -136,7 +177,58 @@ impl Segments {
             filling.used[member] += unit;
             (member as u8, at)
         };
-        Some(chosen.into_iter().map(place).collect())
+        let places = chosen.into_iter().map(place).collect();
+        let fills_up = filling.used.iter().any(|used| *used >= self.settings.segment / AHEAD);
+        let asks = filler == Filler::Writes && fills_up && !filling.has_asked;
+        if asks && state.next.is_none() && state.ahead == Ahead::Waits {
+            filling.has_asked = true;
+            state.ahead = Ahead::Wanted;
+            self.changed.notify_all();
+        }
+        Some(places)
+    }
+
+    /// Takes segments ahead, until [`end_ahead`](Self::end_ahead).
+    pub(crate) fn take_ahead(&self, store: &Store) {
+        let mut state = lock(&self.state);
+        loop {
+            while state.ahead == Ahead::Waits {
+                state = self.wait(state);
+            }
+            if state.ahead == Ahead::Absent {
+                return;
+            }
+            state.ahead = Ahead::Takes;
+            drop(state);
+            let taken = self.take_of_many(store, PLENTY.max(self.count() as usize / PLENTY_PART));
+            state = lock(&self.state);
+            match taken {
+                Ok(number) => {
+                    state.uncommitted.entry(number).or_default();
+                    state.next = Some(number);
+                }
+                // Who needs one takes it, and has the error.
+                Err(e) => tracing::debug!("no segment is taken ahead: {e}"),
+            }
+            state.ahead = Ahead::Waits;
+            self.changed.notify_all();
+        }
+    }
+
+    /// A thread is going to take segments ahead.
+    pub(crate) fn begin_ahead(&self) {
+        lock(&self.state).ahead = Ahead::Waits;
+    }
+
+    /// None is taken ahead any more.
+    pub(crate) fn end_ahead(&self) {
+        let mut state = lock(&self.state);
+        while state.ahead == Ahead::Takes {
+            state = self.wait(state);
+        }
+        state.ahead = Ahead::Absent;
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Bytes that `units` of the live members have left each in the segment that is being filled.
@@ -153,10 +245,15 @@ impl Segments {
 
     /// Takes a free segment.
     fn take(&self, store: &Store, filler: Filler) -> Result<u32, Errno> {
+        self.take_of_many(store, if filler == Filler::Writes { RESERVED } else { 0 })
+    }
+
+    /// Takes a free segment, if more than this are free.
+    fn take_of_many(&self, store: &Store, others: usize) -> Result<u32, Errno> {
         loop {
             let taken: BTreeSet<u32> = self.all(store)?.into_keys().collect();
             let free: Vec<u32> = (0..self.count()).filter(|number| !taken.contains(number)).collect();
-            if filler == Filler::Writes && free.len() <= RESERVED {
+            if free.len() <= others {
                 return Err(Errno::NOSPC);
             }
             // Any of them, so that sessions seldom want the same one.
@@ -215,7 +312,9 @@ impl Segments {
 
     /// Gives up the segments that were not written to since this was called last.
     pub(crate) fn give_up_idle(&self) {
-        for filling in &mut lock(&self.state).filling {
+        let mut state = lock(&self.state);
+        state.next = None;
+        for filling in &mut state.filling {
             match filling {
                 Some(used) if used.is_used => used.is_used = false,
                 idle => *idle = None,
@@ -233,7 +332,9 @@ impl Segments {
     /// The segments that the session does not write to any more, all of whose stripes are committed.
     pub(crate) fn full(&self) -> Vec<u32> {
         let state = lock(&self.state);
-        let is_filling = |number: u32| state.filling.iter().flatten().any(|filling| filling.number == number);
+        let is_filling = |number: u32| {
+            state.next == Some(number) || state.filling.iter().flatten().any(|one| one.number == number)
+        };
         let is_full =
             |(number, count): (&u32, &u64)| (*count == 0 && !is_filling(*number)).then_some(*number);
         state.uncommitted.iter().filter_map(is_full).collect()
@@ -246,7 +347,8 @@ impl Segments {
 
     /// What is written next goes to other segments.
     pub(crate) fn end(&self) {
-        lock(&self.state).filling = [None, None];
+        let mut state = lock(&self.state);
+        (state.filling, state.next) = ([None, None], None);
     }
 
     /// Bytes of content that a segment has room for.

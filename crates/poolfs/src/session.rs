@@ -17,6 +17,7 @@ use crate::store::{Store, lock};
 use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, Revision, Txn};
 use longhaul_device::{Error, ErrorKind, Result};
 use longhaul_engine::Config;
+use longhaul_engine::buf::BufPool;
 use longhaul_fs::{Errno, Time};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -97,6 +98,8 @@ pub(crate) struct FsSession {
     /// Bytes of writes that are in memory, and how many there may be.
     pub(crate) dirty: AtomicUsize,
     pub(crate) memory: usize,
+    /// Buffers of units that are written.
+    pub(crate) units: BufPool,
     pub(crate) owner: (u32, u32),
     pub(crate) nodes: Mutex<HashMap<u64, Arc<OpenNode>>>,
     pub(crate) handles: Mutex<HashMap<u64, OpenHandle>>,
@@ -244,6 +247,7 @@ impl FsSession {
             members,
             dirty: AtomicUsize::new(0),
             memory: options.memory,
+            units: BufPool::new(options.memory),
             owner: options.owner,
             nodes: Mutex::default(),
             handles: Mutex::default(),
@@ -365,6 +369,14 @@ impl FsSession {
         Ok(end)
     }
 
+    /// Takes the segment that is written to next while another one fills up, until the session ends.
+    pub(crate) fn take_ahead_always(self: &Arc<FsSession>) -> std::io::Result<()> {
+        self.segments.begin_ahead();
+        let session = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("longhaul-segment".into());
+        thread.spawn(move || session.segments.take_ahead(&session.store)).map(drop)
+    }
+
     /// Ends the session: its segments are released, and its record is removed.
     pub(crate) fn end(&self) {
         if let Err(e) = self.write_out() {
@@ -378,6 +390,7 @@ impl FsSession {
         }
         self.leases.end();
         self.is_ending.store(true, Relaxed);
+        self.segments.end_ahead();
         self.segments.end();
         let _compacts = lock(&self.compacts);
         if let Err(e) = self.clean() {

@@ -4,6 +4,7 @@ use crate::extent::{BLOCK, Stripe, StripeUnit};
 use crate::members::{Members, Pending};
 use crate::settings::FsSettings;
 use longhaul_block::{IoError, IoResult};
+use longhaul_engine::buf::{BUF_MAX, BufPool};
 use longhaul_engine::{Buf, BufMut};
 use longhaul_parity::Unit;
 use std::ops::Range;
@@ -62,20 +63,27 @@ impl StripePlan {
         self.data + self.parity
     }
 
-    /// The units of `content`, which is filled up with zeroes: data, then parity.
-    pub(crate) fn encode(&self, content: &[u8]) -> Vec<Buf> {
+    /// The units of `content`, which is filled up with zeroes: data, then parity. They are of `pool` while it
+    /// has some.
+    pub(crate) fn encode(&self, content: &[u8], pool: &BufPool) -> Vec<Buf> {
         let unit = self.unit as usize;
+        let buffer = || match unit <= BUF_MAX {
+            true => pool.try_alloc(unit).unwrap_or_else(|| BufMut::zeroed(unit)),
+            false => BufMut::zeroed(unit),
+        };
         let mut units: Vec<BufMut> = (0..self.data)
             .map(|index| {
-                let mut bytes = BufMut::zeroed(unit);
+                let mut bytes = buffer();
                 let part = content.get(index * unit..).unwrap_or_default();
                 let part = &part[..part.len().min(unit)];
                 bytes[..part.len()].copy_from_slice(part);
+                // A buffer of a pool has what was in it before.
+                bytes[part.len()..].fill(0);
                 bytes
             })
             .collect();
         let data: Vec<&[u8]> = units.iter().map(|unit| &unit[..]).collect();
-        let mut parity: Vec<BufMut> = (0..self.parity).map(|_| BufMut::zeroed(unit)).collect();
+        let mut parity: Vec<BufMut> = (0..self.parity).map(|_| buffer()).collect();
         match &mut parity[..] {
             [] => {}
             [p] => longhaul_parity::xor(p, &data),
@@ -298,7 +306,7 @@ mod tests {
     #[test]
     fn parity_of_one_unit_is_its_copy() {
         let plan = StripePlan { data: 1, parity: 2, unit: 4096 };
-        let units = plan.encode(b"content");
+        let units = plan.encode(b"content", &BufPool::new(0));
         assert_eq!((&units[0][..7], &units[0][..], units.len()), (&b"content"[..], &units[1][..], 3));
         assert_eq!(&units[0][..], &units[2][..], "Q of the first unit is that unit too");
     }

@@ -83,6 +83,7 @@ impl PoolFs {
             true => None,
             false => Some(session.clean_always(options.tidy).map_err(failed)?),
         };
+        session.take_ahead_always().map_err(failed)?;
         let workers = Workers { session, queue: Mutex::default(), changed: Condvar::new() };
         Ok(PoolFs { workers: Arc::new(workers), threads: Some((keeper, cleaner)) })
     }
@@ -129,6 +130,7 @@ impl PoolFs {
     pub(crate) fn crash(mut self) {
         self.stop();
         self.workers.session.store.end();
+        self.workers.session.segments.end_ahead();
         self.threads = None;
     }
 }

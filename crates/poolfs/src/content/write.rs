@@ -36,7 +36,7 @@ impl FsSession {
             state.append_base = Some(state.inode.size);
         }
         let dirty = self.put_in_memory(&mut state, offset, data);
-        let (is_much, pending) = (dirty >= GATHERED.min(self.memory / 4), state.pending.len());
+        let (is_much, pending) = (dirty >= self.gathered(), state.pending.len());
         // What is appended is not written before it is known where the file ends.
         let may_flush = state.append_base.is_none();
         drop(state);
@@ -51,6 +51,11 @@ impl FsSession {
             return if may_flush { self.write_batch(node, true).map(drop) } else { self.commit(node) };
         }
         if is_much { self.write_batch(node, false).map(drop) } else { Ok(()) }
+    }
+
+    /// Bytes of a file in memory from which on whole stripes are written.
+    fn gathered(&self) -> usize {
+        GATHERED.min(self.memory / 4)
     }
 
     /// Keeps what is written in memory; bytes of the file that are there.
@@ -69,7 +74,7 @@ impl FsSession {
     pub(crate) fn write_at_once(&self, node: &OpenNode, offset: u64, data: &[u8]) -> bool {
         let mut state = node.lock();
         let fits = data.len() <= AT_ONCE
-            && state.dirty.bytes() + data.len() < GATHERED.min(self.memory / 4)
+            && state.dirty.bytes() + data.len() < self.gathered()
             && state.pending.len() <= PENDING_MAX
             && self.dirty.load(Relaxed) + data.len() <= self.memory
             && offset.checked_add(data.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
@@ -82,11 +87,18 @@ impl FsSession {
     /// Writes what is in memory to the members: all of it, or whole stripes. The number of the next batch.
     pub(crate) fn write_batch(&self, node: &OpenNode, all: bool) -> Result<u64, Errno> {
         let mut state = node.lock();
-        while state.batches.len() >= BATCHES {
+        while state.batches.len() >= BATCHES.max(self.memory / 2 / GATHERED) {
             state = node.wait(state);
         }
         let stripe = self.settings.stripe() as usize;
-        let runs = if all { state.dirty.take() } else { state.dirty.take_multiples(stripe) };
+        let runs = match all {
+            true => state.dirty.take(),
+            false if state.dirty.bytes() >= self.gathered() => {
+                state.dirty.take_aligned(stripe, self.gathered())
+            }
+            // Of those that have waited, the first one has taken it.
+            false => Runs::default(),
+        };
         if runs.is_empty() {
             return Ok(state.next_batch);
         }
@@ -172,7 +184,7 @@ impl FsSession {
                         break 'all;
                     }
                 };
-                let units = plan.encode(now);
+                let units = plan.encode(now, &self.units);
                 let stripe = Arc::new(stripe(&plan, &places, &units));
                 let writes: Vec<_> = places
                     .iter()
