@@ -223,7 +223,7 @@ impl From<Refusal> for CopyError {
 pub fn copy(spec: &CopySpec, settings: &Settings, monitor: &Arc<Monitor>) -> Result<Summary, CopyError> {
     let mut request = request(spec)?;
     request.congestion = settings.congestion.clone().unwrap_or_default();
-    request.tune_streams = settings.streams == Concurrency::Measured;
+    request.tune_streams = settings.streams.is_measured();
     let from = spec.sources.first().and_then(Endpoint::server);
     let to = spec.destination.server();
     let place = |source: &Endpoint| (source.server(), source.file_system().map(str::to_owned));

@@ -33,9 +33,31 @@ struct QueueState<T> {
     weight: usize,
     closed: bool,
     aborted: bool,
+    /// Items that were taken by [`Queue::pop_held`] and are in hand yet.
+    held: usize,
     /// Tasks that wait for space, and for items.
     room: Vec<Waker>,
     takers: Vec<Waker>,
+}
+
+impl<T> QueueState<T> {
+    /// Nothing follows.
+    fn is_at_end(&self) -> bool {
+        self.aborted || self.closed && self.held == 0 && self.items.is_empty()
+    }
+}
+
+/// An item is in hand until this is dropped.
+pub(crate) struct Held<'q, T>(&'q Queue<T>);
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.held -= 1;
+        if state.is_at_end() {
+            self.0.wake_all(&mut state);
+        }
+    }
 }
 
 impl<T> Queue<T> {
@@ -48,6 +70,7 @@ impl<T> Queue<T> {
                 weight: 0,
                 closed: false,
                 aborted: false,
+                held: 0,
                 room: Vec::new(),
                 takers: Vec::new(),
             }),
@@ -107,7 +130,7 @@ impl<T> Queue<T> {
 
     /// Pushes an item even if the queue is full or closed, for producers that are bounded
     /// otherwise and could deadlock by waiting. Only a consumer may force items into a
-    /// closed queue, since the other consumers may have ended.
+    /// closed queue, while it has one in hand: the other consumers may have ended otherwise.
     pub(crate) fn force(&self, item: T, weight: usize) {
         let mut state = self.lock();
         if !state.aborted {
@@ -140,21 +163,34 @@ impl<T> Queue<T> {
     /// Takes an item; blocks the thread while the queue is empty. `None` once the queue is
     /// closed and empty.
     pub(crate) fn pop(&self) -> Option<T> {
-        let mut state = self.lock();
+        self.take_next(self.lock()).map(|(item, _)| item)
+    }
+
+    /// As [`pop`](Self::pop), for consumers that may [force](Self::force) items: none of them finds the queue at
+    /// its end while another one has an item in hand.
+    pub(crate) fn pop_held(&self) -> Option<(T, Held<'_, T>)> {
+        let (item, mut state) = self.take_next(self.lock())?;
+        state.held += 1;
+        drop(state);
+        Some((item, Held(self)))
+    }
+
+    fn take_next<'q>(
+        &'q self,
+        mut state: MutexGuard<'q, QueueState<T>>,
+    ) -> Option<(T, MutexGuard<'q, QueueState<T>>)> {
         if let Some(item) = self.take(&mut state) {
-            return Some(item);
+            return Some((item, state));
         }
         let began = Instant::now();
-        loop {
-            if state.closed {
-                return None;
-            }
+        while !state.is_at_end() {
             state = self.items.wait(state).unwrap_or_else(PoisonError::into_inner);
             if let Some(item) = self.take(&mut state) {
                 self.starved.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
-                return Some(item);
+                return Some((item, state));
             }
         }
+        None
     }
 
     /// Takes the first item if `wanted` accepts it.
@@ -170,7 +206,7 @@ impl<T> Queue<T> {
             let mut state = self.lock();
             match self.take(&mut state) {
                 Some(item) => Poll::Ready(Some(item)),
-                None if state.closed => Poll::Ready(None),
+                None if state.is_at_end() => Poll::Ready(None),
                 None => {
                     state.takers.push(cx.waker().clone());
                     Poll::Pending
@@ -292,6 +328,23 @@ mod tests {
         assert_eq!((queue.push(2, 1), queue.pop()), (Err(2), Some(1)));
         queue.force(1, 1);
         assert_eq!((queue.pop(), queue.pop()), (Some(1), None));
+    }
+
+    #[test]
+    fn a_consumer_waits_while_another_one_may_force_items() {
+        let queue = Arc::new(Queue::new(4));
+        queue.push(1, 1).expect("open");
+        let (item, held) = queue.pop_held().expect("the item");
+        queue.close();
+        let other = Arc::clone(&queue);
+        let thread = std::thread::spawn(move || {
+            let first = other.pop_held().map(|(item, _)| item);
+            (first, other.pop_held().is_none())
+        });
+        // Whether the thread waits by now or comes later.
+        queue.force(item + 1, 1);
+        drop(held);
+        assert_eq!(thread.join().expect("joined"), (Some(2), true));
     }
 
     #[test]

@@ -122,7 +122,7 @@ pub(crate) async fn send(
     let streams = if rate > 0 { Concurrency::Fixed(streams.streams()) } else { streams };
     let sockets: Vec<_> = links.iter().filter_map(|link| link.tx.stream()).collect();
     let path = Connections { streams: sockets.clone(), sends: true };
-    let known = if streams == Concurrency::Measured { PathToKeep::new(known_paths, &path) } else { None };
+    let known = if streams.is_measured() { PathToKeep::new(known_paths, &path) } else { None };
     let earlier = match &known {
         Some(known) => known.earlier().await,
         None => None,

@@ -110,7 +110,7 @@ impl Remote {
         let ports = ssh.ports.map(|(from, to)| format!(" --port-range {from}-{to}")).unwrap_or_default();
         let fixed = |option: &str, number| match number {
             Concurrency::Fixed(number) => format!(" --{option} {number}"),
-            Concurrency::Measured => String::new(),
+            Concurrency::Measured | Concurrency::MeasuredFrom(_) => String::new(),
         };
         let threads = fixed("readers", settings.readers) + &fixed("writers", settings.writers);
         let agent = format!("agent --one-time{ports}{threads}");

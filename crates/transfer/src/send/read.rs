@@ -140,7 +140,8 @@ impl Reader {
     /// Runs reader thread `index` until there is no more work.
     pub(crate) fn run(&self, index: usize) {
         self.gate.pass(index);
-        while let Some(work) = self.work.pop() {
+        // Whoever opens a large file, which takes round trips in a file system that is far away, wants help then.
+        while let Some((work, held)) = self.work.pop_held() {
             let done = match work {
                 work if work.is_small() => self.batch(work, index),
                 ReadWork::Found(found, have) => self.large(found, have, index),
@@ -151,6 +152,7 @@ impl Reader {
                 // The session has ended.
                 self.work.abort();
             }
+            drop(held);
             self.gate.pass(index);
         }
         // Lets the blocked threads end as well.

@@ -3,7 +3,7 @@
 use crate::tree::filter::Filter;
 use crate::tree::root::{Root, last_name};
 use crate::tree::scan::ScanStart;
-use crate::tune::{Concurrency, KnownPaths};
+use crate::tune::{Concurrency, KnownPaths, START_FAR};
 use crate::wire::{Compare, Options, Placement, Refusal, RefusalKind, RelPath, Request};
 use std::sync::Arc;
 
@@ -62,7 +62,10 @@ impl SendSpec {
             into: None,
             options: request.options,
             query: request.options.compare != Compare::Nothing,
-            readers,
+            readers: match (root, readers) {
+                (Root::Mounted(_), Concurrency::Measured) => Concurrency::MeasuredFrom(START_FAR),
+                _ => readers,
+            },
             read_ahead: None,
             known_paths: None,
         })

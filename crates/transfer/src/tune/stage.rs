@@ -83,7 +83,7 @@ pub(super) struct StageTuner<'a> {
 
 impl StageTuner<'_> {
     pub(super) fn new(stage: TunedStage<'_>, at: Instant) -> StageTuner<'_> {
-        let measured = stage.files.is_some() && stage.concurrency == Concurrency::Measured;
+        let measured = stage.files.is_some() && stage.concurrency.is_measured();
         StageTuner {
             ramp: measured.then(|| Ramp::new(stage.start, stage.most)),
             chooser: None,
