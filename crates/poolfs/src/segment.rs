@@ -133,8 +133,10 @@ impl Segments {
                 return Err(Errno::IO);
             }
             let is_for_writes = filler == Filler::Writes;
-            while is_for_writes && matches!(state.ahead, Ahead::Wanted | Ahead::Takes) {
+            if is_for_writes && matches!(state.ahead, Ahead::Wanted | Ahead::Takes) {
+                // Others wait too, and the first of them puts it to use.
                 state = self.wait(state);
+                continue;
             }
             let next = if is_for_writes { state.next.take() } else { None };
             let number = match next {
