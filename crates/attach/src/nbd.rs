@@ -22,7 +22,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -179,20 +179,9 @@ fn listen(address: &Address) -> Result<Listener, AttachError> {
     match address {
         Address::Tcp(addr) => TcpListener::bind(addr).map(Listener::Tcp).map_err(failed(addr.to_string())),
         Address::Unix(path) => {
-            clear(path);
-            let bound = UnixListener::bind(path);
+            let bound = longhaul_engine::net::bind_unix(path);
             bound.map(|unix| Listener::Unix(unix, path.clone())).map_err(failed(path.display().to_string()))
         }
-    }
-}
-
-/// Removes a socket without a listener.
-fn clear(path: &Path) {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-    let refused = |e: io::Error| e.kind() == io::ErrorKind::ConnectionRefused;
-    if is_socket && std::os::unix::net::UnixStream::connect(path).err().is_some_and(refused) {
-        let _ = std::fs::remove_file(path);
     }
 }
 

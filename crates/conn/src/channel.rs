@@ -1,12 +1,16 @@
-//! What a connection runs on: a socket, plain or with TLS.
+//! What a connection runs on: a socket of TCP or a stream of another transport, plain or with TLS.
 //!
 //! Invariants:
 //! - a channel that was made with TLS sends and receives nothing in the clear;
-//! - a session is never borrowed across an await.
+//! - a session is never borrowed across an await;
+//! - operations of TCP, which has most connections, go through no interface and allocate nothing.
 
-use longhaul_engine::net::{FreeStream, SocketOptions, TcpStream};
+use crate::transport::{FreeStream, Stream};
+use longhaul_engine::net::{self, Life, SocketOptions, TcpInfo, TcpStream};
 use longhaul_engine::{Memory, RecvMsg, SendMsg};
 use std::io;
+use std::net::Shutdown;
+use std::time::Duration;
 
 #[cfg(feature = "tls")]
 use crate::secure::{Detached, Secure};
@@ -19,16 +23,22 @@ use std::cell::RefCell;
 pub const TLS_MISSING: &str =
     "this program was built without TLS: 'cargo build --release --features tls' makes one with it";
 
-/// A socket, plain or with TLS.
+/// Both directions of a connection, plain or with TLS.
 #[derive(Debug)]
 pub struct Channel {
-    socket: TcpStream,
+    socket: Socket,
     #[cfg(feature = "tls")]
     secure: Option<Box<RefCell<Secure>>>,
 }
 
-impl From<TcpStream> for Channel {
-    fn from(socket: TcpStream) -> Channel {
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpStream),
+    Own(Box<dyn Stream>),
+}
+
+impl From<Socket> for Channel {
+    fn from(socket: Socket) -> Channel {
         Channel {
             socket,
             #[cfg(feature = "tls")]
@@ -37,21 +47,82 @@ impl From<TcpStream> for Channel {
     }
 }
 
+impl From<TcpStream> for Channel {
+    fn from(socket: TcpStream) -> Channel {
+        Socket::Tcp(socket).into()
+    }
+}
+
+impl From<Box<dyn Stream>> for Channel {
+    fn from(stream: Box<dyn Stream>) -> Channel {
+        Socket::Own(stream).into()
+    }
+}
+
+fn not_tcp() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "the connection is not one of TCP")
+}
+
 impl Channel {
-    /// With a session whose handshake is done, on this or another thread.
+    /// With a session whose handshake was done on it, by [`connect`](crate::connect) or [`accept`](crate::accept).
     #[cfg(feature = "tls")]
-    pub fn with_session(socket: TcpStream, session: Detached) -> Channel {
-        Channel { socket, secure: Some(Box::new(RefCell::new(session.into()))) }
+    #[must_use]
+    pub fn with_session(self, session: Detached) -> Channel {
+        Channel { socket: self.socket, secure: Some(Box::new(RefCell::new(session.into()))) }
     }
 
-    /// The socket, for what is not about its bytes.
-    pub fn socket(&self) -> &TcpStream {
-        &self.socket
+    /// The socket, if it is one of TCP, for what is about that alone.
+    ///
+    /// # Errors
+    /// It is a stream of another transport.
+    pub fn tcp(&self) -> io::Result<&TcpStream> {
+        match &self.socket {
+            Socket::Tcp(socket) => Ok(socket),
+            Socket::Own(_) => Err(not_tcp()),
+        }
     }
 
-    /// The socket alone, of a channel without TLS.
-    pub fn into_socket(self) -> TcpStream {
-        self.socket
+    /// What the kernel knows of a connection of TCP.
+    ///
+    /// # Errors
+    /// Of getsockopt(2), or it is not one of TCP.
+    pub fn info(&self) -> io::Result<TcpInfo> {
+        self.tcp()?.info()
+    }
+
+    /// What TCP knows of the other end.
+    ///
+    /// # Errors
+    /// As for [`info`](Self::info).
+    pub fn life(&self) -> io::Result<Life> {
+        self.tcp()?.life()
+    }
+
+    /// Smoothed round trip and its variation, as far as the transport knows them.
+    pub fn round_trip(&self) -> Option<(Duration, Duration)> {
+        match &self.socket {
+            Socket::Tcp(socket) => socket.round_trip().ok(),
+            Socket::Own(stream) => stream.round_trip().map(|smoothed| (smoothed, Duration::ZERO)),
+        }
+    }
+
+    /// Ends one direction or both; a task that waits in it returns.
+    ///
+    /// # Errors
+    /// The peer has disconnected already.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match &self.socket {
+            Socket::Tcp(socket) => socket.shutdown(how),
+            Socket::Own(stream) => stream.shutdown(how),
+        }
+    }
+
+    /// Ends both directions at once; tasks that wait in it return. What was not sent yet may be discarded.
+    pub fn abandon(&self) {
+        match &self.socket {
+            Socket::Tcp(socket) => socket.abandon(),
+            Socket::Own(stream) => stream.abandon(),
+        }
     }
 
     /// Whether what is sent is encrypted.
@@ -98,7 +169,10 @@ impl Channel {
     /// No descriptor is left for the copy.
     pub fn into_free(self) -> io::Result<FreeChannel> {
         Ok(FreeChannel {
-            socket: self.socket.into_free()?,
+            socket: match self.socket {
+                Socket::Tcp(socket) => FreeSocket::Tcp(socket.into_free()?),
+                Socket::Own(stream) => FreeSocket::Own(stream.into_free()?),
+            },
             #[cfg(feature = "tls")]
             session: self.secure.map(|secure| secure.into_inner().into()),
         })
@@ -116,9 +190,15 @@ pub(crate) fn message(bytes: Vec<u8>) -> SendMsg {
 /// A channel on its way between threads.
 #[derive(Debug)]
 pub struct FreeChannel {
-    socket: FreeStream,
+    socket: FreeSocket,
     #[cfg(feature = "tls")]
     session: Option<Detached>,
+}
+
+#[derive(Debug)]
+enum FreeSocket {
+    Tcp(net::FreeStream),
+    Own(FreeStream),
 }
 
 impl FreeChannel {
@@ -127,12 +207,16 @@ impl FreeChannel {
     /// # Errors
     /// The driver cannot take it.
     pub fn adopt(self) -> io::Result<Channel> {
-        let socket = TcpStream::from_std(self.socket, &SocketOptions::default())?;
+        let socket = match self.socket {
+            FreeSocket::Tcp(socket) => Socket::Tcp(TcpStream::from_std(socket, &SocketOptions::default())?),
+            FreeSocket::Own(stream) => Socket::Own(stream.adopt()?),
+        };
+        let channel = Channel::from(socket);
         #[cfg(feature = "tls")]
         if let Some(session) = self.session {
-            return Ok(Channel::with_session(socket, session));
+            return Ok(channel.with_session(session));
         }
-        Ok(socket.into())
+        Ok(channel)
     }
 }
 
@@ -143,14 +227,36 @@ impl Channel {
         self.secure.as_deref()
     }
 
-    /// Receives and forgets what comes; 0 at the end of what the peer sends.
-    pub(crate) async fn discard(&self, msg: RecvMsg) -> (io::Result<usize>, RecvMsg) {
-        self.socket.recv(msg).await
+    /// Receives what there is, without TLS; 0 at the end of what the peer sends.
+    pub(crate) async fn recv(&self, msg: RecvMsg) -> (io::Result<usize>, RecvMsg) {
+        match &self.socket {
+            Socket::Tcp(socket) => socket.recv(msg).await,
+            Socket::Own(stream) => stream.recv(msg).await,
+        }
     }
 
-    /// Sends a message that is ready for the wire.
-    pub(crate) async fn send(&self, msg: SendMsg) -> (io::Result<()>, SendMsg) {
-        self.socket.send(msg).await
+    /// Sends a whole message that is ready for the wire.
+    pub(crate) async fn send(&self, mut msg: SendMsg) -> (io::Result<()>, SendMsg) {
+        let stream = match &self.socket {
+            Socket::Tcp(socket) => return socket.send(msg).await,
+            Socket::Own(stream) => stream,
+        };
+        while !msg.is_empty() {
+            let before = msg.remaining();
+            let (result, back) = stream.send(msg).await;
+            msg = back;
+            if let Err(e) = result {
+                return (Err(e), msg);
+            }
+            // An empty piece may be left.
+            if msg.remaining() == before && before > 0 {
+                return (Err(io::ErrorKind::WriteZero.into()), msg);
+            }
+            if before == 0 {
+                break;
+            }
+        }
+        (Ok(()), msg)
     }
 }
 
@@ -253,7 +359,7 @@ impl Incoming {
             return Box::pin(self.receive_secure(channel, secure)).await;
         }
         let msg = std::mem::replace(&mut self.msg, RecvMsg::new(0));
-        let (result, msg) = channel.socket.recv(msg).await;
+        let (result, msg) = channel.recv(msg).await;
         self.msg = msg;
         result
     }
@@ -285,7 +391,7 @@ impl Incoming {
                 return Ok(*placed + *staged);
             }
             let msg = secure.borrow_mut().begin_receive();
-            let (result, msg) = channel.socket.recv(msg).await;
+            let (result, msg) = channel.recv(msg).await;
             secure.borrow_mut().end_receive(msg);
             // RFC 8446 §6.1: without close_notify, what was received may not be all that the peer has sent
             if result? == 0 {

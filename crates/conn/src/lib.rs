@@ -1,6 +1,7 @@
-//! A protocol queue on a socket: the receive and transmit loops that target
+//! A protocol queue on a connection: the receive and transmit loops that target
 //! and initiator share. `proto` says what the bytes mean, `engine` moves
-//! them, the [`Driver`] owns the memory of commands.
+//! them, the [`Driver`] owns the memory of commands. A connection is one of TCP,
+//! or of any other [`transport`].
 //!
 //! A connection is two tasks of one engine thread, [`receive`] and
 //! [`transmit`], around one [`Shared`] queue. While a batch is being sent the
@@ -14,6 +15,7 @@ mod rx;
 #[cfg(feature = "tls")]
 mod secure;
 mod shared;
+pub mod transport;
 mod tx;
 
 pub use channel::{Channel, FreeChannel, TLS_MISSING};

@@ -62,7 +62,7 @@ pub async fn receive<D: Driver>(shared: &Shared<D::Queue>, driver: &D, staging: 
 pub async fn linger<Q>(shared: &Shared<Q>) {
     let mut msg = RecvMsg::new(LINGER_STAGING);
     loop {
-        let (result, back) = shared.stream.discard(msg).await;
+        let (result, back) = shared.stream.recv(msg).await;
         msg = back;
         if !matches!(result, Ok(1..)) {
             return;

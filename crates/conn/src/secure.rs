@@ -1,4 +1,4 @@
-//! TLS on a socket: the handshake before ICReq, and the records behind it.
+//! TLS on a channel: the handshake before ICReq, and the records behind it.
 //!
 //! Invariants:
 //! - before the handshake is done nothing of it reaches the protocol;
@@ -6,9 +6,8 @@
 //! - received records are decrypted in order, before more is received;
 //! - records are sent in the order in which they were encrypted, those of the library's own answers too.
 
-use crate::channel::message;
+use crate::channel::{Channel, message};
 use longhaul_auth::{KeySource, TlsPsk};
-use longhaul_engine::net::TcpStream;
 use longhaul_engine::{RecvMsg, Segment};
 use longhaul_tls::{
     Chosen, Destination, HELLO_MAX, Hello, HelloError, Refusal, Session, TlsError, alert_record, choose,
@@ -51,7 +50,7 @@ pub struct Detached {
     left: Vec<u8>,
 }
 
-/// A session on a socket.
+/// A session on a channel.
 #[derive(Debug)]
 pub struct Secure {
     session: Session,
@@ -170,9 +169,9 @@ impl Secure {
 ///
 /// # Errors
 /// The target refuses it, or speaks no TLS.
-pub async fn connect(socket: &TcpStream, psks: &[TlsPsk]) -> Result<Detached, SecureError> {
+pub async fn connect(channel: &Channel, psks: &[TlsPsk]) -> Result<Detached, SecureError> {
     let session = Session::host(psks)?;
-    finish(socket, session, Vec::new()).await
+    finish(channel, session, Vec::new()).await
 }
 
 /// Whether a connection that begins with this byte is one with TLS: that of a record of the handshake. PDUs begin
@@ -188,22 +187,22 @@ pub fn is_tls(first: u8) -> bool {
 /// # Errors
 /// The host has no right key, or speaks no TLS: it gets an alert.
 pub async fn accept(
-    socket: &TcpStream,
+    channel: &Channel,
     first: Vec<u8>,
     keys: &Arc<dyn KeySource>,
     turn: impl Future<Output = ()>,
 ) -> Result<(Detached, Chosen), SecureError> {
     let (mut input, mut msg) = (first, RecvMsg::new(RECORDS_FIRST));
     let hello = loop {
-        msg = receive(socket, msg).await?;
+        msg = receive(channel, msg).await?;
         input.extend_from_slice(msg.staged());
         match Hello::parse(&input) {
             Ok(Some(hello)) => break hello,
             Ok(None) if input.len() <= 2 * HELLO_MAX => {}
             Ok(None) => {
-                return Err(refuse(socket, HelloError::Malformed.alert(), HelloError::Malformed).await);
+                return Err(refuse(channel, HelloError::Malformed.alert(), HelloError::Malformed).await);
             }
-            Err(e) => return Err(refuse(socket, e.alert(), e).await),
+            Err(e) => return Err(refuse(channel, e.alert(), e).await),
         }
     };
     turn.await;
@@ -212,47 +211,47 @@ pub async fn accept(
     let chosen = longhaul_engine::blocking(move || choose(&hello, &*keys)).await;
     let chosen = match chosen {
         Ok(chosen) => chosen,
-        Err(e) => return Err(refuse(socket, Some(e.alert()), e).await),
+        Err(e) => return Err(refuse(channel, Some(e.alert()), e).await),
     };
     let session = Session::target(&chosen.psk)?;
-    Ok((finish(socket, session, input).await?, chosen))
+    Ok((finish(channel, session, input).await?, chosen))
 }
 
-async fn refuse(socket: &TcpStream, alert: Option<u8>, why: impl Into<SecureError>) -> SecureError {
+async fn refuse(channel: &Channel, alert: Option<u8>, why: impl Into<SecureError>) -> SecureError {
     if let Some(alert) = alert {
         // A peer that does not receive it sees the end of the connection.
-        let _ = send(socket, alert_record(alert).to_vec()).await;
+        let _ = send(channel, alert_record(alert).to_vec()).await;
     }
     why.into()
 }
 
-async fn finish(socket: &TcpStream, mut session: Session, first: Vec<u8>) -> Result<Detached, SecureError> {
+async fn finish(channel: &Channel, mut session: Session, first: Vec<u8>) -> Result<Detached, SecureError> {
     let (mut input, mut msg) = (first, RecvMsg::new(RECORDS_FIRST));
     loop {
         let (mut rest, mut output) = (&input[..], Vec::new());
         let result = session.handshake(&mut rest, &mut output);
         if !output.is_empty() {
-            send(socket, output).await?;
+            send(channel, output).await?;
         }
         if result? {
             let left = rest.to_vec();
             return Ok(Detached { session, left });
         }
-        msg = receive(socket, msg).await?;
+        msg = receive(channel, msg).await?;
         input = msg.staged().to_vec();
     }
 }
 
-async fn receive(socket: &TcpStream, msg: RecvMsg) -> Result<RecvMsg, SecureError> {
-    let (result, msg) = socket.recv(msg).await;
+async fn receive(channel: &Channel, msg: RecvMsg) -> Result<RecvMsg, SecureError> {
+    let (result, msg) = channel.recv(msg).await;
     match result? {
         0 => Err(SecureError::Eof),
         _ => Ok(msg),
     }
 }
 
-async fn send(socket: &TcpStream, bytes: Vec<u8>) -> io::Result<()> {
-    socket.send(message(bytes)).await.0
+async fn send(channel: &Channel, bytes: Vec<u8>) -> io::Result<()> {
+    channel.send(message(bytes)).await.0
 }
 
 #[cfg(test)]

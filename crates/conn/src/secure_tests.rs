@@ -3,7 +3,7 @@
 use super::*;
 use crate::channel::{Channel, Incoming};
 use longhaul_auth::{Derivation, Generations, HashFunction, IdentityVersion, TlsKey};
-use longhaul_engine::net::{SocketOptions, TcpListener};
+use longhaul_engine::net::{SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{Buf, BufMut, Config, Engine, Memory, spawn};
 use std::collections::BTreeMap;
 
@@ -24,13 +24,13 @@ fn psks(key: &TlsKey, host: &str) -> Vec<TlsPsk> {
     [IdentityVersion::V1, IdentityVersion::V0].map(|version| of(version).expect("derived")).into()
 }
 
-async fn sockets() -> (TcpStream, TcpStream) {
+async fn sockets() -> (Channel, Channel) {
     let options = SocketOptions::default();
     let listener = TcpListener::bind("127.0.0.1:0".parse().expect("address")).expect("bound");
     let addr = listener.local_addr().expect("an address");
     let host = TcpStream::connect(addr, &options).await.expect("connected");
     let (target, _) = listener.accept().await.expect("accepted");
-    (host, TcpStream::from_std(target, &options).expect("adopted"))
+    (host.into(), TcpStream::from_std(target, &options).expect("adopted").into())
 }
 
 /// The results of both ends.
@@ -43,10 +43,10 @@ async fn both(
     let keys = known(at_target);
     let accepting = spawn(async move {
         let (session, chosen) = accept(&target, Vec::new(), &keys, async {}).await?;
-        Ok((Channel::with_session(target, session), chosen))
+        Ok((target.with_session(session), chosen))
     });
     let session = connect(&host, &psks(&at_host, name)).await;
-    (session.map(|session| Channel::with_session(host, session)), accepting.await)
+    (session.map(|session| host.with_session(session)), accepting.await)
 }
 
 #[test]
@@ -127,8 +127,8 @@ async fn after_the_end(last: impl FnOnce(&mut Secure) -> Vec<u8>) -> (io::Result
     let (host, target) = both(key(1), key(1), HOST).await;
     let (host, (target, _)) = (host.expect("connected"), target.expect("accepted"));
     let bytes = last(&mut host.session().expect("a session").borrow_mut());
-    send(host.socket(), bytes).await.expect("sent");
-    host.socket().shutdown(std::net::Shutdown::Write).expect("shut down");
+    send(&host, bytes).await.expect("sent");
+    host.shutdown(std::net::Shutdown::Write).expect("shut down");
     let (mut incoming, mut all) = (Incoming::new(4096, &target), Vec::new());
     loop {
         match incoming.receive(&target).await {

@@ -1,7 +1,6 @@
 //! What the two tasks of a connection and its driver share.
 
 use crate::channel::Channel;
-use longhaul_engine::net::TcpStream;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, Segment};
 use longhaul_proto::transport::Endpoint;
@@ -43,7 +42,8 @@ const WINDOW: u32 = 4 << 20;
 /// than the window: 1 MiB sent at once, and the queue of a router often is a
 /// tenth of that. Near by windows are small, and a timer costs more than it
 /// brings.
-fn prepare_if_far(stream: &TcpStream) {
+fn prepare_if_far(channel: &Channel) {
+    let Ok(stream) = channel.tcp() else { return };
     let rtt = stream.info().ok().and_then(|info| info.min_rtt);
     if rtt.is_some_and(|rtt| rtt >= FAR) {
         // What cannot be paced, or begins slowly, is sent all the same.
@@ -52,7 +52,7 @@ fn prepare_if_far(stream: &TcpStream) {
     }
 }
 
-/// A queue and its socket.
+/// A queue and what it runs on.
 #[derive(Debug)]
 pub struct Shared<Q> {
     /// The state machine. Never borrowed across an await.
@@ -79,7 +79,7 @@ impl<Q> Shared<Q> {
     /// Joins a state machine and what it runs on.
     pub fn new(queue: Q, stream: impl Into<Channel>) -> Shared<Q> {
         let stream = stream.into();
-        prepare_if_far(stream.socket());
+        prepare_if_far(&stream);
         Shared {
             queue: RefCell::new(queue),
             stream,

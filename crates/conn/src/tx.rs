@@ -52,7 +52,7 @@ pub async fn transmit<D: Driver>(shared: &Shared<D::Queue>, driver: &D) -> io::R
         // The end of the connection says the same to a peer that does not get it.
         let _ = Box::pin(send_sealed(shared, secure)).await;
     }
-    let _ = shared.stream.socket().shutdown(if result.is_ok() { Shutdown::Write } else { Shutdown::Both });
+    let _ = shared.stream.shutdown(if result.is_ok() { Shutdown::Write } else { Shutdown::Both });
     result
 }
 

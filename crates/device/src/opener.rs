@@ -5,7 +5,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::remotes::Remotes;
 use longhaul_block::{BackendSpec, BlockDevice};
-use longhaul_initiator::{MultipathDevice, Options, PathStatus, RemoteDevice, SCHEME, Uri};
+use longhaul_initiator::{MultipathDevice, Options, PathStatus, RemoteDevice, SCHEME, SCHEMES, Uri};
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
@@ -141,7 +141,7 @@ impl Opener {
     /// As for [`crate::open`].
     pub fn open_blocking(&self, name: &str) -> Result<Device> {
         if name.contains("://") {
-            if !name.starts_with(SCHEME) {
+            if !name.starts_with(SCHEMES) {
                 let scheme = name.split("://").next().unwrap_or_default();
                 return Err(Error::invalid(format!(
                     "'{scheme}://' is not a device: use {SCHEME}://HOST/SUBNQN"
@@ -171,7 +171,7 @@ impl Opener {
     /// Whether `name` has the form of a device: a URI of a namespace, a known prefix, or a path that
     /// exists.
     pub fn is_device(&self, name: &str) -> bool {
-        name.starts_with(SCHEME)
+        name.starts_with(SCHEMES)
             || name.starts_with(arrays::SCHEME)
             || self.schemes.iter().any(|scheme| name.starts_with(scheme.prefix()))
             || looks_like_backend(name)

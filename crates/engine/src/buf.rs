@@ -6,7 +6,8 @@
 //! - the pool never hands out more than its limit; it serves requests first come,
 //!   first served, so a large one is not starved by small ones;
 //! - memory given back is kept for reuse, and counts against the limit until
-//!   it is released to the system.
+//!   it is released to the system;
+//! - memory of a pool is registered from its allocation until just before its release.
 
 use std::alloc::Layout;
 use std::collections::VecDeque;
@@ -43,6 +44,8 @@ pub fn release_what_is_freed() {
 struct Block {
     ptr: NonNull<u8>,
     len: usize,
+    /// Of memory of the pool.
+    registered: Vec<Registration>,
     pool: Option<Arc<PoolShared>>,
 }
 
@@ -74,7 +77,10 @@ unsafe fn release(ptr: NonNull<u8>, len: usize) {
 impl Drop for Block {
     fn drop(&mut self) {
         match self.pool.take() {
-            Some(pool) => pool.give_back(self.ptr, self.len),
+            Some(pool) => {
+                let registered = std::mem::take(&mut self.registered);
+                pool.give_back(FreeBlock { ptr: self.ptr, registered }, self.len);
+            }
             // SAFETY: allocated in `BufMut::zeroed` with this length.
             None => unsafe { release(self.ptr, self.len) },
         }
@@ -97,7 +103,7 @@ impl BufMut {
     /// `len` zero bytes outside any pool, aligned to [`BUF_ALIGN`].
     pub fn zeroed(len: usize) -> BufMut {
         let ptr = allocate(len);
-        BufMut { ptr, len, block: Arc::new(Block { ptr, len, pool: None }) }
+        BufMut { ptr, len, block: Arc::new(Block { ptr, len, registered: Vec::new(), pool: None }) }
     }
 
     /// A copy of `bytes` outside any pool.
@@ -305,6 +311,15 @@ impl fmt::Debug for Segment {
     }
 }
 
+/// Keeps memory registered until it is dropped; see [`Registrar`].
+pub type Registration = Box<dyn Send + Sync>;
+
+/// Hardware, or a library, that has to know memory before it is used for I/O, such as an RDMA device.
+pub trait Registrar: Send + Sync {
+    /// Makes memory known. It is freed only after what is returned was dropped; `None`: it needs nothing.
+    fn register(&self, memory: NonNull<[u8]>) -> Option<Registration>;
+}
+
 /// A bounded pool of aligned buffers, shared by every thread that clones it.
 #[derive(Clone)]
 pub struct BufPool {
@@ -313,6 +328,7 @@ pub struct BufPool {
 
 struct PoolShared {
     limit: usize,
+    registrars: Vec<Arc<dyn Registrar>>,
     state: Mutex<PoolState>,
 }
 
@@ -328,7 +344,10 @@ struct PoolState {
     next_waiter: u64,
 }
 
-struct FreeBlock(NonNull<u8>);
+struct FreeBlock {
+    ptr: NonNull<u8>,
+    registered: Vec<Registration>,
+}
 // SAFETY: a free block belongs to the pool alone.
 unsafe impl Send for FreeBlock {}
 
@@ -355,7 +374,13 @@ impl BufPool {
     /// A pool of at most `limit` bytes (at least [`BUF_MAX`], so that every
     /// request can be met).
     pub fn new(limit: usize) -> BufPool {
-        BufPool { shared: Arc::new(PoolShared { limit: limit.max(BUF_MAX), state: Mutex::default() }) }
+        BufPool::registered(limit, Vec::new())
+    }
+
+    /// The same, whose memory is registered with all of these as long as the pool has it.
+    pub fn registered(limit: usize, registrars: Vec<Arc<dyn Registrar>>) -> BufPool {
+        let (limit, state) = (limit.max(BUF_MAX), Mutex::default());
+        BufPool { shared: Arc::new(PoolShared { limit, registrars, state }) }
     }
 
     /// What a buffer of `len` bytes takes of a pool, in bytes: `len` rounded up
@@ -387,8 +412,8 @@ impl BufPool {
             return None;
         }
         state.used += class_len(class);
-        let ptr = self.shared.take(state, class);
-        Some(self.wrap(ptr, class, len))
+        let free = self.shared.take(state, class);
+        Some(self.wrap(free, class, len))
     }
 
     /// A buffer of `len` bytes, once there is room; first come, first served.
@@ -401,8 +426,8 @@ impl BufPool {
         Alloc { pool: self, len, waiter: None }
     }
 
-    fn wrap(&self, ptr: NonNull<u8>, class: usize, len: usize) -> BufMut {
-        let block = Block { ptr, len: class_len(class), pool: Some(Arc::clone(&self.shared)) };
+    fn wrap(&self, FreeBlock { ptr, registered }: FreeBlock, class: usize, len: usize) -> BufMut {
+        let block = Block { ptr, len: class_len(class), registered, pool: Some(Arc::clone(&self.shared)) };
         BufMut { ptr, len, block: Arc::new(block) }
     }
 }
@@ -456,8 +481,8 @@ impl Future for Alloc<'_> {
         }
         state.waiters.remove(at);
         self.waiter = None;
-        let ptr = pool.shared.take(state, class);
-        Poll::Ready(pool.wrap(ptr, class, self.len))
+        let free = pool.shared.take(state, class);
+        Poll::Ready(pool.wrap(free, class, self.len))
     }
 }
 
@@ -483,32 +508,36 @@ impl PoolShared {
     /// Memory for bytes that are already counted in `used`: from the free
     /// list, else new, after releasing cached blocks of other classes if both
     /// together would exceed the limit.
-    fn take(&self, mut state: MutexGuard<'_, PoolState>, class: usize) -> NonNull<u8> {
-        if let Some(FreeBlock(ptr)) = state.free[class].pop() {
+    fn take(&self, mut state: MutexGuard<'_, PoolState>, class: usize) -> FreeBlock {
+        if let Some(free) = state.free[class].pop() {
             state.cached -= class_len(class);
-            return ptr;
+            return free;
         }
         let mut surplus = Vec::new();
         for victim in (0..CLASSES).rev() {
             while state.used + state.cached > self.limit {
-                let Some(FreeBlock(ptr)) = state.free[victim].pop() else { break };
+                let Some(free) = state.free[victim].pop() else { break };
                 state.cached -= class_len(victim);
-                surplus.push((ptr, victim));
+                surplus.push((free, victim));
             }
         }
         drop(state);
-        for (ptr, victim) in surplus {
+        for (FreeBlock { ptr, registered }, victim) in surplus {
+            drop(registered);
             // SAFETY: a block of this class from the free list, owned by the pool.
             unsafe { release(ptr, class_len(victim)) };
         }
-        allocate(class_len(class))
+        let ptr = allocate(class_len(class));
+        let memory = NonNull::slice_from_raw_parts(ptr, class_len(class));
+        let registered = self.registrars.iter().filter_map(|registrar| registrar.register(memory)).collect();
+        FreeBlock { ptr, registered }
     }
 
-    fn give_back(&self, ptr: NonNull<u8>, len: usize) {
+    fn give_back(&self, free: FreeBlock, len: usize) {
         let mut state = self.lock();
         state.used -= len;
         state.cached += len;
-        state.free[class_of(len)].push(FreeBlock(ptr));
+        state.free[class_of(len)].push(free);
         self.grant(state);
     }
 
@@ -536,7 +565,8 @@ impl Drop for PoolShared {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (class, blocks) in state.free.iter_mut().enumerate() {
-            for FreeBlock(ptr) in blocks.drain(..) {
+            for FreeBlock { ptr, registered } in blocks.drain(..) {
+                drop(registered);
                 // SAFETY: a block of this class from the free list, owned by the pool.
                 unsafe { release(ptr, class_len(class)) };
             }

@@ -28,7 +28,7 @@ pub mod sync;
 mod thread;
 mod time;
 
-pub use buf::{BUF_ALIGN, BUF_MAX, Buf, BufMut, BufPool, Segment};
+pub use buf::{BUF_ALIGN, BUF_MAX, Buf, BufMut, BufPool, Registrar, Registration, Segment};
 pub use calendar::UtcTime;
 pub use config::{Config, EngineKind};
 pub use exec::{Engine, EngineGone, Handle, Remote, handle, kind, spawn, yield_now};

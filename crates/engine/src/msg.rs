@@ -159,6 +159,54 @@ impl RecvMsg {
     }
 }
 
+/// For transports that bring the bytes themselves: [`begin`](RecvMsg::begin) once, then as many
+/// [`put`](RecvMsg::put) as there are parts; or [`parts`](RecvMsg::parts) and
+/// [`set_received`](RecvMsg::set_received) for those that let something else write them.
+impl RecvMsg {
+    /// Begins a receive: nothing has come yet.
+    pub fn begin(&mut self) {
+        (self.0.placed, self.0.staged) = (0, 0);
+    }
+
+    /// Bytes that still have room in this receive.
+    pub fn room(&self) -> usize {
+        let direct = self.0.direct.as_ref().map_or(0, |(_, _, len)| *len);
+        direct + self.0.limit - self.received()
+    }
+
+    /// Adds bytes to those of this receive, as many as have room: how many.
+    pub fn put(&mut self, bytes: &[u8]) -> usize {
+        let inner = &mut *self.0;
+        let mut rest = bytes;
+        if let Some((memory, offset, len)) = &mut inner.direct {
+            let (payload, behind) = rest.split_at(rest.len().min(*len - inner.placed));
+            memory.copy_in(*offset + inner.placed, payload);
+            inner.placed += payload.len();
+            rest = behind;
+        }
+        let n = rest.len().min(inner.limit - inner.staged);
+        inner.staging[inner.staged..inner.staged + n].copy_from_slice(&rest[..n]);
+        inner.staged += n;
+        bytes.len() - rest.len() + n
+    }
+
+    /// Where the bytes of a receive go, in order: addresses and lengths. The memory is this message's until that is
+    /// dropped or taken apart.
+    pub fn parts(&mut self) -> impl Iterator<Item = (*mut u8, usize)> {
+        self.0.prepare().iter().map(|iov| (iov.iov_base.cast(), iov.iov_len))
+    }
+
+    /// Says that the first `received` bytes of [`parts`](Self::parts) were written.
+    ///
+    /// # Panics
+    /// If there is no room for so many.
+    pub fn set_received(&mut self, received: usize) {
+        self.begin();
+        assert!(received <= self.room(), "{received} bytes received into less");
+        self.0.done(received);
+    }
+}
+
 impl fmt::Debug for RecvMsg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RecvMsg({} bytes received)", self.received())
@@ -184,22 +232,6 @@ impl RecvInner {
         self.header.msg_iov = self.iov.as_mut_ptr();
         self.header.msg_iovlen = n as _;
         &self.iov[..n]
-    }
-
-    /// Bytes that one receive may bring.
-    pub(crate) fn capacity(&self) -> usize {
-        self.direct.as_ref().map_or(0, |(_, _, len)| *len) + self.limit
-    }
-
-    /// Stores received bytes, no more than [`capacity`](Self::capacity).
-    pub(crate) fn fill(&mut self, bytes: &[u8]) {
-        let mut rest = bytes;
-        if let Some((memory, offset, len)) = &mut self.direct {
-            let (payload, behind) = bytes.split_at(bytes.len().min(*len));
-            memory.copy_in(*offset, payload);
-            rest = behind;
-        }
-        self.staging[..rest.len()].copy_from_slice(rest);
     }
 
     pub(crate) fn done(&mut self, received: usize) {
@@ -283,6 +315,40 @@ impl SendMsg {
     /// Whether there is nothing left to send.
     pub fn is_empty(&self) -> bool {
         self.0.next == self.0.iov.len()
+    }
+
+    /// What is left to send, in order: addresses and lengths. The memory is this message's until that is dropped or
+    /// begun anew, and may belong to a device: others may write to it at any moment.
+    pub fn parts(&self) -> impl Iterator<Item = (*const u8, usize)> {
+        self.0.iov[self.0.next..].iter().map(|iov| (iov.iov_base.cast_const().cast(), iov.iov_len))
+    }
+
+    /// Says that so many more bytes were sent.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn advance(&mut self, sent: usize) {
+        assert!(sent <= self.remaining(), "{sent} bytes sent of {}", self.remaining());
+        self.0.advance(sent);
+    }
+
+    /// Moves bytes that are left to send into `to`, as many as fit: how many. They count as sent.
+    pub fn take_into(&mut self, to: &mut [u8]) -> usize {
+        let mut taken = 0;
+        for iov in &self.0.iov[self.0.next..] {
+            let n = iov.iov_len.min(to.len() - taken);
+            // SAFETY: the message owns the memory of its vectors; a copy, since no Rust reference to a device's
+            // memory may exist. `to` is borrowed exclusively, so that it cannot overlap.
+            unsafe {
+                std::ptr::copy_nonoverlapping(iov.iov_base.cast(), to[taken..taken + n].as_mut_ptr(), n);
+            }
+            taken += n;
+            if taken == to.len() {
+                break;
+            }
+        }
+        self.0.advance(taken);
+        taken
     }
 }
 

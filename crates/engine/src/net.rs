@@ -3,10 +3,12 @@
 mod info;
 mod life;
 mod local;
+mod unix;
 
 pub use info::TcpInfo;
 pub use life::Life;
-pub use local::connections;
+pub use local::{bind_unix, connections};
+pub use unix::{Credentials, FreeUnixStream, UnixListener, UnixStream};
 
 use crate::driver::{Driver, Interest, op};
 use crate::exec::{try_with_core, turn, with_core};

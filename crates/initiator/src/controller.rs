@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 /// What a controller is reached by.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
+    pub(crate) transport: String,
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) subnqn: String,

@@ -8,7 +8,7 @@ use crate::io::RemoteIo;
 use crate::multipath::{PathState, PathStatus};
 use crate::options::Options;
 use crate::path::{ConnectionPool, PathReport, Reports, Traffic};
-use crate::setup::Endpoint;
+use crate::setup::{Endpoint, place_name};
 use crate::uri::Uri;
 use futures_channel::mpsc;
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, Open};
@@ -67,13 +67,14 @@ impl RemoteDevice {
             let why = format!("{uri} has several addresses, and only one can be used here: name one");
             return Err(Error::NotFound(why));
         }
-        let endpoint = Endpoint::resolve(&uri.host, uri.port).await?;
+        let endpoint = Endpoint::find(&uri.transport, &uri.host, uri.port, &options).await?;
         let (subnqn, round_trips) = if uri.subnqn.starts_with("nqn.") {
             (uri.subnqn.clone(), 0)
         } else {
             find_subsystem(&endpoint, &uri.subnqn, &options).await?
         };
-        let settings = Settings { host: uri.host.clone(), port: uri.port, subnqn, options, is_path };
+        let (transport, host) = (uri.transport.clone(), uri.host.clone());
+        let settings = Settings { transport, host, port: uri.port, subnqn, options, is_path };
         let which = uri.nsid.map_or(Which::Only, Which::Nsid);
         let searched = since(begun);
         let controller = Controller::open(endpoint, settings, which).await?;
@@ -182,9 +183,9 @@ impl RemoteDevice {
         let (report, is_connected) = (self.path(), self.outage().is_none());
         let round_trip =
             report.as_ref().map_or_else(|| self.controller().round_trip.0, |report| report.plan.rtt);
-        let Settings { host, port, .. } = &*self.controller.settings;
+        let Settings { transport, host, port, .. } = &*self.controller.settings;
         PathStatus {
-            address: format!("{host}:{port}"),
+            address: place_name(transport, host, *port),
             state: if is_connected { PathState::of(self.controller.access()) } else { PathState::Lost },
             round_trip: Some(round_trip),
             report,

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::queue::Signs;
 use crate::setup::{Admin, Endpoint};
+use crate::uri::{UNIX, unix_uri};
 use longhaul_engine::spawn;
 use longhaul_wire::log::{
     DISCOVERY_ENTRY_LEN, DISCOVERY_HEADER_LEN, DiscoveryEntry, DiscoveryHeader, SubsystemType, adrfam, lid,
@@ -74,16 +75,23 @@ impl DiscoveryRecord {
         match self.adrfam {
             adrfam::IPV4 => "ipv4",
             adrfam::IPV6 => "ipv6",
+            adrfam::INTRA_HOST => "loop",
             _ => "unknown",
         }
     }
 
     /// How this initiator names the subsystem, if it can reach it.
     pub fn uri(&self) -> Option<String> {
-        if self.kind != SubsystemType::Nvm || self.trtype != trtype::TCP {
+        let DiscoveryRecord { traddr, trsvcid, subnqn, .. } = self;
+        if self.kind != SubsystemType::Nvm {
             return None;
         }
-        let DiscoveryRecord { traddr, trsvcid, subnqn, .. } = self;
+        if self.trtype == trtype::LOOP && traddr.starts_with('/') {
+            return Some(unix_uri(traddr, subnqn, None));
+        }
+        if self.trtype != trtype::TCP {
+            return None;
+        }
         let host = if self.adrfam == adrfam::IPV6 { format!("[{traddr}]") } else { traddr.clone() };
         Some(format!("{}://{host}:{trsvcid}/{subnqn}", crate::SCHEME))
     }
@@ -98,7 +106,7 @@ pub struct Discovery {
     pub records: Vec<DiscoveryRecord>,
 }
 
-/// Asks the discovery controller at `host` and `port`; for code that runs on
+/// Asks the discovery controller at `host` and `port`, or for `unix:PATH` at that socket; for code that runs on
 /// no engine.
 ///
 /// # Errors
@@ -107,7 +115,10 @@ pub fn discover(host: &str, port: u16, options: Options) -> Result<Discovery> {
     let host = host.to_owned();
     service(&options)?
         .spawn(move || async move {
-            let endpoint = Endpoint::resolve(&host, port).await?;
+            let endpoint = match host.strip_prefix(UNIX).and_then(|rest| rest.strip_prefix(':')) {
+                Some(path) if !path.is_empty() => Endpoint::find(UNIX, path, 0, &options).await?,
+                _ => Endpoint::resolve(&host, port).await?,
+            };
             read_log(&endpoint, &options).await.map(|(log, _)| log)
         })
         .wait()

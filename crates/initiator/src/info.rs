@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::setup::Admin;
 use futures_util::future;
+use longhaul_engine::net::TcpStream;
 use longhaul_wire::fabrics::Cap;
 use longhaul_wire::feature::NumberOfQueues;
 use longhaul_wire::identify::{
@@ -215,8 +216,8 @@ pub(crate) fn describe(
         write_cache: id.vwc & 1 != 0,
         oncs: id.oncs,
         max_zeroes: nvm.and_then(|nvm| size_limit(nvm.wzsl, cap)),
-        round_trip: admin.queue.stream().round_trip().unwrap_or_default(),
-        congestion: admin.queue.stream().congestion().unwrap_or_default(),
+        round_trip: admin.queue.channel().round_trip().unwrap_or_default(),
+        congestion: admin.queue.channel().tcp().and_then(TcpStream::congestion).unwrap_or_default(),
     }
 }
 

@@ -151,7 +151,7 @@ impl IoQueue {
 
     /// What TCP knows of the connection, if there is one.
     pub(crate) fn tcp_info(&self) -> Option<TcpInfo> {
-        self.0.queue.borrow().as_ref()?.stream().info().ok()
+        self.0.queue.borrow().as_ref()?.channel().info().ok()
     }
 
     /// Has `relief` take over held calls whenever the controller grants this thread no queue, where

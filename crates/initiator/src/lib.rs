@@ -87,7 +87,7 @@ pub use discover::{Discovery, DiscoveryRecord, discover};
 pub use error::{Error, Result};
 pub use info::{ControllerEvent, ControllerInfo, NamespaceInfo, SetUp};
 pub use io::{Abort, RemoteIo};
-pub use longhaul_conn::TLS_MISSING;
+pub use longhaul_conn::{TLS_MISSING, transport};
 pub use longhaul_wire::nqn::DISCOVERY_NQN;
 pub use longhaul_wire::reservation::{PersistChange, Registrant, ReservationReport, ReservationType};
 pub use multipath::{MultipathDevice, MultipathIo, PathState, PathStatus};
@@ -96,7 +96,9 @@ pub use path::{PathOptions, PathReport, Traffic, WayTraffic};
 pub use register::{Entries, Registrar};
 pub use reservation::Reservation;
 pub use supervise::CONNECTION_LOST;
-pub use uri::{DISCOVERY_PORT, IO_PORT, SCHEME, Uri, UriError, UriOptions, parse_authority};
+pub use uri::{
+    DISCOVERY_PORT, IO_PORT, SCHEME, SCHEMES, Uri, UriError, UriOptions, parse_authority, unix_uri,
+};
 
 use std::sync::Arc;
 

@@ -3,7 +3,9 @@
 use crate::path::PathOptions;
 use crate::uri::UriOptions;
 use longhaul_auth::{HostKey, KeySource, TlsKey};
+use longhaul_conn::transport::Transport;
 use longhaul_engine::Config;
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -85,6 +87,9 @@ pub struct Options {
     pub hostid: Uuid,
     /// Congestion control by the kernel's name, or its default.
     pub congestion: Option<String>,
+    /// Transports of the program's own, by the name that stands in URIs: `nvme+NAME://ADDRESS/SUBNQN`. One of the
+    /// name `unix` replaces that of this library.
+    pub transports: BTreeMap<String, Arc<dyn Transport>>,
     /// Tuning of the path.
     pub path: PathOptions,
     /// Engine of the thread that serves the admin queue.
@@ -113,6 +118,7 @@ impl Default for Options {
             tls: false,
             concat: false,
             congestion: None,
+            transports: BTreeMap::new(),
             path: PathOptions::default(),
             engine: Config::default(),
         }

@@ -19,7 +19,6 @@ use crate::tls;
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
 use longhaul_conn::{Channel, FreeChannel};
-use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{now, since, spawn};
 use longhaul_proto::host::{HostConfig, HostQueue};
 use longhaul_wire::nqn::DISCOVERY_NQN;
@@ -47,7 +46,7 @@ impl Prepared {
         options: &Options,
         config: HostConfig,
     ) -> Result<Prepared> {
-        Prepared::begin(endpoint, options, config, async |stream| Ok(stream.into())).await
+        Prepared::begin(endpoint, options, config, async |channel| Ok(channel)).await
     }
 
     /// Opens a connection to a subsystem, and agrees on its parameters.
@@ -57,14 +56,14 @@ impl Prepared {
         subnqn: &str,
         config: HostConfig,
     ) -> Result<Prepared> {
-        let secure = async |stream: TcpStream| match (options.tls, options.concat, &endpoint.generated) {
-            (_, _, Some(psk)) => tls::begin_generated(endpoint, psk, stream).await,
-            (true, _, None) => tls::begin(endpoint, options, subnqn, stream).await,
+        let secure = async |channel: Channel| match (options.tls, options.concat, &endpoint.generated) {
+            (_, _, Some(psk)) => tls::begin_generated(endpoint, psk, channel).await,
+            (true, _, None) => tls::begin(endpoint, options, subnqn, channel).await,
             // Nothing but discovery, which asks for no authentication, is without TLS.
             (false, true, None) if subnqn != DISCOVERY_NQN => {
                 Err(endpoint.refused("TLS", "no PSK was made for it"))
             }
-            (false, _, None) => Ok(stream.into()),
+            (false, _, None) => Ok(channel),
         };
         Prepared::begin(endpoint, options, config, secure).await
     }
@@ -73,16 +72,15 @@ impl Prepared {
         endpoint: &Endpoint,
         options: &Options,
         config: HostConfig,
-        secure: impl AsyncFnOnce(TcpStream) -> Result<Channel>,
+        secure: impl AsyncFnOnce(Channel) -> Result<Channel>,
     ) -> Result<Prepared> {
-        let socket = SocketOptions { congestion: options.congestion.clone() };
         let what = "the connection set-up";
         let begun = now();
-        let stream = endpoint.within(options.connect_timeout, what, reach(endpoint, &socket)).await?;
+        let channel = endpoint.within(options.connect_timeout, what, reach(endpoint, options)).await?;
         // What a place that was there before takes is known.
         let left = options.connect_timeout.saturating_sub(since(begun));
         let ready = async {
-            let channel = secure(stream).await?;
+            let channel = secure(channel).await?;
             let queue = handshake(&channel, config)
                 .await
                 .map_err(|e| endpoint.incompatible(format!("no NVMe/TCP there: {}", reason(&e))))?;

@@ -13,7 +13,7 @@ use crate::call::{Call, CommandFate, Data, Done, Pending, Waiting};
 use crate::io_queue::OtherPathCell;
 use longhaul_block::IoError;
 use longhaul_conn::{Channel, Driver, Ended, Shared, receive, transmit};
-use longhaul_engine::net::{Life, TcpStream};
+use longhaul_engine::net::Life;
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Memory, Segment, spawn};
 use longhaul_proto::host::{HostData, HostEvent, HostQueue};
@@ -194,7 +194,7 @@ impl Queue {
 
     /// What TCP knows of the other end.
     pub(crate) fn life(&self) -> Option<Life> {
-        self.inner.shared.stream.socket().life().ok()
+        self.inner.shared.stream.life().ok()
     }
 
     /// Calls `f` with each kept command under way, and its identifier.
@@ -267,9 +267,9 @@ impl Queue {
         self.inner.close_if_done();
     }
 
-    /// The socket of the queue's connection.
-    pub(crate) fn stream(&self) -> &TcpStream {
-        self.inner.shared.stream.socket()
+    /// The queue's connection.
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.inner.shared.stream
     }
 }
 
@@ -340,9 +340,9 @@ impl QueueInner {
         }
         self.shared.end();
         if at_once {
-            self.shared.stream.socket().abandon();
+            self.shared.stream.abandon();
         } else {
-            let _ = self.shared.stream.socket().shutdown(std::net::Shutdown::Read);
+            let _ = self.shared.stream.shutdown(std::net::Shutdown::Read);
         }
         let kept = self.kept.borrow_mut().take();
         drop(kept);

@@ -1,4 +1,4 @@
-//! TCP connections to a place that may be cut off for a moment.
+//! Connections to a place that may be cut off for a moment.
 //!
 //! The kernel repeats a SYN that was lost after one second, then two, then
 //! four: behind a link that was cut for 20 s it would stand idle for up to 16.
@@ -6,8 +6,10 @@
 //! through wins.
 
 use crate::error::Result;
+use crate::options::Options;
 use crate::setup::Endpoint;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use longhaul_conn::Channel;
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::sleep;
 use std::time::Duration;
@@ -21,7 +23,12 @@ const ATTEMPTS_MAX: usize = 40;
 
 /// Connects to the first address that answers. Ends with an error once every
 /// address has refused; the caller limits the time.
-pub(crate) async fn reach(endpoint: &Endpoint, socket: &SocketOptions) -> Result<TcpStream> {
+pub(crate) async fn reach(endpoint: &Endpoint, options: &Options) -> Result<Channel> {
+    if let Some((transport, address)) = &endpoint.own {
+        let stream = transport.connect(address).await.map_err(|e| endpoint.not_connected(&e))?;
+        return Ok(stream.into());
+    }
+    let socket = &SocketOptions { congestion: options.congestion.clone() };
     let mut attempts = FuturesUnordered::new();
     let mut addrs = endpoint.addrs.iter().cycle();
     let mut begun = 0;
@@ -36,7 +43,7 @@ pub(crate) async fn reach(endpoint: &Endpoint, socket: &SocketOptions) -> Result
         let mut pause = std::pin::pin!(futures_util::FutureExt::fuse(sleep(INTERVAL)));
         futures_util::select_biased! {
             result = attempts.select_next_some() => match result {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => return Ok(stream.into()),
                 Err(e) => {
                     failed += 1;
                     if failed >= endpoint.addrs.len() {

@@ -22,8 +22,10 @@ use crate::info::ControllerInfo;
 use crate::options::{Options, SILENCE};
 use crate::prepared::Prepared;
 use crate::queue::{Queue, Signs};
+use crate::uri::{TCP, UNIX};
 use longhaul_auth::TlsPsk;
 use longhaul_block::IoError;
+use longhaul_conn::transport::{Transport, Unix};
 use longhaul_engine::{BufMut, Memory, now, sleep, timeout};
 use longhaul_proto::host::{HostConfig, IN_CAPSULE_ADMIN};
 use longhaul_wire::command::Sqe;
@@ -52,6 +54,8 @@ const READY_POLL_MAX: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) addrs: Vec<SocketAddr>,
+    /// Another transport than TCP, and the address there; there are no [`addrs`](Self::addrs) then.
+    pub(crate) own: Option<(Arc<dyn Transport>, String)>,
     /// As a person named it.
     pub(crate) name: String,
     /// The target was reachable before, and may be cut off for a moment: lost packets are not
@@ -73,6 +77,7 @@ impl Endpoint {
     fn new(addrs: Vec<SocketAddr>, name: String) -> Endpoint {
         Endpoint {
             addrs,
+            own: None,
             name,
             again: false,
             patience: Duration::MAX,
@@ -83,9 +88,30 @@ impl Endpoint {
         }
     }
 
+    /// Where a target is that is reached by this transport, at an address that has a port if the transport is TCP.
+    pub(crate) async fn find(transport: &str, host: &str, port: u16, options: &Options) -> Result<Endpoint> {
+        if transport == TCP {
+            return Endpoint::resolve(host, port).await;
+        }
+        let own = match (options.transports.get(transport), transport) {
+            (Some(own), _) => Arc::clone(own),
+            (None, UNIX) => Arc::new(Unix),
+            (None, _) => {
+                let known = options.transports.keys().map(String::as_str);
+                let known: Vec<_> = [TCP, UNIX].into_iter().chain(known).collect();
+                return Err(Error::Local(format!(
+                    "this program has no transport '{transport}' to reach '{host}' with: it has {}",
+                    known.join(", ")
+                )));
+            }
+        };
+        let own = Some((own, host.to_owned()));
+        Ok(Endpoint { own, ..Endpoint::new(Vec::new(), place_name(transport, host, port)) })
+    }
+
     /// Resolves a host name; nothing else on the thread waits for it.
     pub(crate) async fn resolve(host: &str, port: u16) -> Result<Endpoint> {
-        let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let name = place_name(TCP, host, port);
         let fail = |reason: String| Error::Resolve { host: host.to_owned(), reason };
         // An address needs no name resolution, nor a thread for it.
         if let Ok(ip) = host.parse::<IpAddr>() {
@@ -130,6 +156,15 @@ impl Endpoint {
             let (addr, seconds, hint) = (self.name.clone(), limit.as_secs_f64(), String::new());
             Err(Error::TimedOut { addr, what, seconds, hint })
         })
+    }
+}
+
+/// A place as people name it.
+pub(crate) fn place_name(transport: &str, host: &str, port: u16) -> String {
+    match transport {
+        TCP if host.contains(':') => format!("[{host}]:{port}"),
+        TCP => format!("{host}:{port}"),
+        _ => format!("{transport}:{host}"),
     }
 }
 

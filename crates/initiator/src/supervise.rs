@@ -404,7 +404,7 @@ async fn attempt(
     endpoint: &mut Endpoint,
     epoch: u64,
 ) -> Result<Made> {
-    let resolve = Endpoint::resolve(&settings.host, settings.port);
+    let resolve = Endpoint::find(&settings.transport, &settings.host, settings.port, &settings.options);
     if let Ok(Ok(found)) = timeout(RESOLVE, resolve).await {
         endpoint.addrs = found.addrs;
     }

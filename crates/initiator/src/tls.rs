@@ -5,17 +5,16 @@ use crate::options::Options;
 use crate::setup::Endpoint;
 use longhaul_auth::TlsPsk;
 use longhaul_conn::Channel;
-use longhaul_engine::net::TcpStream;
 
 /// Without it, a build that cannot keep the promise does not connect.
 #[cfg(not(feature = "tls"))]
-pub(crate) async fn begin(_: &Endpoint, _: &Options, _: &str, _: TcpStream) -> Result<Channel> {
+pub(crate) async fn begin(_: &Endpoint, _: &Options, _: &str, _: Channel) -> Result<Channel> {
     Err(crate::error::Error::Local(longhaul_conn::TLS_MISSING.to_owned()))
 }
 
 /// As above.
 #[cfg(not(feature = "tls"))]
-pub(crate) async fn begin_generated(_: &Endpoint, _: &TlsPsk, _: TcpStream) -> Result<Channel> {
+pub(crate) async fn begin_generated(_: &Endpoint, _: &TlsPsk, _: Channel) -> Result<Channel> {
     Err(crate::error::Error::Local(longhaul_conn::TLS_MISSING.to_owned()))
 }
 
@@ -29,7 +28,6 @@ mod secure {
     use crate::reach::reach;
     use longhaul_auth::{Derivation, HashFunction, IdentityVersion, TlsKey};
     use longhaul_conn::{SecureError, TlsError};
-    use longhaul_engine::net::SocketOptions;
     use std::sync::atomic::Ordering;
 
     const WHAT: &str = "TLS";
@@ -53,13 +51,13 @@ mod secure {
         endpoint: &Endpoint,
         options: &Options,
         subnqn: &str,
-        socket: TcpStream,
+        channel: Channel,
     ) -> Result<Channel> {
         let key = options.tls_key(subnqn).map_err(|why| endpoint.refused(WHAT, why))?;
         let known = endpoint.offer.load(Ordering::Relaxed);
         let others = (0..OFFERS.len()).filter(|number| *number != known);
         let is_answer = |e: &SecureError| matches!(e, SecureError::Tls(_));
-        let (mut socket, mut most) = (Some(socket), OFFERS.len());
+        let (mut made, mut most) = (Some(channel), OFFERS.len());
         let mut failure: Option<(SecureError, Vec<TlsPsk>)> = None;
         for (n, number) in [known].into_iter().chain(others).enumerate() {
             if n >= most {
@@ -71,14 +69,14 @@ mod secure {
                 Err(why) if failure.is_none() => return Err(endpoint.refused(WHAT, why)),
                 Err(_) => continue,
             };
-            let stream = match socket.take() {
-                Some(stream) => stream,
-                None => reach(endpoint, &SocketOptions { congestion: options.congestion.clone() }).await?,
+            let channel = match made.take() {
+                Some(channel) => channel,
+                None => reach(endpoint, options).await?,
             };
-            let e = match longhaul_conn::connect(&stream, &psks).await {
+            let e = match longhaul_conn::connect(&channel, &psks).await {
                 Ok(session) => {
                     endpoint.offer.store(number, Ordering::Relaxed);
-                    return Ok(Channel::with_session(stream, session));
+                    return Ok(channel.with_session(session));
                 }
                 Err(e) => e,
             };
@@ -108,10 +106,10 @@ mod secure {
     pub(crate) async fn begin_generated(
         endpoint: &Endpoint,
         psk: &TlsPsk,
-        stream: TcpStream,
+        channel: Channel,
     ) -> Result<Channel> {
-        match longhaul_conn::connect(&stream, std::slice::from_ref(psk)).await {
-            Ok(session) => Ok(Channel::with_session(stream, session)),
+        match longhaul_conn::connect(&channel, std::slice::from_ref(psk)).await {
+            Ok(session) => Ok(channel.with_session(session)),
             Err(e) => {
                 let said = format!("{e} (identity '{}', of the authentication before)", psk.identity);
                 Err(match e {

@@ -1,5 +1,6 @@
 //! `nvme+tcp://HOST[:PORT][,HOST[:PORT]…]/SUBNQN[?nsid=N&…]`: how a person names a remote
-//! namespace, and the addresses at which it is.
+//! namespace, and the addresses at which it is. At a Unix socket it is `nvme+unix:///SUBNQN?socket=PATH`, and
+//! over a transport of the program's own `nvme+NAME://ADDRESS/SUBNQN`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,6 +8,12 @@ use std::time::Duration;
 
 /// The scheme of NVMe over TCP.
 pub const SCHEME: &str = "nvme+tcp";
+/// What the schemes of all transports begin with.
+pub const SCHEMES: &str = "nvme+";
+/// The transport of [`SCHEME`].
+pub(crate) const TCP: &str = "tcp";
+/// The transport over Unix sockets.
+pub(crate) const UNIX: &str = "unix";
 /// Port of NVMe/TCP I/O controllers (IANA: `nvme`).
 pub const IO_PORT: u16 = 4420;
 /// Port of NVMe/TCP discovery controllers (IANA: `nvme-disc`).
@@ -15,9 +22,12 @@ pub const DISCOVERY_PORT: u16 = 8009;
 /// A remote namespace, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
-    /// Host name or address (without the brackets of IPv6).
+    /// How it is reached: `tcp`, `unix`, or a name in [`Options::transports`](crate::Options::transports).
+    pub transport: String,
+    /// Host name or address (without the brackets of IPv6); of another transport than TCP its address, which for
+    /// `unix` is the path of the socket.
     pub host: String,
-    /// TCP port; 4420 if the URI has none.
+    /// TCP port, 4420 if the URI has none; of another transport 0.
     pub port: u16,
     /// Further addresses of the same subsystem, as host and port.
     pub others: Vec<(String, u16)>,
@@ -79,14 +89,29 @@ impl FromStr for Uri {
 }
 
 fn parse(s: &str) -> Result<Uri, String> {
-    let rest = s
-        .strip_prefix(SCHEME)
-        .and_then(|rest| rest.strip_prefix("://"))
+    let (transport, rest) = s
+        .strip_prefix(SCHEMES)
+        .and_then(|rest| rest.split_once("://"))
         .ok_or_else(|| format!("it does not begin with {SCHEME}://"))?;
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if transport.is_empty() || !transport.chars().all(is_part) {
+        return Err(format!("'{transport}' is not the name of a transport, such as {TCP} or {UNIX}"));
+    }
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
     let (authority, path) = rest.split_once('/').ok_or("there is no /SUBNQN after the host")?;
-    let mut addresses =
-        authority.split(',').map(|one| parse_authority(one, IO_PORT)).collect::<Result<Vec<_>, _>>()?;
+    let mut addresses = match transport {
+        TCP => {
+            authority.split(',').map(|one| parse_authority(one, IO_PORT)).collect::<Result<Vec<_>, _>>()?
+        }
+        UNIX if !authority.is_empty() => {
+            return Err(format!("'{authority}' is not on this machine: the form is {UNIX_FORM}"));
+        }
+        UNIX => vec![(String::new(), 0)],
+        _ if authority.is_empty() => {
+            return Err(format!("there is no address of the transport '{transport}'"));
+        }
+        _ => vec![(decode(authority)?, 0)],
+    };
     if let Some((host, port)) = repeated(&addresses) {
         return Err(format!("the address {host} with port {port} is there twice"));
     }
@@ -101,14 +126,20 @@ fn parse(s: &str) -> Result<Uri, String> {
     if subnqn.len() > NQN_MAX {
         return Err(format!("the SUBNQN has {} bytes, at most {NQN_MAX} are allowed", subnqn.len()));
     }
-    let options = UriOptions::default();
-    let mut uri = Uri { host, port, others: addresses, discover_paths: false, subnqn, nsid: None, options };
+    let (transport, options) = (transport.to_owned(), UriOptions::default());
+    let others = addresses;
+    let mut uri = Uri { transport, host, port, others, discover_paths: false, subnqn, nsid: None, options };
     for pair in query.into_iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, "true"));
         uri.set(key, &decode(value)?)?;
     }
+    if uri.host.is_empty() {
+        return Err(format!("there is no socket: the form is {UNIX_FORM}"));
+    }
     Ok(uri)
 }
+
+const UNIX_FORM: &str = "nvme+unix:///SUBNQN?socket=PATH";
 
 /// Addresses of one subsystem at most: each is an association of its own with the target.
 pub(crate) const PATHS_MAX: usize = 16;
@@ -209,7 +240,11 @@ impl Uri {
             "io_size" => {
                 options.io_size = Some(u32::try_from(size(key, value)?).map_err(|_| too_much(key, value))?);
             }
+            "socket" if self.transport == UNIX => value.clone_into(&mut self.host),
             "paths" => match value {
+                "discover" if self.transport != TCP => {
+                    return Err("paths=discover: only targets over TCP have several addresses".into());
+                }
                 "discover" => self.discover_paths = true,
                 _ => return Err(format!("paths='{value}': only paths=discover is known")),
             },
@@ -272,9 +307,30 @@ fn decode(s: &str) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| bad())
 }
 
+/// Escapes what ends a part of a URI.
+fn encode(s: &str) -> String {
+    ["%25", "%26", "%3F", "%23"]
+        .iter()
+        .zip(['%', '&', '?', '#'])
+        .fold(s.to_owned(), |s, (to, c)| s.replace(c, to))
+}
+
+/// The URI of a subsystem, or namespace, at a Unix socket.
+pub fn unix_uri(path: &str, subnqn: &str, nsid: Option<u32>) -> String {
+    let nsid = nsid.map(|nsid| format!("&nsid={nsid}")).unwrap_or_default();
+    format!("{SCHEMES}{UNIX}:///{subnqn}?socket={}{nsid}", encode(path))
+}
+
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}://")?;
+        if self.transport == UNIX {
+            return f.write_str(&unix_uri(&self.host, &self.subnqn, self.nsid));
+        }
+        write!(f, "{SCHEMES}{}://", self.transport)?;
+        if self.transport != TCP {
+            write!(f, "{}/{}", encode(&self.host).replace('/', "%2F"), self.subnqn)?;
+            return self.nsid.map_or(Ok(()), |nsid| write!(f, "?nsid={nsid}"));
+        }
         for (number, (host, port)) in self.addresses().enumerate() {
             let comma = if number == 0 { "" } else { "," };
             match host.contains(':') {

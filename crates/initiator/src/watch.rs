@@ -124,7 +124,9 @@ impl Stall {
             return;
         }
         self.asked = now();
-        let _ = queue.stream().keep_alive(ASK.0, ASK.1);
+        if let Ok(tcp) = queue.channel().tcp() {
+            let _ = tcp.keep_alive(ASK.0, ASK.1);
+        }
         let (first, again) = STALL_LARGE;
         let large = since(self.moved) >= first && self.asked_large.is_none_or(|at| since(at) >= again);
         if large {

@@ -354,8 +354,9 @@ fn a_controller_with_tls_has_no_queue_without() {
 /// A channel with this PSK, if the target takes it.
 async fn channel(addr: SocketAddr, psk: &TlsPsk) -> Result<Channel, SecureError> {
     let socket = TcpStream::connect(addr, &SocketOptions::default()).await.expect("connected");
-    let session = longhaul_conn::connect(&socket, std::slice::from_ref(psk)).await?;
-    Ok(Channel::with_session(socket, session))
+    let channel = Channel::from(socket);
+    let session = longhaul_conn::connect(&channel, std::slice::from_ref(psk)).await?;
+    Ok(channel.with_session(session))
 }
 
 fn on_engine<T>(future: impl Future<Output = T>) -> T {

@@ -167,8 +167,9 @@ async fn channel(addr: SocketAddr, subnqn: &str, derivation: Derivation) -> Resu
     let socket = TcpStream::connect(addr, &SocketOptions::default()).await.map_err(|e| e.to_string())?;
     let key = key(1, HashFunction::Sha256);
     let psk = key.psk(IdentityVersion::V1, key.hash(), HOST, subnqn, derivation).expect("derived");
-    let session = longhaul_conn::connect(&socket, &[psk]).await.map_err(|e| e.to_string())?;
-    Ok(Channel::with_session(socket, session))
+    let channel = Channel::from(socket);
+    let session = longhaul_conn::connect(&channel, &[psk]).await.map_err(|e| e.to_string())?;
+    Ok(channel.with_session(session))
 }
 
 /// The status of a Connect in these names, on a connection by the key of [`HOST`] for `secured`.

@@ -13,10 +13,13 @@ use crate::observer::count;
 use crate::target::Shared;
 use futures_channel::{mpsc, oneshot};
 use futures_util::future::{Either, pending, select};
-use longhaul_engine::net::{FreeListener, SocketOptions, TcpListener, TcpStream};
+use longhaul_conn::Channel;
+use longhaul_conn::transport::{self, Address, Listener};
+use longhaul_engine::net::{FreeStream, SocketOptions, TcpListener, TcpStream};
 use longhaul_engine::{Handle, now, sleep, yield_now};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,17 +65,57 @@ pub(crate) fn tell_refused(shared: &Shared, host: AuditHost, why: RefusalReason)
     }
 }
 
+/// What connections come from.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    Tcp(TcpListener),
+    Own(Box<dyn Listener>),
+}
+
+/// A connection that no thread serves yet.
+enum Accepted {
+    Tcp(FreeStream),
+    Own(transport::FreeStream, Address),
+}
+
+impl Incoming {
+    async fn accept(&self) -> io::Result<(Accepted, Address)> {
+        match self {
+            Incoming::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                Ok((Accepted::Tcp(stream), peer.into()))
+            }
+            Incoming::Own(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                Ok((Accepted::Own(stream, listener.address()), peer))
+            }
+        }
+    }
+}
+
+impl Accepted {
+    /// Brings it to the calling thread, with its address at this end.
+    fn adopt(self, options: &SocketOptions) -> io::Result<(Channel, Address)> {
+        match self {
+            Accepted::Tcp(stream) => {
+                let stream = TcpStream::from_std(stream, options)?;
+                // An error only means that a dead machine is noticed later.
+                let _ = stream.keep_alive(PROBE, PROBES);
+                let local = stream.local_addr()?.into();
+                Ok((stream.into(), local))
+            }
+            Accepted::Own(stream, local) => Ok((stream.adopt()?.into(), local)),
+        }
+    }
+}
+
 /// Accepts connections and deals them to the threads in turn, until `stopped`, if there is that.
 pub(crate) async fn accept(
     shared: Arc<Shared>,
-    (listener, stopped): (FreeListener, Option<oneshot::Receiver<()>>),
+    (listener, stopped): (Incoming, Option<oneshot::Receiver<()>>),
     threads: Vec<Handle>,
     turn: Arc<AtomicUsize>,
 ) {
-    let listener = match TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(e) => return tracing::error!("listener: {e}"),
-    };
     let mut kept = reserve();
     shared.accepting.fetch_add(1, Ordering::Release);
     let mut stopped = pin!(async move {
@@ -108,10 +151,10 @@ pub(crate) async fn accept(
         }
         // Connections may come without end; others on this thread have their turn all the same.
         yield_now().await;
-        let origin = Origin::of(peer.ip());
+        let origin = Origin::at(&peer);
         let Some(wait) = shared.arrivals.of(origin, now()).take(now(), LINE) else {
             count(&shared.incidents.too_often);
-            tell_refused(&shared, AuditHost::unknown(peer), RefusalReason::Rate);
+            tell_refused(&shared, AuditHost::unknown(peer.clone()), RefusalReason::Rate);
             shared
                 .quiet
                 .accept
@@ -123,7 +166,7 @@ pub(crate) async fn accept(
         let (sender, mut inbox) = mpsc::unbounded();
         let Some(place) = shared.connections.enter(origin, sender.clone()) else {
             count(&shared.incidents.too_many);
-            tell_refused(&shared, AuditHost::unknown(peer), RefusalReason::Connections);
+            tell_refused(&shared, AuditHost::unknown(peer.clone()), RefusalReason::Connections);
             shared.quiet.accept.say(
                 format_args!("{peer}: refused: there are too many connections (--max-connections)"),
                 |line| tracing::warn!("{line}"),
@@ -142,11 +185,9 @@ pub(crate) async fn accept(
                 }
             }
             let options = SocketOptions { congestion: shared.config.congestion.clone() };
-            match TcpStream::from_std(stream, &options) {
-                Ok(stream) => {
-                    // An error only means that a dead machine is noticed later.
-                    let _ = stream.keep_alive(PROBE, PROBES);
-                    connection::serve(shared, stream, peer, place, (sender, inbox)).await;
+            match stream.adopt(&options) {
+                Ok((channel, local)) => {
+                    connection::serve(shared, channel, (peer, local), place, (sender, inbox)).await;
                 }
                 Err(e) => {
                     shared.quiet.accept.say(format_args!("{peer}: {e}"), |line| tracing::warn!("{line}"))

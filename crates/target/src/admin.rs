@@ -126,7 +126,7 @@ pub(crate) fn connect(connection: &Rc<Connection>, slot: u16, sqe: &Sqe, data: &
         }
         _ => None,
     };
-    let view = if discovery { target.discovery_view(connection.local) } else { subsystem.view() };
+    let view = if discovery { target.discovery_view(&connection.local) } else { subsystem.view() };
     if request.qid == 0 {
         return connect_admin(connection, slot, request, subsystem, &view, auth);
     }
@@ -395,7 +395,7 @@ impl AdminQueue {
         memory: Option<(BufMut, Charge)>,
     ) {
         let (view, health) = if self.subsystem.nqn == DISCOVERY_NQN {
-            (connection.target.discovery_view(connection.local), HealthCounters::default())
+            (connection.target.discovery_view(&connection.local), HealthCounters::default())
         } else {
             (self.subsystem.view_for(&self.link), self.subsystem.health())
         };

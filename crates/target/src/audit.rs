@@ -12,6 +12,7 @@ use crate::subsystem::{Link, Namespace, Subsystem};
 use crate::tls::TlsPolicy;
 use futures_channel::oneshot;
 use longhaul_auth::Refused;
+use longhaul_conn::transport::Address;
 use longhaul_engine::{now, timeout};
 use longhaul_proto::controller::io::IoCommand;
 use longhaul_proto::controller::{ConnectRequest, Reply};
@@ -20,7 +21,6 @@ use longhaul_wire::completion::Status;
 use longhaul_wire::reservation::{AcquireAction, RegisterAction, ReleaseAction};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub struct Recorded(#[expect(dead_code, reason = "its end is the message")] ones
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditHost {
     /// Where it comes from.
-    pub address: SocketAddr,
+    pub address: Address,
     /// Its NQN; empty before it was said.
     pub hostnqn: String,
     /// Its host identifier; none before it was said.
@@ -57,12 +57,12 @@ pub struct AuditHost {
 
 impl AuditHost {
     /// A host that has said nothing.
-    pub(crate) fn unknown(address: SocketAddr) -> AuditHost {
+    pub(crate) fn unknown(address: Address) -> AuditHost {
         AuditHost::named(address, Default::default())
     }
 
     /// A host that has said its NQN and that of the subsystem that it wants.
-    pub(crate) fn named(address: SocketAddr, (hostnqn, subsystem): (String, String)) -> AuditHost {
+    pub(crate) fn named(address: Address, (hostnqn, subsystem): (String, String)) -> AuditHost {
         AuditHost { address, hostnqn, hostid: None, subsystem, is_authenticated: false }
     }
 }
@@ -422,7 +422,7 @@ impl Connection {
     pub(crate) fn identify(&self, request: &ConnectRequest) {
         if self.target.config.audit.is_some() {
             self.identity.get_or_init(|| AuditHost {
-                address: self.peer(),
+                address: self.peer().clone(),
                 hostnqn: request.hostnqn.clone(),
                 hostid: Some(request.hostid),
                 subsystem: request.subnqn.clone(),
@@ -433,7 +433,7 @@ impl Connection {
 
     fn audit_host(&self) -> AuditHost {
         let said = self.identity.get().cloned();
-        let said = said.unwrap_or_else(|| AuditHost::unknown(self.peer()));
+        let said = said.unwrap_or_else(|| AuditHost::unknown(self.peer().clone()));
         AuditHost { is_authenticated: self.is_proved.get(), ..said }
     }
 

@@ -6,6 +6,7 @@ use crate::auth::Keys;
 use crate::memory::Memory;
 use crate::rates::HostRates;
 use crate::tls::TlsPolicy;
+use longhaul_conn::transport::Transport;
 use longhaul_engine::Config as EngineConfig;
 use longhaul_proto::controller::HostAccess;
 use longhaul_proto::target::IN_CAPSULE_MAX;
@@ -69,11 +70,22 @@ impl Default for Patience {
     }
 }
 
+/// An address of a transport at which a target is to listen.
+#[derive(Clone, Debug)]
+pub struct TransportListener {
+    /// The transport. Blocks of the target's memory are registered with it before they carry data.
+    pub transport: Arc<dyn Transport>,
+    /// The address there.
+    pub address: String,
+}
+
 /// Settings of a target.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where to serve I/O (and discovery).
     pub listen: Vec<SocketAddr>,
+    /// Where to serve both over other transports than TCP.
+    pub transports: Vec<TransportListener>,
     /// Where to serve discovery too, usually port 8009. An address in use is
     /// no error: another target of this machine may serve it.
     pub discovery: Option<SocketAddr>,
@@ -135,6 +147,7 @@ impl Default for Config {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         Config {
             listen: Vec::new(),
+            transports: Vec::new(),
             discovery: None,
             in_capsule: IN_CAPSULE,
             memory: MEMORY,

@@ -24,8 +24,8 @@ use crate::tls::{self, Begun, Secured};
 use futures_channel::mpsc;
 use futures_util::{FutureExt, StreamExt};
 use longhaul_auth::{Concatenation, SecureChannel};
-use longhaul_conn::{Driver, Shared, linger, receive, transmit};
-use longhaul_engine::net::TcpStream;
+use longhaul_conn::transport::Address;
+use longhaul_conn::{Channel, Driver, Shared, linger, receive, transmit};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{Buf, BufMut, Memory, Segment, spawn};
 use longhaul_proto::controller::{ConnectRequest, Reply, wrong_field};
@@ -39,7 +39,7 @@ use longhaul_wire::fabrics::{ConnectData, ConnectResponse};
 use longhaul_wire::pdu::Fes;
 use longhaul_wire::registration::RegistrationTask;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::net::{Shutdown, SocketAddr};
+use std::net::Shutdown;
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -131,8 +131,8 @@ pub(crate) struct Connection {
     /// Since when its host has a controller, as the record says.
     pub(crate) connected: Cell<Option<Instant>>,
     place: ConnectionPlace,
-    pub(crate) local: SocketAddr,
-    peer: SocketAddr,
+    pub(crate) local: Address,
+    peer: Address,
     /// Reaches this connection from other threads.
     pub(crate) sender: mpsc::UnboundedSender<Message>,
     draining: Cell<bool>,
@@ -145,12 +145,11 @@ pub(crate) struct Connection {
 /// Serves a connection until it ends.
 pub(crate) async fn serve(
     target: Arc<Target>,
-    stream: TcpStream,
-    peer: SocketAddr,
+    channel: Channel,
+    (peer, local): (Address, Address),
     place: ConnectionPlace,
     (sender, mut inbox): (mpsc::UnboundedSender<Message>, mpsc::UnboundedReceiver<Message>),
 ) {
-    let Ok(local) = stream.local_addr() else { return };
     let config = TargetConfig {
         header_digest: target.config.hdr_digest,
         data_digest: target.config.data_digest,
@@ -159,7 +158,7 @@ pub(crate) async fn serve(
     if target.is_stopping() {
         return;
     }
-    let begun = tls::begin(&target, stream, (peer, local), &mut inbox).await;
+    let begun = tls::begin(&target, channel, (&peer, &local), &mut inbox).await;
     let Some(Begun { channel, first, secured, left }) = begun else { return };
     let mut queue = TargetQueue::new(config);
     if !first.is_empty() {
@@ -204,7 +203,7 @@ pub(crate) async fn serve(
     }
     drop(connection.presence.take());
     if let Some((_, wire)) = connection.counts.get() {
-        wire.end(connection.shared.stream.socket());
+        wire.end(&connection.shared.stream);
     }
     // Queued PDUs (a TermReq, say) are still sent, if the peer receives them.
     let _ = longhaul_engine::timeout(DRAIN, transmit).await;
@@ -234,7 +233,7 @@ async fn listen(connection: Rc<Connection>, mut inbox: mpsc::UnboundedReceiver<M
             }
             Message::Measure => {
                 if let Some((_, wire)) = connection.counts.get() {
-                    wire.measure(connection.shared.stream.socket());
+                    wire.measure(&connection.shared.stream);
                 }
             }
             Message::Close => connection.close(),
@@ -312,7 +311,7 @@ impl Connection {
         // Before the peer sees the end: it may come back at once.
         self.leave("closed by this end");
         self.shared.end();
-        let _ = self.shared.stream.socket().shutdown(Shutdown::Read);
+        let _ = self.shared.stream.shutdown(Shutdown::Read);
     }
 
     /// Takes no new commands, lets those under way end, then closes.
@@ -655,13 +654,13 @@ impl Connection {
         }
     }
 
-    pub(crate) fn peer(&self) -> SocketAddr {
-        self.peer
+    pub(crate) fn peer(&self) -> &Address {
+        &self.peer
     }
 
     /// Where it comes from, as far as limits are concerned.
     pub(crate) fn origin(&self) -> Origin {
-        Origin::of(self.peer.ip())
+        Origin::at(&self.peer)
     }
 }
 

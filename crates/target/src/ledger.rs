@@ -13,8 +13,10 @@
 //!   connections that hold too much; a request that is next and finds no room is not overtaken.
 
 use futures_channel::oneshot;
+use longhaul_conn::transport::Address;
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,18 +31,36 @@ const ADDRESS_PARTS: usize = 4;
 const IPV6_PREFIX: u32 = 64;
 
 /// Where a connection comes from, as far as limits are concerned: an IPv4
-/// address, or the first 64 bits of an IPv6 address.
+/// address, the first 64 bits of an IPv6 address, or what another transport calls its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Origin(IpAddr);
+pub(crate) struct Origin(OriginKind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum OriginKind {
+    Ip(IpAddr),
+    /// A hash of the name: two names with the same one would share their limits, and nothing else.
+    Named(u64),
+}
 
 impl Origin {
     pub(crate) fn of(addr: IpAddr) -> Origin {
         match addr.to_canonical() {
             IpAddr::V6(ip) => {
                 let prefix = u128::from(ip) >> (128 - IPV6_PREFIX) << (128 - IPV6_PREFIX);
-                Origin(Ipv6Addr::from(prefix).into())
+                Origin(OriginKind::Ip(Ipv6Addr::from(prefix).into()))
             }
-            v4 => Origin(v4),
+            v4 => Origin(OriginKind::Ip(v4)),
+        }
+    }
+
+    pub(crate) fn at(address: &Address) -> Origin {
+        match address {
+            Address::Ip(address) => Origin::of(address.ip()),
+            Address::Named(name) => {
+                let mut hasher = DefaultHasher::new();
+                name.hash(&mut hasher);
+                Origin(OriginKind::Named(hasher.finish()))
+            }
         }
     }
 }

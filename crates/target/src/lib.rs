@@ -52,10 +52,11 @@ pub use audit::{
 };
 pub use auth::Keys;
 pub use changes::{Applied, ChangeError, InUse, LastStep, TargetChanges};
-pub use config::{Config, Patience};
+pub use config::{Config, Patience, TransportListener};
 pub use counts::{CommandCounts, Failure, Operation};
 pub use exports::PreparedExport;
 pub use longhaul_auth::{DhGroup, Generations, HashFunction, HostKey, KeySource, Secret, SecretError};
+pub use longhaul_conn::transport;
 pub use longhaul_proto::controller::HostAccess;
 pub use longhaul_proto::reservation::{Registration, ReservationRecord};
 pub use observer::{

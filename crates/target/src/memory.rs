@@ -2,7 +2,7 @@
 
 use crate::ledger::{Ledger, Peer};
 use crate::share::{MemoryPart, Share, Turns};
-use longhaul_engine::BUF_MAX;
+use longhaul_engine::{BUF_MAX, Registrar};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -63,17 +63,17 @@ impl Memory {
         parts.iter().map(|part| part.pool.used()).sum()
     }
 
-    /// Divides `bound` bytes.
-    pub(crate) fn new(bound: usize) -> Memory {
+    /// Divides `bound` bytes, which are registered with these.
+    pub(crate) fn new(bound: usize, registrars: &[Arc<dyn Registrar>]) -> Memory {
         let replies = (bound / REPLIES_SHARE).clamp(REPLIES_MIN, REPLIES_MAX);
         let data = (bound - bound / OVERHEAD_SHARE - BUF_MAX - replies) / 2;
         // Each of these can meet any request.
         let data = data.max(BUF_MAX);
         Memory {
-            in_capsule: MemoryPart::new(data),
-            host: MemoryPart::new(data),
-            check: MemoryPart::new(BUF_MAX),
-            replies: MemoryPart::new(replies),
+            in_capsule: MemoryPart::registered(data, registrars),
+            host: MemoryPart::registered(data, registrars),
+            check: MemoryPart::registered(BUF_MAX, registrars),
+            replies: MemoryPart::registered(replies, registrars),
             long: Ledger::new(LONG_COMMANDS),
         }
     }

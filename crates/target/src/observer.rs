@@ -9,8 +9,8 @@ use crate::counts::{AllCounters, CommandCounts};
 use crate::subsystem::{Link, Message, Subsystem, lock};
 use crate::target::{Shared, Target};
 use futures_channel::mpsc;
+use longhaul_conn::Channel;
 use longhaul_engine::Handle;
-use longhaul_engine::net::TcpStream;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -75,8 +75,8 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// Asks the kernel, on the thread of the connection.
-    pub(crate) fn measure(&self, stream: &TcpStream) {
-        if let Ok(info) = stream.info() {
+    pub(crate) fn measure(&self, channel: &Channel) {
+        if let Ok(info) = channel.info() {
             self.retransmissions.store(info.retransmissions.into(), Ordering::Relaxed);
             let round_trip = u64::try_from(info.rtt.as_nanos()).unwrap_or(u64::MAX);
             self.round_trip_ns.store(round_trip, Ordering::Relaxed);
@@ -85,8 +85,8 @@ impl Wire {
     }
 
     /// The connection has ended.
-    pub(crate) fn end(&self, stream: &TcpStream) {
-        self.measure(stream);
+    pub(crate) fn end(&self, channel: &Channel) {
+        self.measure(channel);
         self.is_over.store(true, Ordering::Release);
     }
 

@@ -35,7 +35,7 @@ impl Registry {
     pub(crate) fn carry_out(
         &self,
         cntlid: u16,
-        peer: IpAddr,
+        peer: Option<IpAddr>,
         task: RegistrationTask,
         registration: Registration,
     ) -> Result<bool, Status> {
@@ -82,7 +82,7 @@ impl Registry {
 }
 
 /// The entry as it is listed.
-fn listed(entry: DiscoveryEntry, peer: IpAddr) -> Result<DiscoveryEntry, Status> {
+fn listed(entry: DiscoveryEntry, peer: Option<IpAddr>) -> Result<DiscoveryEntry, Status> {
     nqn::from_field(&entry.subnqn).map_err(|_| Status::INVALID_DISCOVERY_INFORMATION)?;
     let subtype = match entry.subtype {
         SubsystemType::Nvm => SubsystemType::Nvm,
@@ -94,7 +94,8 @@ fn listed(entry: DiscoveryEntry, peer: IpAddr) -> Result<DiscoveryEntry, Status>
     if !entry.traddr.text().is_empty() {
         return Ok(entry);
     }
-    let peer = peer.to_canonical();
+    // Nothing else reaches what is known by a name of another transport.
+    let peer = peer.ok_or(Status::INVALID_DISCOVERY_INFORMATION)?.to_canonical();
     let family = if peer.is_ipv4() { adrfam::IPV4 } else { adrfam::IPV6 };
     Ok(DiscoveryEntry { adrfam: family, traddr: Ascii::new(&peer.to_string()), ..entry })
 }
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+    const PEER: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)));
 
     fn entry(subtype: SubsystemType, name: &str, traddr: &str) -> DiscoveryEntry {
         DiscoveryEntry {

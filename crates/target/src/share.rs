@@ -10,7 +10,7 @@
 
 use crate::ledger::{Account, Charge, Ledger, Peer};
 use futures_channel::oneshot;
-use longhaul_engine::{BufMut, BufPool};
+use longhaul_engine::{BufMut, BufPool, Registrar};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -25,8 +25,14 @@ pub(crate) struct MemoryPart {
 
 impl MemoryPart {
     /// A part of the memory with this many bytes.
+    #[cfg(test)]
     pub(crate) fn new(bytes: usize) -> MemoryPart {
-        let pool = BufPool::new(bytes);
+        MemoryPart::registered(bytes, &[])
+    }
+
+    /// The same, registered with the transports that need that.
+    pub(crate) fn registered(bytes: usize, registrars: &[Arc<dyn Registrar>]) -> MemoryPart {
+        let pool = BufPool::registered(bytes, registrars.to_vec());
         MemoryPart { ledger: Ledger::new(bytes), pool }
     }
 

@@ -1,8 +1,9 @@
 //! The target: listeners, threads, and the table of subsystems.
 
+use crate::accept::{Incoming, accept};
 use crate::access::Access;
 use crate::admin::flush_all;
-use crate::config::Config;
+use crate::config::{Config, TransportListener};
 use crate::connections::Connections;
 use crate::generated::GeneratedPsks;
 use crate::memory::Memory;
@@ -17,19 +18,21 @@ use crate::subsystem::{Message, Subsystem, lock, view_of};
 use crate::tls::TlsPolicy;
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_channel::oneshot;
+use longhaul_conn::transport::{Address, Transport};
 use longhaul_engine::net::{FreeListener, TcpListener};
-use longhaul_engine::{Handle, Thread};
+use longhaul_engine::{Handle, Registrar, Registration, Thread};
 use longhaul_proto::controller::{
     Content, DiscoveryContent, DiscoveryRecord, DiscoveryTarget, SubsystemView, discovery_entry,
 };
 use longhaul_proto::target::ENTRIES_BEFORE_CONNECT;
 use longhaul_wire::Ascii;
-use longhaul_wire::log::{DiscoveryEntry, treq, tsas};
+use longhaul_wire::log::{DiscoveryEntry, adrfam, treq, trtype, tsas};
 use longhaul_wire::nqn::{DISCOVERY_NQN, Nqn};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -48,7 +51,7 @@ pub enum Error {
     #[error("cannot listen on {addr}: {source}{}", hint(.source))]
     Listen {
         /// The address that cannot be listened on.
-        addr: SocketAddr,
+        addr: Address,
         /// The error of the system.
         source: io::Error,
     },
@@ -147,29 +150,29 @@ impl Shared {
 
     /// The discovery subsystem as a connection to `local` sees it: a listener
     /// on every address is shown with the address that the host has used.
-    pub(crate) fn discovery_view(&self, local: SocketAddr) -> Arc<SubsystemView> {
+    pub(crate) fn discovery_view(&self, local: &Address) -> Arc<SubsystemView> {
         let lists = self.access.lists();
         let hosts = lists.of(DISCOVERY_NQN).read.clone();
         let mut view = view_of(DISCOVERY_NQN, self.discovery.serial(), &self.config, hosts);
         let mut records = Vec::new();
-        let mut add = |nqn: &str, target, addr: SocketAddr, port_id| {
-            let ip = if addr.ip().is_unspecified() { local.ip() } else { addr.ip() };
-            let addr = SocketAddr::new(ip, addr.port());
-            records.push(DiscoveryRecord {
-                entry: with_security(
-                    discovery_entry(nqn, target, addr, port_id, ENTRIES_BEFORE_CONNECT),
-                    self.tls_at(addr),
-                ),
-                hosts: lists.of(nqn).read.clone(),
-            });
+        let mut add = |nqn: &str, target, addr: &Address, port_id| {
+            let entry = entry_at(nqn, target, addr, port_id);
+            let hosts = lists.of(nqn).read.clone();
+            records.push(DiscoveryRecord { entry: with_security(entry, self.tls_at(addr)), hosts });
         };
         let ports: Vec<_> = (1u16..).zip(lock(&self.listening).clone()).collect();
-        let port_of_local =
-            ports.iter().find(|(_, addr)| addr.port() == local.port()).map_or(0, |(id, _)| *id);
+        let is_local = |addr: &SocketAddr| local.socket().is_some_and(|local| local.port() == addr.port());
+        let port_of_local = ports.iter().find(|(_, addr)| is_local(addr)).map_or(0, |(id, _)| *id);
         add(DISCOVERY_NQN, DiscoveryTarget::ThisDiscovery, local, port_of_local);
         for subsystem in self.all() {
+            // Another transport leads to this target where it is asked, and it alone is known to reach it.
+            if local.socket().is_none() {
+                add(&subsystem.nqn, DiscoveryTarget::Nvm, local, port_of_local);
+                continue;
+            }
             for &(port_id, addr) in &ports {
-                add(&subsystem.nqn, DiscoveryTarget::Nvm, addr, port_id);
+                let ip = local.ip().filter(|_| addr.ip().is_unspecified()).unwrap_or(addr.ip());
+                add(&subsystem.nqn, DiscoveryTarget::Nvm, &SocketAddr::new(ip, addr.port()).into(), port_id);
             }
         }
         records.extend(self.registry.records(|nqn| lists.of(nqn).read.clone()));
@@ -192,7 +195,7 @@ impl Shared {
                     port_id,
                     ENTRIES_BEFORE_CONNECT,
                 );
-                let entry = with_security(entry, self.tls_at(addr));
+                let entry = with_security(entry, self.tls_at(&addr.into()));
                 let traddr = if addr.ip().is_unspecified() { Ascii::new("") } else { entry.traddr };
                 entries.push(DiscoveryEntry { traddr, ..entry });
             }
@@ -201,13 +204,12 @@ impl Shared {
     }
 
     /// Whether connections to this address of the target use TLS.
-    pub(crate) fn tls_at(&self, local: SocketAddr) -> TlsPolicy {
-        match self.config.tls {
+    pub(crate) fn tls_at(&self, local: &Address) -> TlsPolicy {
+        let is_io = |local: SocketAddr| lock(&self.listening).iter().any(|io| io.port() == local.port());
+        match (self.config.tls, local.socket()) {
             // The discovery controller answers without a proof, and tells a host what that needs to know.
-            TlsPolicy::Required if !lock(&self.listening).iter().any(|io| io.port() == local.port()) => {
-                TlsPolicy::Allowed
-            }
-            policy => policy,
+            (TlsPolicy::Required, Some(local)) if !is_io(local) => TlsPolicy::Allowed,
+            (policy, _) => policy,
         }
     }
 
@@ -235,12 +237,31 @@ pub struct Target {
     /// Works on long commands.
     _long: Thread,
     addresses: Vec<SocketAddr>,
+    own_addresses: Vec<Address>,
     discovery: Option<SocketAddr>,
     /// Their end lets the tasks end that accept connections on sockets of another program.
     accepting: Vec<oneshot::Sender<()>>,
     /// Makes reservations durable.
     pub(crate) writer: Writer,
     pub(crate) observer: Observer,
+}
+
+/// The entry of a subsystem at an address.
+fn entry_at(nqn: &str, target: DiscoveryTarget, addr: &Address, port_id: u16) -> DiscoveryEntry {
+    let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let at = addr.socket().unwrap_or(anywhere);
+    let entry = discovery_entry(nqn, target, at, port_id, ENTRIES_BEFORE_CONNECT);
+    match addr {
+        Address::Ip(_) => entry,
+        //= NVMe Base 2.1, Discovery Log Page Entry: TRTYPE and ADRFAM of FEh are a transport within the host
+        Address::Named(name) => DiscoveryEntry {
+            trtype: trtype::LOOP,
+            adrfam: adrfam::INTRA_HOST,
+            traddr: Ascii::new(name),
+            trsvcid: Ascii::new(""),
+            ..entry
+        },
+    }
 }
 
 /// The entry of an address with this policy.
@@ -257,7 +278,43 @@ fn with_security(entry: DiscoveryEntry, policy: TlsPolicy) -> DiscoveryEntry {
 }
 
 fn listen(addr: SocketAddr) -> Result<FreeListener, Error> {
-    TcpListener::bind_free(addr).map_err(|source| Error::Listen { addr, source })
+    TcpListener::bind_free(addr).map_err(|source| Error::Listen { addr: addr.into(), source })
+}
+
+/// Passes memory on to a transport that wants to know it.
+struct Registers(Arc<dyn Transport>);
+
+impl Registrar for Registers {
+    fn register(&self, memory: NonNull<[u8]>) -> Option<Registration> {
+        self.0.register(memory)
+    }
+}
+
+fn registrars(config: &Config) -> Vec<Arc<dyn Registrar>> {
+    let all = config.transports.iter().map(|at| Arc::new(Registers(Arc::clone(&at.transport))) as _);
+    all.collect()
+}
+
+/// Listens on another transport than TCP, at the first thread.
+fn listen_own(
+    at: &TransportListener,
+    shared: Arc<Shared>,
+    threads: Vec<Handle>,
+    turn: Arc<AtomicUsize>,
+) -> Result<Address, Error> {
+    let TransportListener { transport, address } = at.clone();
+    let (tell, told) = std::sync::mpsc::channel();
+    threads[0].clone().spawn(move || async move {
+        match transport.listen(&address) {
+            Ok(listener) => {
+                let _ = tell.send(Ok(listener.address()));
+                accept(shared, (Incoming::Own(listener), None), threads, turn).await;
+            }
+            Err(e) => _ = tell.send(Err(e)),
+        }
+    });
+    let failed = |source| Error::Listen { addr: Address::named(at.address.as_str()), source };
+    told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended"))).map_err(failed)
 }
 
 impl Target {
@@ -305,7 +362,7 @@ impl Target {
         let hosts = access.of(DISCOVERY_NQN);
         let shared = Arc::new(Shared {
             long: long.handle(),
-            memory: Memory::new(config.memory),
+            memory: Memory::new(config.memory, &registrars(&config)),
             discovery: Arc::new(Subsystem::new(DISCOVERY_NQN.into(), String::new(), &config, hosts)),
             registry: Registry::default(),
             watchers: Mutex::default(),
@@ -335,7 +392,8 @@ impl Target {
         let handles: Vec<_> = threads.iter().map(Thread::handle).collect();
         let turn = Arc::new(AtomicUsize::new(0));
         let named = handles.iter().cloned().enumerate().map(|(i, handle)| (name(i), handle));
-        let observer = Observer::new(&shared, held.len() + listeners.len(), named.collect());
+        let count = held.len() + listeners.len() + shared.config.transports.len();
+        let observer = Observer::new(&shared, count, named.collect());
         let mut accepting = Vec::new();
         let own = listeners.into_iter().map(|listener| (listener, None));
         let held = held.into_iter().map(|listener| {
@@ -345,17 +403,42 @@ impl Target {
         });
         for (listener, stopped) in own.chain(held) {
             let (shared, all, turn) = (Arc::clone(&shared), handles.clone(), Arc::clone(&turn));
-            handles[0].spawn(move || crate::accept::accept(shared, (listener, stopped), all, turn));
+            handles[0].spawn(move || async move {
+                match TcpListener::from_std(listener) {
+                    Ok(listener) => accept(shared, (Incoming::Tcp(listener), stopped), all, turn).await,
+                    Err(e) => tracing::error!("listener: {e}"),
+                }
+            });
+        }
+        let mut own_addresses = Vec::new();
+        for at in &shared.config.transports {
+            let (shared, all, turn) = (Arc::clone(&shared), handles.clone(), Arc::clone(&turn));
+            own_addresses.push(listen_own(at, shared, all, turn)?);
         }
         let watched = Arc::downgrade(&shared);
         handles[0].spawn(move || crate::sizes::watch(watched));
         let writer = Writer::start().map_err(Error::Thread)?;
-        Ok(Target { shared, threads, _long: long, addresses, discovery, accepting, writer, observer })
+        Ok(Target {
+            shared,
+            threads,
+            _long: long,
+            addresses,
+            own_addresses,
+            discovery,
+            accepting,
+            writer,
+            observer,
+        })
     }
 
     /// The addresses of the I/O listeners.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// The addresses of the listeners of other transports, in the order of [`Config::transports`].
+    pub fn transport_addresses(&self) -> &[Address] {
+        &self.own_addresses
     }
 
     /// The address of the discovery listener, if there is one.

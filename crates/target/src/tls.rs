@@ -15,10 +15,9 @@ use crate::subsystem::Message;
 use crate::target::Shared as Target;
 use longhaul_auth::{Concatenation, SecureChannel};
 use longhaul_conn::Channel;
-use longhaul_engine::net::TcpStream;
+use longhaul_conn::transport::Address;
 use longhaul_proto::controller::ConnectRequest;
 use longhaul_wire::nqn::DISCOVERY_NQN;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,9 +107,9 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
-    fn plain(target: &Target, stream: TcpStream) -> Begun {
+    fn plain(target: &Target, channel: Channel) -> Begun {
         let left = target.config.patience.connect;
-        Begun { channel: stream.into(), first: Vec::new(), secured: None, left }
+        Begun { channel, first: Vec::new(), secured: None, left }
     }
 }
 
@@ -120,20 +119,20 @@ type Inbox = futures_channel::mpsc::UnboundedReceiver<Message>;
 #[cfg(feature = "tls")]
 pub(crate) async fn begin(
     target: &Arc<Target>,
-    stream: TcpStream,
-    (peer, local): (SocketAddr, SocketAddr),
+    channel: Channel,
+    (peer, local): (&Address, &Address),
     inbox: &mut Inbox,
 ) -> Option<Begun> {
     use futures_util::StreamExt;
     let policy = target.tls_at(local);
     let keys = target.config.keys.as_ref().filter(|_| policy != TlsPolicy::Off);
-    let Some(keys) = keys else { return Some(Begun::plain(target, stream)) };
+    let Some(keys) = keys else { return Some(Begun::plain(target, channel)) };
     let (began, patience) = (now(), target.config.patience.connect);
     let turn = async {
-        let pace = target.authentications.of(Origin::of(peer.ip()), now());
+        let pace = target.authentications.of(Origin::at(peer), now());
         sleep(pace.take(now(), Duration::MAX).unwrap_or_default()).await;
     };
-    let handshake = longhaul_engine::timeout(patience, shake_hands(target, stream, policy, keys, turn));
+    let handshake = longhaul_engine::timeout(patience, shake_hands(target, channel, policy, keys, turn));
     let done = match select(Box::pin(handshake), inbox.next()).await {
         Either::Left((done, _)) => done,
         // It has to give way, or the target stops.
@@ -164,7 +163,7 @@ pub(crate) async fn begin(
             count(&target.incidents.late);
             let message = format_args!("{peer}: no TLS handshake within {} s", patience.as_secs());
             target.quiet.late.say(message, |line| tracing::info!("{line}"));
-            tell_refused(target, AuditHost::unknown(peer), RefusalReason::NotProvedInTime);
+            tell_refused(target, AuditHost::unknown(peer.clone()), RefusalReason::NotProvedInTime);
             None
         }
     }
@@ -193,36 +192,35 @@ fn reason(why: &SecureError) -> Option<RefusalReason> {
 
 /// The host by the names that it gave, if it gave them.
 #[cfg(feature = "tls")]
-fn host(peer: SocketAddr, why: &SecureError) -> AuditHost {
+fn host(peer: &Address, why: &SecureError) -> AuditHost {
     let names = match why {
         SecureError::Refused(refusal) => refusal.names(),
         _ => None,
     };
     let names = names.map(|(hostnqn, subnqn)| (hostnqn.to_owned(), subnqn.to_owned()));
-    AuditHost::named(peer, names.unwrap_or_default())
+    AuditHost::named(peer.clone(), names.unwrap_or_default())
 }
 
 #[cfg(feature = "tls")]
 async fn shake_hands(
     target: &Target,
-    stream: TcpStream,
+    channel: Channel,
     policy: TlsPolicy,
     keys: &crate::Keys,
     turn: impl Future<Output = ()>,
 ) -> Result<(Channel, Vec<u8>, Option<Secured>), SecureError> {
-    let (mut stream, mut first) = (stream, Vec::new());
+    let mut first = Vec::new();
     if policy != TlsPolicy::Required {
-        let channel = Channel::from(stream);
         first = channel.receive_bytes(1).await?;
         match first.first() {
             None => return Err(SecureError::Eof),
             Some(byte) if !longhaul_conn::is_tls(*byte) => return Ok((channel, first, None)),
-            Some(_) => stream = channel.into_socket(),
+            Some(_) => {}
         }
     }
     let (hosts, generated) = (Arc::clone(&keys.hosts), Arc::clone(&target.generated));
     let all: Arc<dyn KeySource> = Arc::new(AllKeys { hosts, generated });
-    let (session, chosen) = longhaul_conn::accept(&stream, first, &all, turn).await?;
+    let (session, chosen) = longhaul_conn::accept(&channel, first, &all, turn).await?;
     let Chosen { psk, hostnqn, subnqn, generation, is_generated, derivation } = chosen;
     let generated = match is_generated {
         false => None,
@@ -236,16 +234,16 @@ async fn shake_hands(
     };
     tracing::debug!("TLS: host {hostnqn} uses {derivation}");
     let secured = Secured { hostnqn, subnqn, generation, generated };
-    Ok((Channel::with_session(stream, session), Vec::new(), Some(secured)))
+    Ok((channel.with_session(session), Vec::new(), Some(secured)))
 }
 
 /// As above: this build has no TLS, and a configuration that wants it is refused.
 #[cfg(not(feature = "tls"))]
 pub(crate) async fn begin(
     target: &Arc<Target>,
-    stream: TcpStream,
-    _: (SocketAddr, SocketAddr),
+    channel: Channel,
+    _: (&Address, &Address),
     _: &mut Inbox,
 ) -> Option<Begun> {
-    Some(Begun::plain(target, stream))
+    Some(Begun::plain(target, channel))
 }

@@ -93,13 +93,10 @@ pub(crate) fn listen(addr: SocketAddr) -> Option<io::Result<Arc<dyn Listening>>>
 
 /// As [`TcpStream::recv`](crate::net::TcpStream::recv).
 pub(crate) async fn recv(wire: &dyn Wire, mut msg: RecvMsg) -> (io::Result<usize>, RecvMsg) {
-    let most = msg.0.capacity();
+    msg.begin();
+    let most = msg.room();
     let received = poll_fn(|cx| wire.poll_recv(cx, most)).await;
-    let result = received.map(|bytes| {
-        msg.0.fill(&bytes);
-        bytes.len()
-    });
-    msg.0.done(*result.as_ref().unwrap_or(&0));
+    let result = received.map(|bytes| msg.put(&bytes));
     (result, msg)
 }
 

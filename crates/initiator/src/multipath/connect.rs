@@ -8,7 +8,7 @@ use crate::discover::{addresses_of, find_subsystem};
 use crate::error::{Error, Result};
 use crate::info::NamespaceInfo;
 use crate::options::Options;
-use crate::setup::Endpoint;
+use crate::setup::{Endpoint, place_name};
 use crate::uri::{PATHS_MAX, Uri};
 use futures_channel::oneshot;
 use futures_util::future::{join_all, join3, select};
@@ -51,7 +51,7 @@ pub(super) fn gone() -> Error {
 async fn connect_here(uri: Uri, options: Options) -> Result<Connected> {
     let (uri, name) = (full(&uri, &options).await?, uri.to_string());
     let paths = uri.addresses().map(|(host, port)| {
-        let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let address = place_name(&uri.transport, host, port);
         let (written, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
         let (device, refused, trouble) = (OnceLock::new(), AtomicU64::new(0), Default::default());
         Path { address, uri: uri.at(host, port), device, written, flushed, refused, trouble }
@@ -119,7 +119,7 @@ async fn full(uri: &Uri, options: &Options) -> Result<Uri> {
     if !uri.subnqn.starts_with("nqn.") {
         let mut found = None;
         for (host, port) in uri.addresses() {
-            let endpoint = Endpoint::resolve(host, port).await;
+            let endpoint = Endpoint::find(&uri.transport, host, port, options).await;
             let asked = match endpoint {
                 Ok(endpoint) => find_subsystem(&endpoint, &uri.subnqn, options).await,
                 Err(e) => Err(e),
@@ -135,7 +135,7 @@ async fn full(uri: &Uri, options: &Options) -> Result<Uri> {
         uri.subnqn = found.ok_or(failed)?;
     }
     if uri.discover_paths {
-        let endpoint = Endpoint::resolve(&uri.host, uri.port).await?;
+        let endpoint = Endpoint::find(&uri.transport, &uri.host, uri.port, options).await?;
         for address in addresses_of(&endpoint, &uri.subnqn, options).await? {
             let known = uri.addresses().any(|(host, port)| (host, port) == (address.0.as_str(), address.1));
             if !known && uri.others.len() + 1 < PATHS_MAX {

@@ -80,7 +80,7 @@ async fn keep_alive(connection: Weak<Connection>, kato: Duration) {
 impl Target {
     async fn connect(&self) -> Result<Connection, Error> {
         let Target { uri, options } = self;
-        let endpoint = Endpoint::resolve(&uri.host, uri.port).await?;
+        let endpoint = Endpoint::find(&uri.transport, &uri.host, uri.port, options).await?;
         let subnqn = if uri.subnqn.starts_with("nqn.") {
             uri.subnqn.clone()
         } else {

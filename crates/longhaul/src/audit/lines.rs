@@ -311,7 +311,7 @@ mod tests {
 
     fn host(hostnqn: &str) -> AuditHost {
         AuditHost {
-            address: ([192, 0, 2, 7], 51_742).into(),
+            address: std::net::SocketAddr::from(([192, 0, 2, 7], 51_742)).into(),
             hostnqn: hostnqn.to_owned(),
             hostid: Some(Uuid::from_u128(0x8f2c_11d0)),
             subsystem: "nqn.2026-11.io.longhaul:1b2c:fast".to_owned(),

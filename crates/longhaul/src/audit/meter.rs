@@ -93,7 +93,9 @@ impl Meter {
         if table.since.is_none_or(|since| now.saturating_duration_since(since) >= INTERVAL) {
             (table.since, table.lines) = (Some(now), 0);
         }
-        let mut key = (Some(source_of(host.address.ip())), kind);
+        // Hosts that no IP address reaches are one source: they are on this machine.
+        let source = host.address.ip().map_or(IpAddr::from([0, 0, 0, 0]), source_of);
+        let mut key = (Some(source), kind);
         if table.entries.len() >= SOURCES && !table.entries.contains_key(&key) {
             key.0 = None;
         }
@@ -144,7 +146,7 @@ mod tests {
 
     fn refused(ip: u32, hostnqn: &str) -> AuditEvent {
         let host = AuditHost {
-            address: (std::net::Ipv4Addr::from_bits(ip), 4420).into(),
+            address: std::net::SocketAddr::from((std::net::Ipv4Addr::from_bits(ip), 4420)).into(),
             hostnqn: hostnqn.to_owned(),
             hostid: None,
             subsystem: String::new(),

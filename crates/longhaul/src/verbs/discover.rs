@@ -5,13 +5,13 @@ use crate::events::{DiscoveryRecord, DiscoverySummary};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::mdns;
 use crate::output::Output;
-use longhaul_initiator::{Discovery, IO_PORT, Options, SCHEME, discover, parse_authority};
+use longhaul_initiator::{Discovery, IO_PORT, Options, SCHEME, Uri, discover, parse_authority};
 use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DiscoverArgs {
-    /// Address of the target, or a URI of one of its devices [default port: 4420; discovery
-    /// controllers also use 8009]
+    /// Address of the target, or unix:PATH of its socket, or a URI of one of its devices [default
+    /// port: 4420; discovery controllers also use 8009]
     #[arg(value_name = "HOST[:PORT]|URI", required_unless_present = "mdns")]
     host: Option<String>,
     /// Ask the local network for discovery controllers (mDNS, _nvme-disc._tcp), and list the
@@ -28,6 +28,12 @@ pub(crate) struct DiscoverArgs {
 pub(crate) fn run(args: &DiscoverArgs, output: Output) -> Outcome {
     let options = args.initiator.options();
     let Some(given) = &args.host else { return on_this_network(args.mdns_time, &options, output) };
+    let socket = given.parse::<Uri>().ok().filter(|uri| uri.transport == "unix");
+    let socket = socket.map(|uri| format!("unix:{}", uri.host));
+    if let Some(at) = socket.as_deref().or(Some(given.as_str()).filter(|given| given.starts_with("unix:"))) {
+        show(&discover(at, 0, options)?, output);
+        return Ok(());
+    }
     // Only the host of a URI matters.
     let host = given.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("://")).unwrap_or(given);
     let host = host.split(['/', '?']).next().unwrap_or(host);

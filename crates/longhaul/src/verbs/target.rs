@@ -3,6 +3,7 @@
 mod changes;
 pub(crate) mod control;
 mod exports;
+mod listen;
 mod reload;
 mod serving;
 mod standby;
@@ -25,9 +26,10 @@ use crate::service::{self, Manager};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use control::{Control, Order};
 use exports::{OpenExport, Taken, host_lists};
+use listen::{At, Listen, listening};
 use longhaul_device::{Opener, state};
-use longhaul_engine::address::{self, ListenAddress, reachable};
-use longhaul_initiator::{IO_PORT, Options};
+use longhaul_engine::address;
+use longhaul_initiator::Options;
 use longhaul_metrics::{AuditSource, HostSource, Server, TargetSource};
 use longhaul_pool::Volumes;
 use longhaul_target::{
@@ -83,10 +85,10 @@ Example:
   longhaul target --listen 0.0.0.0:4420 --keys /etc/longhaul/keys \\
       --export scratch=file:/srv/scratch,size=100GiB")]
 pub(crate) struct TargetArgs {
-    /// Address and port to listen on (:PORT for all IPv4 addresses; default port: 4420); may be
-    /// repeated
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = address::listen::<IO_PORT>)]
-    listen: Vec<ListenAddress>,
+    /// Address and port to listen on (:PORT for all IPv4 addresses; default port: 4420), or
+    /// unix:PATH for a socket of this machine; may be repeated
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420", value_parser = Listen::parse)]
+    listen: Vec<Listen>,
     /// Device to serve, and its name; may be repeated
     #[arg(long, value_name = "NAME=BACKEND", required_unless_present_any = ["space", "registrar"])]
     export: Vec<Export>,
@@ -216,7 +218,7 @@ impl TargetArgs {
                 .map_err(|_| Failure::usage(format!("{what} of {value} bytes is too large")))
         };
         let discovery = match self.discovery.as_deref() {
-            None => Some(SocketAddr::new(listen[0].ip(), DISCOVERY_PORT)),
+            None => listen.first().map(|first| SocketAddr::new(first.ip(), DISCOVERY_PORT)),
             Some("none") => None,
             Some(text) => {
                 let listen = address::listen::<DISCOVERY_PORT>(text).map_err(|why| {
@@ -228,6 +230,7 @@ impl TargetArgs {
         let defaults = Config::default();
         Ok(Config {
             listen: listen.to_vec(),
+            transports: self.listen.iter().filter_map(Listen::unix).collect(),
             discovery,
             in_capsule: number("--in-capsule", self.in_capsule)?.try_into().unwrap_or(u32::MAX),
             memory: number("--memory", self.memory)?,
@@ -293,7 +296,7 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
     let opener = Opener::new(options.clone()).with_scheme(Arc::new(Volumes)).for_threads(threads);
     let given = service::listeners()?;
     let listen = match given.is_empty() {
-        true => args.listen.iter().map(resolve).collect::<Result<Vec<_>, _>>()?,
+        true => args.listen.iter().filter_map(Listen::ip).map(resolve).collect::<Result<Vec<_>, _>>()?,
         false => {
             given.iter().map(TcpListener::local_addr).collect::<Result<_, _>>().map_err(Failure::failed)?
         }
@@ -350,7 +353,7 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
             metrics.set_ready();
         }
         let (orders, next) = channel();
-        let listen = target.addresses().iter().map(ToString::to_string).collect();
+        let listen = listening(&target);
         let control = Control::start(target.observer(), listen, orders.clone());
         ready(&target, metrics.as_ref(), &shown, &shown_spaces, output);
         args.warn_of_keys(&shown, &shown_spaces);
@@ -367,7 +370,7 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
             }
         }
         let status = |serving: &Serving<'_, '_>| {
-            let at: Vec<_> = target.addresses().iter().map(ToString::to_string).collect();
+            let at = listening(&target);
             let spaces = match args.space.len() {
                 0 => String::new(),
                 count => format!(", {}", counted(count, "space")),
@@ -435,8 +438,12 @@ pub(crate) fn run(args: TargetArgs, values: VerbValues, output: Output) -> Outco
 
 /// Announces the discovery controller, if that is asked for.
 fn announce(args: &TargetArgs, target: &Target) -> Result<Option<Announcement>, Failure> {
-    let at = target.discovery_address().unwrap_or(target.addresses()[0]);
-    args.mdns.then(|| Announcement::start(at)).transpose()
+    if !args.mdns {
+        return Ok(None);
+    }
+    let at = target.discovery_address().or(target.addresses().first().copied());
+    let at = at.ok_or_else(|| Failure::usage("--mdns announces a port, and --listen has no ADDR:PORT"))?;
+    Announcement::start(at).map(Some)
 }
 
 /// A number of things in words.
@@ -449,7 +456,7 @@ fn started(target: &Target, args: &TargetArgs) -> AuditRecord {
     AuditRecord::Started(AuditStarted {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
-        listen: target.addresses().iter().map(ToString::to_string).collect(),
+        listen: listening(target),
         keys: args.keys.is_some(),
         tls: match args.tls.unwrap_or_default() {
             TlsPolicy::Off => "off",
@@ -495,13 +502,13 @@ fn add_spaces(
     admins: &[String],
     state: &TargetState,
 ) -> Result<Vec<SpaceFields>, Failure> {
-    let at = reachable(target.addresses()[0]);
+    let at = At::of(target);
     let add = |(spec, nqn, space): OpenSpace<'_>| {
         let capacity = space.capacity().map_err(Failure::failed)?;
         let fields = SpaceFields {
             name: spec.name.clone(),
-            uri: format!("nvme+tcp://{at}/{nqn}"),
-            short: exports::short(at, &spec.name, &nqn, (0, true)),
+            uri: at.uri(&nqn, None),
+            short: at.short(&spec.name, &nqn, (0, true)),
             namespaces: space.namespaces().len(),
             total: capacity.total,
             unallocated: capacity.unallocated,
@@ -533,7 +540,7 @@ fn ready(
     spaces: &[SpaceFields],
     output: Output,
 ) {
-    let listen: Vec<_> = target.addresses().iter().map(ToString::to_string).collect();
+    let listen = listening(target);
     let discovery = target.discovery_address().map(|addr| addr.to_string());
     let metrics = metrics.map(|server| server.address().to_string());
     output.event(&TargetReady { listen, discovery, metrics, exports, spaces });

@@ -27,6 +27,7 @@ pub mod trtype {
 pub mod adrfam {
     pub const IPV4: u8 = 1;
     pub const IPV6: u8 = 2;
+    pub const INTRA_HOST: u8 = 254;
 }
 
 /// Bits of TREQ.

@@ -70,7 +70,7 @@ struct Recorder {
 impl Recorder {
     fn host(address: SocketAddr, peer: &Peer) -> AuditHost {
         AuditHost {
-            address,
+            address: address.into(),
             hostnqn: peer.host.clone(),
             hostid: None,
             subsystem: CATALOG_NQN.to_owned(),

@@ -1,5 +1,6 @@
 //! The devices of exports, from before they are opened until they are served.
 
+use super::listen::At;
 use super::standby::Standby;
 use crate::events::ExportFields;
 use crate::exit::Failure;
@@ -7,11 +8,8 @@ use crate::export::Export;
 use crate::hosts::HostNames;
 use longhaul_block::{BlockDevice, DeviceInfo};
 use longhaul_device::{Device, Opener};
-use longhaul_engine::address::reachable;
-use longhaul_initiator::IO_PORT;
 use longhaul_target::{HostLists, MediumSpec, PreparedExport, ServedMedium, Target, TargetState};
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -147,13 +145,13 @@ impl OpenExport {
     pub(super) fn fields(&self, target: &Target, nsid: u32, alone: bool) -> ExportFields {
         let OpenExport { export, nqn, uuid, source, .. } = self;
         let info = source.info();
-        let at = reachable(target.addresses()[0]);
+        let at = At::of(target);
         ExportFields {
             name: export.name.clone(),
             nqn: nqn.clone(),
             nsid,
-            uri: format!("nvme+tcp://{at}/{nqn}?nsid={nsid}"),
-            short: short(at, &export.name, nqn, (nsid, alone)),
+            uri: at.uri(nqn, Some(nsid)),
+            short: at.short(&export.name, nqn, (nsid, alone)),
             uuid: uuid.to_string(),
             size: info.size,
             block_size: info.block_size,
@@ -187,39 +185,10 @@ pub(super) fn host_lists<'a>(
     Ok(HostLists { all, of: of.collect::<Result<_, Failure>>()? })
 }
 
-/// The shortest URI of an export: discovery resolves its name to an NQN, and a subsystem with
-/// one namespace needs no `nsid`.
-pub(super) fn short(at: SocketAddr, name: &str, nqn: &str, (nsid, alone): (u32, bool)) -> String {
-    let host = match at.port() {
-        IO_PORT if at.is_ipv4() => at.ip().to_string(),
-        IO_PORT => format!("[{}]", at.ip()),
-        _ => at.to_string(),
-    };
-    let subsystem = if nqn.ends_with(&format!(":{name}")) { name } else { nqn };
-    let nsid = if alone { String::new() } else { format!("?nsid={nsid}") };
-    format!("nvme+tcp://{host}/{subsystem}{nsid}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use longhaul_target::{HostAccess, HostRights};
-
-    #[test]
-    fn short_uris_name_one_namespace() {
-        let of = |at: &str, nqn: &str, nsid, alone| {
-            short(at.parse().expect("an address"), "x", nqn, (nsid, alone))
-        };
-        assert_eq!(of("10.0.0.5:4420", "nqn.2026-11.io.longhaul:1:x", 1, true), "nvme+tcp://10.0.0.5/x");
-        assert_eq!(
-            of("10.0.0.5:4499", "nqn.2026-11.io.longhaul:1:x", 1, false),
-            "nvme+tcp://10.0.0.5:4499/x?nsid=1"
-        );
-        assert_eq!(
-            of("[::1]:4420", "nqn.2014-08.org.example:disk", 1, true),
-            "nvme+tcp://[::1]/nqn.2014-08.org.example:disk"
-        );
-    }
 
     #[test]
     fn lists_of_the_exports_of_a_subsystem_are_one() {
