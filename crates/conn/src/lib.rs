@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+pub mod conformance;
 mod rx;
 #[cfg(feature = "tls")]
 mod secure;

@@ -4,7 +4,7 @@
 //! has them. NVMe/TCP, with its digests, and TLS work over any of them. There are three here: [`Tcp`], [`Unix`]
 //! sockets, and [`InProcess`], pairs of rings in memory. A program brings its own to a target (`Config::transports`
 //! of `longhaul-target`) and to an initiator (`Options::transports` of `longhaul-initiator`); the example `scrambled`
-//! of `longhaul-initiator` does.
+//! of `longhaul-initiator` does. [`conformance`](crate::conformance) checks one.
 //!
 //! # Contract
 //!
