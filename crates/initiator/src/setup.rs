@@ -22,7 +22,7 @@ use crate::info::ControllerInfo;
 use crate::options::{Options, SILENCE};
 use crate::prepared::Prepared;
 use crate::queue::{Queue, Signs};
-use crate::uri::{TCP, UNIX};
+use crate::uri::{TCP, UNIX, UriError};
 use longhaul_auth::TlsPsk;
 use longhaul_block::IoError;
 use longhaul_conn::transport::{Transport, Unix};
@@ -99,10 +99,9 @@ impl Endpoint {
             (None, _) => {
                 let known = options.transports.keys().map(String::as_str);
                 let known: Vec<_> = [TCP, UNIX].into_iter().chain(known).collect();
-                return Err(Error::Local(format!(
-                    "this program has no transport '{transport}' to reach '{host}' with: it has {}",
-                    known.join(", ")
-                )));
+                let problem =
+                    format!("this program has no transport '{transport}': it has {}", known.join(", "));
+                return Err(UriError::new(&format!("nvme+{transport}://{host}/…"), problem).into());
             }
         };
         let own = Some((own, host.to_owned()));

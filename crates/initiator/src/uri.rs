@@ -80,6 +80,12 @@ pub struct UriError {
     problem: String,
 }
 
+impl UriError {
+    pub(crate) fn new(uri: &str, problem: String) -> UriError {
+        UriError { uri: uri.to_owned(), problem }
+    }
+}
+
 impl FromStr for Uri {
     type Err = UriError;
 
@@ -377,6 +383,18 @@ mod tests {
     }
 
     #[test]
+    fn other_transports_have_one_address() {
+        let uri: Uri = format!("nvme+unix:///{NQN}?socket=/run/a%26b.sock&nsid=2").parse().expect("good");
+        assert_eq!((uri.transport.as_str(), uri.host.as_str(), uri.nsid), (UNIX, "/run/a&b.sock", Some(2)));
+        assert!(!uri.is_multipath());
+        assert_eq!(uri.to_string(), format!("nvme+unix:///{NQN}?socket=/run/a%26b.sock&nsid=2"));
+        assert_eq!(uri.to_string().parse(), Ok(uri));
+        let uri: Uri = format!("nvme+mine://a%2Fb,c?/{NQN}").replace('?', "%3F").parse().expect("good");
+        assert_eq!((uri.transport.as_str(), uri.host.as_str(), uri.port), ("mine", "a/b,c?", 0));
+        assert_eq!(uri.to_string().parse(), Ok(uri));
+    }
+
+    #[test]
     fn loss_is_waited_for_in_seconds_or_for_ever() {
         for (value, want) in
             [("30", Some(Duration::from_secs(30))), ("0", Some(Duration::ZERO)), ("-1", None)]
@@ -423,6 +441,13 @@ mod tests {
             ("nvme+tcp://a,b:4420,b/nqn", "b with port 4420 is there twice"),
             ("nvme+tcp://a/nqn?paths=all", "only paths=discover"),
             ("nvme+tcp://host/%zz", "percent escape"),
+            ("nvme+tcp://host/nqn?socket=/x", "unknown option 'socket'"),
+            ("nvme+unix:///nqn", "there is no socket: the form is nvme+unix:///SUBNQN?socket=PATH"),
+            ("nvme+unix://host/nqn?socket=/x", "'host' is not on this machine"),
+            ("nvme+unix:///nqn?socket=/x&paths=discover", "only targets over TCP"),
+            ("nvme+mine:///nqn", "no address of the transport 'mine'"),
+            ("nvme+://x/nqn", "'' is not the name of a transport"),
+            ("nvme+A_B://x/nqn", "'A_B' is not the name"),
         ];
         for (text, want) in faults {
             let e = text.parse::<Uri>().expect_err(text).to_string();

@@ -17,8 +17,10 @@ pub(super) fn mix(number: u64) -> u64 {
 
 /// The bytes from `at` on of the stream with this seed.
 pub(super) fn content(seed: u64, at: u64, len: usize) -> Vec<u8> {
-    let byte = |at: u64| mix(seed ^ mix(at / 8)).to_le_bytes()[at as usize % 8];
-    (at..at + len as u64).map(byte).collect()
+    let words = at / 8..(at + len as u64).div_ceil(8);
+    let bytes: Vec<u8> = words.flat_map(|word| mix(seed ^ mix(word)).to_le_bytes()).collect();
+    let first = at as usize % 8;
+    bytes[first..first + len].to_vec()
 }
 
 pub(super) fn message(bytes: &[u8]) -> SendMsg {

@@ -163,15 +163,17 @@ pub(super) async fn shutdown_of_waiting(bench: Bench) -> Result<()> {
 pub(super) async fn abandon(bench: Bench) -> Result<()> {
     let (near, far) = bench.pair().await?;
     let near: Rc<dyn Stream> = near.into();
+    let (begins, begun) = oneshot::channel();
     let leaving = bench.far(far, async |far| {
-        let far: Rc<dyn Stream> = far.into();
-        let receiver = Rc::clone(&far);
-        receive_exactly(&*receiver, 1).await?;
-        until_the_end(&*receiver).await;
+        receive_exactly(&*far, 1).await?;
+        let _ = begins.send(());
+        until_the_end(&*far).await;
         until_it_fails(&*far).await
     });
     let sender = Rc::clone(&near);
     send(&*near, message(b"x")).await?;
+    // What is under way when an end leaves need not arrive.
+    let _ = begun.await;
     let sending = spawn(async move { until_it_fails(&*sender).await });
     let receiver = Rc::clone(&near);
     let receiving = spawn(async move { until_the_end(&*receiver).await });

@@ -26,7 +26,7 @@ pub(super) async fn one_byte_at_a_time(bench: Bench) -> Result<()> {
 }
 
 pub(super) async fn vectors(bench: Bench) -> Result<()> {
-    const LEN: u64 = 24 << 20;
+    const LEN: u64 = 12 << 20;
     for most in [MESSAGE, 64 << 10] {
         let (near, far) = bench.pair().await?;
         let receiving =
@@ -47,7 +47,7 @@ async fn exchange(stream: Box<dyn Stream>, seeds: [u64; 2], len: u64) -> Result<
 }
 
 pub(super) async fn both_directions(bench: Bench) -> Result<()> {
-    const LEN: u64 = 16 << 20;
+    const LEN: u64 = 12 << 20;
     let (near, far) = bench.pair().await?;
     let [there, back] = SEEDS;
     let exchanging = bench.far(far, move |far| exchange(far, [back, there], LEN));

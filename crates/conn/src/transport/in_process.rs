@@ -3,7 +3,7 @@
 //! Invariants:
 //! - of each direction one end writes and the other reads, and a waker of each is kept at most;
 //! - whatever lets an end go on calls its waker, after the state has changed and outside the lock;
-//! - a direction holds [`RING`] bytes at most.
+//! - a direction holds no more bytes than it was made for.
 
 use super::{Address, FreeStream, Listener, Operation, Stream, Transport};
 use longhaul_engine::{RecvMsg, SendMsg};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 /// Bytes that a direction holds: a send that a queue makes at once fills it a few times.
-const RING: usize = 256 << 10;
+const BUFFER: usize = 256 << 10;
 /// Connections that wait to be accepted, as many as of a socket.
 const BACKLOG: usize = 4096;
 
@@ -24,9 +24,14 @@ fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Connections within a process: clones, and what shares one, have the same names. An address is any text.
-#[derive(Clone, Default)]
-pub struct InProcess(Arc<Mutex<HashMap<String, Arc<Mutex<Backlog>>>>>);
+/// Connections within a process: clones have the same names. An address is any text.
+#[derive(Clone)]
+pub struct InProcess {
+    listeners: Arc<Mutex<Listeners>>,
+    buffer: usize,
+}
+
+type Listeners = HashMap<String, Arc<Mutex<Backlog>>>;
 
 /// Connections that are not accepted yet.
 #[derive(Default)]
@@ -38,19 +43,30 @@ struct Backlog {
 impl InProcess {
     /// A transport on which nothing listens.
     pub fn new() -> InProcess {
-        InProcess::default()
+        InProcess::with_buffer(BUFFER)
+    }
+
+    /// The same, with so many bytes for each direction of a connection; 256 KiB are usual.
+    pub fn with_buffer(bytes: usize) -> InProcess {
+        InProcess { listeners: Arc::default(), buffer: bytes.max(1) }
     }
 
     /// A connection without a listener: its two ends.
     pub fn pair() -> (FreeStream, FreeStream) {
-        let (a, b) = End::pair();
+        let (a, b) = End::pair(BUFFER);
         (a.free(), b.free())
+    }
+}
+
+impl Default for InProcess {
+    fn default() -> InProcess {
+        InProcess::new()
     }
 }
 
 impl fmt::Debug for InProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "InProcess({:?})", lock(&self.0).keys().collect::<Vec<_>>())
+        write!(f, "InProcess({:?})", lock(&self.listeners).keys().collect::<Vec<_>>())
     }
 }
 
@@ -63,8 +79,9 @@ impl Transport for InProcess {
                     format!("{why} at '{address}' in this process"),
                 )
             };
-            let backlog = lock(&self.0).get(address).cloned().ok_or_else(|| refused("nothing listens"))?;
-            let (near, far) = End::pair();
+            let backlog =
+                lock(&self.listeners).get(address).cloned().ok_or_else(|| refused("nothing listens"))?;
+            let (near, far) = End::pair(self.buffer);
             let waker = {
                 let mut backlog = lock(&backlog);
                 if backlog.waiting.len() >= BACKLOG {
@@ -79,7 +96,7 @@ impl Transport for InProcess {
     }
 
     fn listen(&self, address: &str) -> io::Result<Box<dyn Listener>> {
-        let mut listeners = lock(&self.0);
+        let mut listeners = lock(&self.listeners);
         if listeners.contains_key(address) {
             let why = format!("something listens at '{address}' in this process");
             return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
@@ -117,7 +134,7 @@ impl Listener for Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        lock(&self.all.0).remove(&self.address);
+        lock(&self.all.listeners).remove(&self.address);
         let waiting = std::mem::take(&mut lock(&self.backlog).waiting);
         drop(waiting);
     }
@@ -132,8 +149,9 @@ impl fmt::Debug for Listening {
 /// One direction.
 #[derive(Default)]
 struct Ring {
-    /// Of [`RING`] bytes from the first send on.
+    /// Of all the bytes that it may hold, from the first send on.
     bytes: Box<[u8]>,
+    most: usize,
     start: usize,
     len: usize,
     /// The writing end sends nothing more.
@@ -173,12 +191,12 @@ impl Ring {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         if self.bytes.is_empty() {
-            self.bytes = vec![0; RING].into();
+            self.bytes = vec![0; self.most].into();
         }
         let before = self.len;
-        while self.len < RING && !msg.is_empty() {
-            let at = (self.start + self.len) % RING;
-            let end = if at < self.start { self.start } else { RING };
+        while self.len < self.most && !msg.is_empty() {
+            let at = (self.start + self.len) % self.most;
+            let end = if at < self.start { self.start } else { self.most };
             self.len += msg.take_into(&mut self.bytes[at..end]);
         }
         if self.len > before || msg.is_empty() {
@@ -196,7 +214,7 @@ fn change<T>(ring: &Mutex<Ring>, change: impl FnOnce(&mut Ring) -> T) -> T {
         let result = change(&mut ring);
         let ended = ring.is_written || ring.is_read || ring.is_reset;
         let reader = if ring.len > 0 || ended { ring.reader.take() } else { None };
-        let writer = if ring.len < RING || ended { ring.writer.take() } else { None };
+        let writer = if ring.len < ring.most || ended { ring.writer.take() } else { None };
         (result, [reader, writer])
     };
     wakers.into_iter().flatten().for_each(Waker::wake);
@@ -210,12 +228,11 @@ struct End {
 }
 
 impl End {
-    fn pair() -> (End, End) {
-        let (there, back) = <(Arc<Mutex<Ring>>, Arc<Mutex<Ring>>)>::default();
-        (
-            End { incoming: Arc::clone(&back), outgoing: Arc::clone(&there) },
-            End { incoming: there, outgoing: back },
-        )
+    fn pair(most: usize) -> (End, End) {
+        let ring = || Arc::new(Mutex::new(Ring { most, ..Ring::default() }));
+        let (there, back) = (ring(), ring());
+        let near = End { incoming: Arc::clone(&back), outgoing: Arc::clone(&there) };
+        (near, End { incoming: there, outgoing: back })
     }
 
     fn free(self) -> FreeStream {
