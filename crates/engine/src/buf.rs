@@ -577,7 +577,53 @@ impl Drop for PoolShared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
     use std::pin::pin;
+
+    /// Memory that is registered: addresses and lengths.
+    #[derive(Clone, Default)]
+    struct Known(Arc<Mutex<BTreeMap<usize, usize>>>);
+
+    struct Forgets(Known, usize);
+
+    impl Registrar for Known {
+        fn register(&self, memory: NonNull<[u8]>) -> Option<Registration> {
+            let at = memory.cast::<u8>().as_ptr().addr();
+            let before = self.0.lock().expect("no panic").insert(at, memory.len());
+            assert_eq!(before, None, "registered twice");
+            Some(Box::new(Forgets(self.clone(), at)))
+        }
+    }
+
+    impl Drop for Forgets {
+        fn drop(&mut self) {
+            self.0.0.lock().expect("no panic").remove(&self.1).expect("registered");
+        }
+    }
+
+    #[test]
+    fn memory_of_a_pool_is_registered_from_allocation_to_release() {
+        let known = Known::default();
+        let covers = |buf: &BufMut| {
+            let known = known.0.lock().expect("no panic");
+            let (at, len) = known.range(..=buf.as_ptr().addr()).next_back().expect("registered");
+            at + len >= buf.as_ptr().addr() + buf.len()
+        };
+        let pool = BufPool::registered(BUF_MAX, vec![Arc::new(known.clone())]);
+        let some: Vec<_> = (0..8).map(|n| pool.try_alloc(5000 << (n % 3)).expect("room")).collect();
+        assert!(some.iter().all(covers));
+        drop(some);
+        // Kept for reuse, and known still; released for a larger one.
+        assert_eq!(known.0.lock().expect("no panic").len(), 8);
+        let all = pool.try_alloc(BUF_MAX).expect("room");
+        assert!(covers(&all));
+        assert_eq!(known.0.lock().expect("no panic").len(), 1);
+        // The last buffer outlives the pool's handles.
+        drop(pool);
+        assert!(covers(&all));
+        drop(all);
+        assert!(known.0.lock().expect("no panic").is_empty());
+    }
 
     fn poll_once<F: Future>(f: Pin<&mut F>) -> Poll<F::Output> {
         f.poll(&mut Context::from_waker(Waker::noop()))

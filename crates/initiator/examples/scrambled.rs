@@ -163,6 +163,10 @@ impl Stream for ScrambledStream {
     }
 }
 
+/// Runs the example. A test of the library does, too.
+///
+/// # Errors
+/// No target or no host can be had, or the transport breaks its contract.
 pub fn main() -> Result<(), Box<dyn Error>> {
     let scrambled = Scrambled::over(Unix);
     let address = std::env::temp_dir().join(format!("longhaul-scrambled-{}", std::process::id()));

@@ -32,8 +32,10 @@ pub struct DiscoveryRecord {
     pub trtype: u8,
     /// Address family ([`longhaul_wire::log::adrfam`]).
     pub adrfam: u8,
-    /// Transport address: an IP address or a host name.
+    /// Transport address: an IP address, a host name, or what another transport calls it.
     pub traddr: String,
+    /// That is the path of a Unix socket of this machine: the log was read over one.
+    pub is_unix: bool,
     /// Service: the TCP port.
     pub trsvcid: String,
     /// Port of the subsystem.
@@ -86,7 +88,7 @@ impl DiscoveryRecord {
         if self.kind != SubsystemType::Nvm {
             return None;
         }
-        if self.trtype == trtype::LOOP && traddr.starts_with('/') {
+        if self.trtype == trtype::LOOP && self.is_unix {
             return Some(unix_uri(traddr, subnqn, None));
         }
         if self.trtype != trtype::TCP {
@@ -226,6 +228,7 @@ fn record(admin: &Admin, entry: &DiscoveryEntry) -> Result<DiscoveryRecord> {
         trtype: entry.trtype,
         adrfam: entry.adrfam,
         traddr: entry.traddr.text().into_owned(),
+        is_unix: admin.endpoint.name.starts_with("unix:"),
         trsvcid: entry.trsvcid.text().into_owned(),
         portid: entry.portid,
         cntlid: entry.cntlid,

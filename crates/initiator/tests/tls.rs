@@ -11,8 +11,9 @@ use longhaul_auth::{
 use longhaul_conn::Channel;
 use longhaul_engine::net::{SocketOptions, TcpStream};
 use longhaul_engine::{Config as EngineConfig, Engine};
+use longhaul_initiator::transport::{InProcess, Transport, Unix};
 use longhaul_initiator::{Error, Options, PathOptions, discover};
-use longhaul_target::{Config, IncidentCounts, Keys, Patience, Target, TlsPolicy};
+use longhaul_target::{Config, IncidentCounts, Keys, Patience, Target, TlsPolicy, TransportListener};
 use longhaul_wire::completion::Status;
 use longhaul_wire::fabrics::CNTLID_DYNAMIC;
 use longhaul_wire::log::{treq, tsas};
@@ -96,6 +97,31 @@ fn large_and_small_io_goes_both_ways_and_over_a_connection_that_is_made_again() 
                 }
             }
         }
+    }
+}
+
+#[test]
+fn over_other_transports_it_is_the_same() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("socket").to_str().expect("a path").to_owned();
+    let ways: [(Arc<dyn Transport>, String); 2] =
+        [(Arc::new(Unix), socket), (Arc::new(InProcess::new()), "a target".into())];
+    for (transport, address) in ways {
+        let uri = format!("nvme+own://{}/{NQN}", address.replace('/', "%2F"));
+        let listener = TransportListener { transport: Arc::clone(&transport), address };
+        let target = secured(TlsPolicy::Required, |config| config.transports = vec![listener]);
+        export(&target, "mem:32MiB");
+        let transports = BTreeMap::from([("own".to_owned(), transport)]);
+        let with = |options| Options { transports: transports.clone(), ..options };
+        let remote = connect(&uri, with(options(1))).expect("connected");
+        assert!(remote.controller().tls);
+        let (disk, content) = (longhaul_block::Blocking::open(remote).expect("opened"), pattern(3 << 20, 1));
+        disk.write_at(&content, 4096).expect("written");
+        assert!(read(&disk, 4096, content.len()).expect("read") == content);
+        let plain = failure(&uri, with(Options { tls: false, ..options(1) })).to_string();
+        assert!(plain.contains("--tls"), "{plain}");
+        let wrong = failure(&uri, with(options(3))).to_string();
+        assert!(wrong.contains("another key"), "{wrong}");
     }
 }
 

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    const PEER: Option<IpAddr> = Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)));
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
     fn entry(subtype: SubsystemType, name: &str, traddr: &str) -> DiscoveryEntry {
         DiscoveryEntry {
@@ -136,7 +136,7 @@ mod tests {
         let registry = Registry::default();
         let own = entry(SubsystemType::CurrentDiscovery, "nqn.2014-08.org.nvmexpress.discovery", "");
         let a = entry(SubsystemType::Nvm, "nqn.2014-08.org.example:a", "192.0.2.1");
-        let register = |cntlid, task, entries| registry.carry_out(cntlid, PEER, task, of(entries));
+        let register = |cntlid, task, entries| registry.carry_out(cntlid, Some(PEER), task, of(entries));
         assert_eq!(register(1, RegistrationTask::Register, vec![own.clone(), a.clone()]), Ok(true));
         let referral =
             (SubsystemType::Referral, "nqn.2014-08.org.nvmexpress.discovery".into(), PEER.to_string());
@@ -160,20 +160,20 @@ mod tests {
         let registry = Registry::default();
         let mut host = of(named(1));
         host.header.etype = etype::HOST;
-        assert_eq!(registry.carry_out(1, PEER, RegistrationTask::Register, host), Ok(false));
+        assert_eq!(registry.carry_out(1, Some(PEER), RegistrationTask::Register, host), Ok(false));
         assert_eq!((log(&registry).len(), lock(&registry.entities).len()), (0, 1));
     }
 
     #[test]
     fn what_is_not_valid_changes_nothing() {
         let registry = Registry::default();
-        registry.carry_out(1, PEER, RegistrationTask::Register, of(named(1))).expect("registered");
+        registry.carry_out(1, Some(PEER), RegistrationTask::Register, of(named(1))).expect("registered");
         let reserved = entry(SubsystemType::Reserved(9), "nqn.2014-08.org.example:a", "192.0.2.1");
         let unnamed = entry(SubsystemType::Nvm, "", "192.0.2.1");
         let mut kind = of(named(2));
         kind.header.etype = 9;
         for bad in [of(vec![reserved]), of(vec![unnamed]), kind] {
-            let refused = registry.carry_out(1, PEER, RegistrationTask::Update, bad);
+            let refused = registry.carry_out(1, Some(PEER), RegistrationTask::Update, bad);
             assert_eq!(refused, Err(Status::INVALID_DISCOVERY_INFORMATION));
         }
         assert_eq!(log(&registry).len(), 1);
@@ -182,7 +182,8 @@ mod tests {
     #[test]
     fn entries_are_bounded_and_those_of_an_update_count_once() {
         let registry = Registry::default();
-        let register = |cntlid, n| registry.carry_out(cntlid, PEER, RegistrationTask::Register, of(named(n)));
+        let register =
+            |cntlid, n| registry.carry_out(cntlid, Some(PEER), RegistrationTask::Register, of(named(n)));
         assert_eq!(register(1, REGISTRATION_ENTRIES_MAX + 1), Err(Status::INSUFFICIENT_DISCOVERY_RESOURCES));
         let full = u16::try_from(ENTRIES_MAX / REGISTRATION_ENTRIES_MAX).expect("few");
         for cntlid in 1..=full {

@@ -90,7 +90,7 @@ impl Transport for InProcess {
                 backlog.waiting.push_back(far);
                 backlog.listener.take()
             };
-            waker.map(Waker::wake);
+            waker.into_iter().for_each(Waker::wake);
             Ok(Box::new(near) as Box<dyn Stream>)
         })
     }
