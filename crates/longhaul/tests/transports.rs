@@ -45,7 +45,8 @@ fn a_socket_alone_is_found_measured_and_removed() {
 
     assert_eq!(last(&["info", &short])["namespace"]["size"], 64 << 20);
     let args = ["bench", &short, "--rw", "randwrite", "--bs", "64k", "--size", "16MiB", "--verify", "crc32c"];
-    last(&args);
+    let verified = longhaul(&args);
+    assert_eq!(verified.code, Some(0), "{verified:?}");
     // The second one finds the address taken, and leaves the first one alone.
     let second = longhaul(&["target", "--listen", &listen, "--export", "x=mem:1MiB"]);
     assert_eq!(second.code, Some(1), "{second:?}");
