@@ -103,17 +103,17 @@ impl Transport for InProcess {
         }
         let backlog = Arc::<Mutex<Backlog>>::default();
         listeners.insert(address.to_owned(), Arc::clone(&backlog));
-        Ok(Box::new(Listening { all: self.clone(), address: address.to_owned(), backlog }))
+        Ok(Box::new(InProcessListening { all: self.clone(), address: address.to_owned(), backlog }))
     }
 }
 
-struct Listening {
+struct InProcessListening {
     all: InProcess,
     address: String,
     backlog: Arc<Mutex<Backlog>>,
 }
 
-impl Listener for Listening {
+impl Listener for InProcessListening {
     fn accept(&self) -> Operation<'_, io::Result<(FreeStream, Address)>> {
         Box::pin(poll_fn(|cx| {
             let mut backlog = lock(&self.backlog);
@@ -132,7 +132,7 @@ impl Listener for Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for InProcessListening {
     fn drop(&mut self) {
         lock(&self.all.listeners).remove(&self.address);
         let waiting = std::mem::take(&mut lock(&self.backlog).waiting);
@@ -140,9 +140,9 @@ impl Drop for Listening {
     }
 }
 
-impl fmt::Debug for Listening {
+impl fmt::Debug for InProcessListening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Listening({})", self.address)
+        write!(f, "InProcessListening({})", self.address)
     }
 }
 

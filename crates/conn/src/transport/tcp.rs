@@ -32,17 +32,17 @@ impl Transport for Tcp {
     fn listen(&self, address: &str) -> io::Result<Box<dyn Listener>> {
         let listener = TcpListener::from_std(TcpListener::bind_free(parse(address)?)?)?;
         let at = listener.local_addr()?.into();
-        Ok(Box::new(Listening { listener, at }))
+        Ok(Box::new(TcpListening { listener, at }))
     }
 }
 
 #[derive(Debug)]
-struct Listening {
+struct TcpListening {
     listener: TcpListener,
     at: Address,
 }
 
-impl Listener for Listening {
+impl Listener for TcpListening {
     fn accept(&self) -> Operation<'_, io::Result<(FreeStream, Address)>> {
         Box::pin(async move {
             let (stream, peer) = self.listener.accept().await?;

@@ -24,7 +24,7 @@ impl Transport for Unix {
         let path = PathBuf::from(address);
         let listener = bind_unix(&path)?;
         let file = identity(&path);
-        Ok(Box::new(Listening { listener: UnixListener::from_std(listener)?, path, file }))
+        Ok(Box::new(UnixListening { listener: UnixListener::from_std(listener)?, path, file }))
     }
 }
 
@@ -34,13 +34,13 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 #[derive(Debug)]
-struct Listening {
+struct UnixListening {
     listener: UnixListener,
     path: PathBuf,
     file: Option<(u64, u64)>,
 }
 
-impl Listener for Listening {
+impl Listener for UnixListening {
     fn accept(&self) -> Operation<'_, io::Result<(FreeStream, Address)>> {
         Box::pin(async move {
             let stream = self.listener.accept().await?;
@@ -54,7 +54,7 @@ impl Listener for Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for UnixListening {
     /// Removes the file, unless another listener has replaced it.
     fn drop(&mut self) {
         if self.file.is_some() && identity(&self.path) == self.file {
