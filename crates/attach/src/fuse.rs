@@ -12,7 +12,8 @@ pub use tree::{FuseTree, TreeOptions};
 use crate::error::AttachError;
 use crate::served::{Request, Requests};
 use longhaul_cache::ErrorCursor;
-use mount::{FuseMount, Mounted, MountedAs, PathState};
+use longhaul_fuse::{MountOptions, MountedAs};
+use mount::{Mounted, PathState};
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -66,7 +67,7 @@ impl FuseFile {
         let path = place(path)?;
         let made = make(&path)?;
         let cursor = requests.handle();
-        let plan = FuseMount {
+        let plan = MountOptions {
             name: &options.name,
             read_only: requests.info().read_only,
             allow_other: options.allow_other,

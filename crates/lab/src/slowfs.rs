@@ -3,26 +3,35 @@
 //! short names. Threads of this process serve it. Studies plant published per-file costs with
 //! it, tests plant faults.
 
-use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+use longhaul_fuse::{
+    Attr, Entry, Listing, MountOptions, MountedAs, NewTime, Operation, Reply, Request, Server, Session,
+    SessionOptions, SetAttr, Statistics, abi,
 };
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
 use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Threads that serve requests: more than any copy has requests in flight.
 const THREADS: usize = 72;
+/// Bytes of one read or write.
+const REQUEST: u32 = 1 << 20;
+/// Requests that the kernel has under way without a thread that waits in each.
+const BACKGROUND: u16 = 16;
 /// Errors of an unreadable sector and of a name that is too long (errno(3)).
 const EIO: i32 = 5;
 const ENAMETOOLONG: i32 = 36;
+/// An operation that is not there.
+const ENOSYS: i32 = 38;
+/// Kind of a directory in a mode (stat(2)).
+const S_IFDIR: u32 = 0o40_000;
 /// Time for which the kernel caches names and attributes: none, so that every lookup is delayed.
 const NO_CACHING: Duration = Duration::ZERO;
 
@@ -56,7 +65,7 @@ pub struct Slow {
 
 /// A mounted file system; unmounted on drop.
 pub struct SlowFs {
-    session: Option<fuser::BackgroundSession>,
+    session: Option<JoinHandle<io::Result<()>>>,
     at: PathBuf,
     closing: Arc<Closing>,
 }
@@ -82,10 +91,18 @@ impl SlowFs {
             disk_head: Mutex::default(),
             opening: AtomicUsize::new(0),
         };
-        let mut config = fuser::Config::default();
-        config.n_threads = Some(THREADS);
-        let session = Some(fuser::spawn_mount(fs, at, &config)?);
-        Ok(SlowFs { session, at: at.to_owned(), closing })
+        let at = at.canonicalize()?;
+        let how =
+            MountOptions { name: "slowfs", read_only: false, allow_other: false, what: MountedAs::Directory };
+        let device = longhaul_fuse::mount(&at, how).map_err(io::Error::other)?;
+        // From here on it is unmounted when this is dropped.
+        let mut mounted = SlowFs { session: None, at, closing };
+        let options =
+            SessionOptions { threads: THREADS, request: REQUEST, background: BACKGROUND, wishes: 0 };
+        let session = Session::new(device, Arc::new(fs), options)?;
+        let name = "longhaul-slowfs".to_owned();
+        mounted.session = Some(std::thread::Builder::new().name(name).spawn(move || session.run())?);
+        Ok(mounted)
     }
 
     /// The most files that were being closed at the same time.
@@ -96,10 +113,17 @@ impl SlowFs {
 
 impl Drop for SlowFs {
     fn drop(&mut self) {
-        if let Some(session) = self.session.take()
-            && let Err(e) = session.umount_and_join()
-        {
-            eprintln!("{}: {e}", self.at.display());
+        if longhaul_fuse::unmount(&self.at, false).is_err() {
+            // A program uses it, and the session ends with that.
+            if let Err(e) = longhaul_fuse::unmount(&self.at, true) {
+                eprintln!("{}: {e}", self.at.display());
+            }
+            return;
+        }
+        match self.session.take().map(JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(e))) => eprintln!("{}: {e}", self.at.display()),
+            Some(Err(_)) => eprintln!("{}: a thread has panicked", self.at.display()),
         }
     }
 }
@@ -135,16 +159,16 @@ fn pause(time: Duration) {
 }
 
 impl PassThrough {
-    fn path(&self, ino: INodeNo) -> io::Result<PathBuf> {
+    fn path(&self, node: u64) -> io::Result<PathBuf> {
         let paths = self.paths.lock().expect("whole");
-        paths.0.get(&u64::from(ino)).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
+        paths.0.get(&node).cloned().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn below(&self, parent: INodeNo, name: &OsStr) -> io::Result<PathBuf> {
+    fn below(&self, parent: u64, name: &[u8]) -> io::Result<PathBuf> {
         if self.slow.name_most.is_some_and(|most| name.len() > most) {
             return Err(io::Error::from_raw_os_error(ENAMETOOLONG));
         }
-        let directory = self.path(parent)?;
+        let (directory, name) = (self.path(parent)?, OsStr::from_bytes(name));
         let folded = |name: &OsStr| name.to_string_lossy().to_lowercase();
         let same = |entry: &fs::DirEntry| folded(&entry.file_name()) == folded(name);
         let existing = match self.slow.folds {
@@ -171,21 +195,22 @@ impl PassThrough {
         self.paths.lock().expect("whole").1.remove(path)
     }
 
-    fn attributes(&self, path: &Path) -> io::Result<FileAttr> {
+    fn entry(&self, path: &Path) -> io::Result<Entry> {
         let metadata = fs::symlink_metadata(path)?;
         let root = self.paths.lock().expect("whole").0.get(&1).is_some_and(|root| root == path);
-        Ok(attributes(if root { 1 } else { self.number(path) }, &metadata))
+        let node = if root { abi::ROOT } else { self.number(path) };
+        Ok(Entry { node, generation: 0, valid: NO_CACHING, attr: attributes(node, &metadata) })
     }
 
-    fn keep(&self, file: File) -> FileHandle {
+    fn keep(&self, file: File) -> u64 {
         let handle = self.next.fetch_add(1, Relaxed);
         self.files.lock().expect("whole").insert(handle, Arc::new(file));
-        FileHandle(handle)
+        handle
     }
 
-    fn file(&self, handle: FileHandle) -> io::Result<Arc<File>> {
+    fn file(&self, handle: u64) -> io::Result<Arc<File>> {
         let files = self.files.lock().expect("whole");
-        files.get(&handle.0).cloned().ok_or_else(|| io::Error::from_raw_os_error(9))
+        files.get(&handle).cloned().ok_or_else(|| io::Error::from_raw_os_error(9))
     }
 
     /// Waits until the emulated disk has transferred `bytes`, after all earlier transfers in this
@@ -214,18 +239,19 @@ impl PassThrough {
     }
 }
 
-fn attributes(number: u64, metadata: &Metadata) -> FileAttr {
-    let mtime = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    FileAttr {
-        ino: INodeNo(number),
+fn attributes(number: u64, metadata: &Metadata) -> Attr {
+    let (seconds, nanoseconds) = (metadata.mtime().cast_unsigned(), metadata.mtime_nsec() as u32);
+    Attr {
+        ino: number,
         size: metadata.size(),
         blocks: metadata.blocks(),
-        atime: mtime,
-        mtime,
-        ctime: mtime,
-        crtime: mtime,
-        kind: FileType::from_std(metadata.file_type()).unwrap_or(FileType::RegularFile),
-        perm: (metadata.mode() & 0o7777) as u16,
+        atime: seconds,
+        mtime: seconds,
+        ctime: seconds,
+        atimensec: nanoseconds,
+        mtimensec: nanoseconds,
+        ctimensec: nanoseconds,
+        mode: metadata.mode(),
         nlink: metadata.nlink() as u32,
         uid: metadata.uid(),
         gid: metadata.gid(),
@@ -235,265 +261,186 @@ fn attributes(number: u64, metadata: &Metadata) -> FileAttr {
     }
 }
 
-/// Replies with the value of `$result` through `$good`, or with its error.
-macro_rules! answer {
-    ($reply:ident, $result:expr, $good:expr) => {
-        match $result {
-            Ok(value) => $good($reply, value),
-            Err(e) => $reply.error(Errno::from(e)),
-        }
-    };
+/// Replies with the value of `result` through `good`, or with its error.
+fn answer<T>(reply: Reply, result: io::Result<T>, good: impl FnOnce(Reply, T)) {
+    match result {
+        Ok(value) => good(reply, value),
+        Err(e) => reply.error(e.raw_os_error().unwrap_or(EIO)),
+    }
 }
 
-impl Filesystem for PassThrough {
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        pause(self.slow.lookup);
-        answer!(
-            reply,
-            self.below(parent, name).and_then(|path| self.attributes(&path)),
-            |reply: ReplyEntry, attr| {
-                reply.entry(&NO_CACHING, &attr, Generation(0));
-            }
-        );
-    }
-
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(reply, self.path(ino).and_then(|path| self.attributes(&path)), |reply: ReplyAttr, attr| {
-            reply.attr(&NO_CACHING, &attr)
-        });
-    }
-
-    fn setattr(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
-        size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<fuser::BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let set = || -> io::Result<_> {
-            let path = self.path(ino)?;
-            if let Some(mode) = mode {
-                fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777))?;
-            }
-            if let Some(size) = size {
-                File::options().write(true).open(&path)?.set_len(size)?;
-            }
-            if let Some(time) = mtime {
-                let time = match time {
-                    TimeOrNow::SpecificTime(time) => time,
-                    TimeOrNow::Now => SystemTime::now(),
-                };
-                File::open(&path)?.set_modified(time)?;
-            }
-            self.attributes(&path)
-        };
-        answer!(reply, set(), |reply: ReplyAttr, attr| reply.attr(&NO_CACHING, &attr));
-    }
-
-    fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, _: u32, _: u32, reply: ReplyEntry) {
-        let make = || -> io::Result<_> {
-            let path = self.below(parent, name)?;
-            fs::create_dir(&path)?;
-            self.attributes(&path)
-        };
-        answer!(reply, make(), |reply: ReplyEntry, attr| reply.entry(&NO_CACHING, &attr, Generation(0)));
-    }
-
-    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let remove = || -> io::Result<_> {
-            let path = self.below(parent, name)?;
-            self.forget(&path);
-            fs::remove_file(path)
-        };
-        answer!(reply, remove(), |reply: ReplyEmpty, ()| reply.ok());
-    }
-
-    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let remove = || -> io::Result<_> {
-            let path = self.below(parent, name)?;
-            self.forget(&path);
-            fs::remove_dir(path)
-        };
-        answer!(reply, remove(), |reply: ReplyEmpty, ()| reply.ok());
-    }
-
-    fn rename(
-        &self,
-        _: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        to: INodeNo,
-        new: &OsStr,
-        _: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        let rename = || -> io::Result<_> {
-            let (from, to) = (self.below(parent, name)?, self.below(to, new)?);
-            fs::rename(&from, &to)?;
-            self.forget(&to);
-            if let Some(number) = self.forget(&from) {
-                let mut paths = self.paths.lock().expect("whole");
-                paths.0.insert(number, to.clone());
-                paths.1.insert(to, number);
-            }
-            Ok(())
-        };
-        answer!(reply, rename(), |reply: ReplyEmpty, ()| reply.ok());
-    }
-
-    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.seek();
-        let open = || -> io::Result<_> {
-            let write = flags.0 & 3 != 0;
-            Ok(self.keep(File::options().read(true).write(write).open(self.path(ino)?)?))
-        };
-        answer!(reply, open(), |reply: ReplyOpen, handle| reply.opened(handle, FopenFlags::empty()));
-    }
-
-    fn create(
-        &self,
-        _: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _: u32,
-        _: i32,
-        reply: ReplyCreate,
-    ) {
-        pause(self.slow.create);
-        let create = || -> io::Result<_> {
-            let path = self.below(parent, name)?;
-            let file =
-                File::options().read(true).write(true).create_new(true).mode(mode & 0o7777).open(&path)?;
-            Ok((self.attributes(&path)?, self.keep(file)))
-        };
-        answer!(reply, create(), |reply: ReplyCreate, (attr, handle)| {
-            reply.created(&NO_CACHING, &attr, Generation(0), handle, FopenFlags::empty());
-        });
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let read = || -> io::Result<_> {
-            let (file, mut data) = (self.file(handle)?, vec![0; size as usize]);
-            if self.slow.bad_from.is_some_and(|bad| offset + u64::from(size) > bad) {
-                return Err(io::Error::from_raw_os_error(EIO));
-            }
-            let mut done = 0;
-            while done < data.len() {
-                match file.read_at(&mut data[done..], offset + done as u64)? {
-                    0 => break,
-                    read => done += read,
+impl PassThrough {
+    fn change(&self, node: u64, new: SetAttr) -> io::Result<Entry> {
+        let path = self.path(node)?;
+        if let Some(mode) = new.mode {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777))?;
+        }
+        if let Some(size) = new.size {
+            File::options().write(true).open(&path)?.set_len(size)?;
+        }
+        if let Some(time) = new.mtime {
+            let time = match time {
+                NewTime::At(seconds, nanoseconds) => {
+                    let since = Duration::new(seconds.max(0).cast_unsigned(), nanoseconds);
+                    SystemTime::UNIX_EPOCH + since
                 }
+                NewTime::Now => SystemTime::now(),
+            };
+            File::open(&path)?.set_modified(time)?;
+        }
+        self.entry(&path)
+    }
+
+    fn make_directory(&self, parent: u64, name: &[u8]) -> io::Result<Entry> {
+        let path = self.below(parent, name)?;
+        fs::create_dir(&path)?;
+        self.entry(&path)
+    }
+
+    fn remove(&self, parent: u64, name: &[u8], directory: bool) -> io::Result<()> {
+        let path = self.below(parent, name)?;
+        self.forget(&path);
+        if directory { fs::remove_dir(path) } else { fs::remove_file(path) }
+    }
+
+    fn rename(&self, parent: u64, name: &[u8], to: u64, new: &[u8]) -> io::Result<()> {
+        let (from, to) = (self.below(parent, name)?, self.below(to, new)?);
+        fs::rename(&from, &to)?;
+        self.forget(&to);
+        if let Some(number) = self.forget(&from) {
+            let mut paths = self.paths.lock().expect("whole");
+            paths.0.insert(number, to.clone());
+            paths.1.insert(to, number);
+        }
+        Ok(())
+    }
+
+    fn open(&self, node: u64, flags: u32) -> io::Result<u64> {
+        self.seek();
+        let write = flags & 3 != 0;
+        Ok(self.keep(File::options().read(true).write(write).open(self.path(node)?)?))
+    }
+
+    fn create(&self, parent: u64, name: &[u8], mode: u32) -> io::Result<(Entry, u64)> {
+        pause(self.slow.create);
+        let path = self.below(parent, name)?;
+        let file = File::options().read(true).write(true).create_new(true).mode(mode & 0o7777).open(&path)?;
+        Ok((self.entry(&path)?, self.keep(file)))
+    }
+
+    fn read(&self, handle: u64, offset: u64, size: u32) -> io::Result<Vec<u8>> {
+        let (file, mut data) = (self.file(handle)?, vec![0; size as usize]);
+        if self.slow.bad_from.is_some_and(|bad| offset + u64::from(size) > bad) {
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
+        let mut done = 0;
+        while done < data.len() {
+            match file.read_at(&mut data[done..], offset + done as u64)? {
+                0 => break,
+                read => done += read,
             }
-            data.truncate(done);
-            self.transfer(READ, self.slow.read, done);
-            Ok(data)
-        };
-        answer!(reply, read(), |reply: ReplyData, data: Vec<u8>| reply.data(&data));
+        }
+        data.truncate(done);
+        self.transfer(READ, self.slow.read, done);
+        Ok(data)
     }
 
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let write = || -> io::Result<_> {
-            self.file(handle)?.write_all_at(data, offset)?;
-            pause(self.slow.settle);
-            self.transfer(WRITE, self.slow.write, data.len());
-            Ok(data.len() as u32)
-        };
-        answer!(reply, write(), |reply: ReplyWrite, written| reply.written(written));
+    fn write(&self, handle: u64, offset: u64, data: &[u8]) -> io::Result<u32> {
+        self.file(handle)?.write_all_at(data, offset)?;
+        pause(self.slow.settle);
+        self.transfer(WRITE, self.slow.write, data.len());
+        Ok(data.len() as u32)
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // The kernel waits for `flush` in close(2), and does not wait for `release`.
+    /// The kernel waits for a flush in close(2), and does not wait for a release.
+    fn flush(&self) {
         let now = 1 + self.closing.now.fetch_add(1, Relaxed);
         self.closing.most.fetch_max(now, Relaxed);
         pause(self.slow.close);
         self.closing.now.fetch_sub(1, Relaxed);
-        reply.ok();
     }
 
-    fn release(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        handle: FileHandle,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        _: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.files.lock().expect("whole").remove(&handle.0);
-        reply.ok();
-    }
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        // Larger than any data set.
-        let many = 1 << 30;
-        reply.statfs(many, many, many, many, many, 4096, 255, 4096);
-    }
-
-    fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let list = || {
-            let path = self.path(ino)?;
-            let mut all = vec![(u64::from(ino), FileType::Directory, ".".into())];
-            all.push((1, FileType::Directory, "..".into()));
-            let mut entries = fs::read_dir(&path)?.collect::<io::Result<Vec<_>>>()?;
-            entries.sort_by_key(fs::DirEntry::file_name);
-            for entry in entries {
-                let kind = FileType::from_std(entry.file_type()?).unwrap_or(FileType::RegularFile);
-                all.push((self.number(&entry.path()), kind, entry.file_name()));
+    fn list(&self, node: u64, offset: u64, size: u32) -> io::Result<Listing> {
+        let path = self.path(node)?;
+        let mut all = vec![(node, S_IFDIR, OsString::from(".")), (abi::ROOT, S_IFDIR, "..".into())];
+        let mut entries = fs::read_dir(&path)?.collect::<io::Result<Vec<_>>>()?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            all.push((self.number(&entry.path()), entry.metadata()?.mode(), entry.file_name()));
+        }
+        let mut listing = Listing::new(size);
+        for (at, (number, mode, name)) in all.into_iter().enumerate().skip(offset as usize) {
+            if !listing.add(number, at as u64 + 1, mode, &name.into_vec()) {
+                break;
             }
-            Ok::<_, io::Error>(all)
-        };
-        match list() {
-            Ok(all) => {
-                for (at, (number, kind, name)) in all.into_iter().enumerate().skip(offset as usize) {
-                    if reply.add(INodeNo(number), at as u64 + 1, kind, name) {
-                        break;
-                    }
-                }
+        }
+        Ok(listing)
+    }
+}
+
+impl Server for PassThrough {
+    fn request(&self, request: Request<'_>, reply: Reply) {
+        let node = request.header.node;
+        let entry = |reply: Reply, entry: Entry| reply.entry(&entry);
+        let attr = |reply: Reply, entry: Entry| reply.attr(NO_CACHING, &entry.attr);
+        let ok = |reply: Reply, ()| reply.ok();
+        match request.operation {
+            Operation::Lookup { name } => {
+                pause(self.slow.lookup);
+                answer(reply, self.below(node, name).and_then(|path| self.entry(&path)), entry);
+            }
+            Operation::GetAttr { .. } => {
+                answer(reply, self.path(node).and_then(|path| self.entry(&path)), attr);
+            }
+            Operation::SetAttr(new) => answer(reply, self.change(node, new), attr),
+            Operation::MakeDirectory { name, .. } => answer(reply, self.make_directory(node, name), entry),
+            Operation::Unlink { name } => answer(reply, self.remove(node, name, false), ok),
+            Operation::RemoveDirectory { name } => answer(reply, self.remove(node, name, true), ok),
+            Operation::Rename { name, new_parent, new_name, .. } => {
+                answer(reply, self.rename(node, name, new_parent, new_name), ok);
+            }
+            Operation::Open { flags } => {
+                answer(reply, self.open(node, flags), |reply, handle| reply.opened(handle, 0));
+            }
+            Operation::Create { name, mode, .. } => {
+                answer(reply, self.create(node, name, mode), |reply, (entry, handle)| {
+                    reply.created(&entry, handle, 0);
+                });
+            }
+            Operation::Read { handle, offset, size } => {
+                answer(reply, self.read(handle, offset, size), |reply, data| reply.data(&data));
+            }
+            Operation::Write { handle, offset, data, .. } => {
+                answer(reply, self.write(handle, offset, data), Reply::written);
+            }
+            Operation::Flush { .. } => {
+                self.flush();
                 reply.ok();
             }
-            Err(e) => reply.error(Errno::from(e)),
+            Operation::Release(release) => {
+                self.files.lock().expect("whole").remove(&release.handle);
+                reply.ok();
+            }
+            Operation::Sync { .. } | Operation::SyncDirectory { .. } => reply.ok(),
+            Operation::OpenDirectory => reply.opened(0, 0),
+            Operation::ReleaseDirectory { .. } => reply.ok(),
+            Operation::ReadDirectory { offset, size, .. } => {
+                answer(reply, self.list(node, offset, size), |reply, listing| reply.listing(&listing));
+            }
+            Operation::Statistics => {
+                // Larger than any data set.
+                let many = 1 << 30;
+                reply.statistics(&Statistics {
+                    blocks: many,
+                    free: many,
+                    available: many,
+                    files: many,
+                    files_free: many,
+                    block_size: 4096,
+                    name_max: 255,
+                });
+            }
+            _ => reply.error(ENOSYS),
         }
     }
 }

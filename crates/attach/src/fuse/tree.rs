@@ -1,9 +1,10 @@
 //! A file system as a directory, served by FUSE.
 
-use super::mount::{FuseMount, Mounted, MountedAs};
+use super::mount::Mounted;
 use super::tree_session::{self, Started};
 use crate::error::AttachError;
 use longhaul_fs::FileSystem;
+use longhaul_fuse::{MountOptions, MountedAs};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,15 +41,14 @@ impl FuseTree {
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<FuseTree, AttachError> {
         super::check(path)?;
-        let plan = FuseMount {
+        let plan = MountOptions {
             name: &options.name,
             read_only: options.read_only,
             allow_other: options.allow_other,
             what: MountedAs::Directory,
         };
         let (device, mounted) = Mounted::new(path, plan)?;
-        let started = Started { files, allow_other: options.allow_other };
-        let session = tree_session::start(started, device, Box::new(ended));
+        let session = tree_session::start(Started { files }, device, Box::new(ended));
         let session = session.map_err(|e| AttachError::NoFuse(e.to_string()))?;
         Ok(FuseTree { mounted, session: Some(session) })
     }
