@@ -3,6 +3,7 @@
 mod mount;
 mod session;
 mod tree;
+mod tree_locks;
 mod tree_session;
 mod tuning;
 

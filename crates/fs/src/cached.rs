@@ -18,9 +18,10 @@
 mod ahead;
 mod behind;
 mod listings;
+mod locks;
 
 use crate::call::{Call, DATA_MAX, Handle, Node, Reply};
-use crate::{Done, FileSystem};
+use crate::{Done, FileSystem, Locks};
 use ahead::Ahead;
 use behind::Behind;
 use listings::WalkListings;
@@ -98,6 +99,11 @@ impl Cached {
 impl FileSystem for Cached {
     fn start(&self, call: Call, done: Done) {
         self.shared.start(call, done);
+    }
+
+    fn locks(&self) -> Option<Arc<dyn Locks>> {
+        let below = self.shared.below.locks()?;
+        Some(Arc::new(locks::CachedLocks { shared: Arc::clone(&self.shared), below }))
     }
 }
 

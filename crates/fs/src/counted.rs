@@ -115,6 +115,10 @@ impl FileSystem for Counted {
         };
         self.files.start(call, Box::new(counted));
     }
+
+    fn locks(&self) -> Option<Arc<dyn crate::Locks>> {
+        self.files.locks()
+    }
 }
 
 impl std::fmt::Debug for Counted {

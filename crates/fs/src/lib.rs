@@ -9,6 +9,7 @@
 //! | `call`, `attributes` | calls, replies, and what they are made of |
 //! | `directory` | [`Directory`]: a directory of this machine behind the interface |
 //! | `cached` | [`Cached`]: read-ahead and write-behind over a file system that is far away |
+//! | `locks` | [`Locks`]: locks of files that hold between hosts, where a file system has them |
 //! | `counted` | [`Counted`]: counts the calls to a file system |
 
 #![forbid(unsafe_code)]
@@ -18,14 +19,17 @@ mod cached;
 mod call;
 mod counted;
 mod directory;
+mod locks;
 
 pub use attributes::{Attributes, Changes, FileKind, Time, TimeChange};
 pub use cached::{Cached, CachedOptions};
 pub use call::{Call, DATA_MAX, DirectoryEntry, Handle, Node, Reply, Statistics, Stream, check_name};
 pub use counted::{CallCounts, CallKind, Counted};
 pub use directory::Directory;
+pub use locks::{FileLock, GivenUp, LockCall, LockDone, LockReply, Locks};
 pub use rustix::io::Errno;
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -73,6 +77,11 @@ pub trait FileSystem: Send + Sync {
     ///
     /// Calls that are under way at the same time may be executed in any order.
     fn start(&self, call: Call, done: Done);
+
+    /// Its locks that hold between hosts; without them the kernel's hold between the programs of this one.
+    fn locks(&self) -> Option<Arc<dyn Locks>> {
+        None
+    }
 
     /// Waits for the reply to a call; not for use on an engine's thread.
     ///

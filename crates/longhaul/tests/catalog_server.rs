@@ -158,6 +158,46 @@ fn two_hosts_see_each_others_files_and_go_on_after_a_kill_of_the_server() {
     assert_eq!(checked.events().pop().expect("a summary")["problems"], 0, "{checked:?}");
 }
 
+/// `flock` and `fcntl` of programs on two hosts, which `data/locks.py` checks.
+#[test]
+fn locks_hold_between_two_hosts() {
+    let has = |module: &str| {
+        Command::new("python3").args(["-c", module]).output().is_ok_and(|said| said.status.success())
+    };
+    if !has("import fcntl") {
+        longhaul_skip::skip!("python3 is not installed");
+        return;
+    }
+    let Some(shared) = Shared::new(None) else { return };
+    let (here, there) = (shared.at("mount-host"), shared.mount("other", &[]));
+    let ran = shared.run("host", &["mount", "fs:p/f", text(&here), "--hostnqn", ADMIN, "--json"]);
+    let pid =
+        ran.events().iter().find_map(|event| event["pid"].as_u64()).expect("the process that serves it");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/locks.py");
+    // What hangs ends.
+    let mut python = Command::new("timeout");
+    python
+        .args(["-s", "KILL", "240", "python3", "-u"])
+        .args([&script, &here, &there])
+        .args(has("import sqlite3").then_some("sqlite"));
+    let said = python.output().expect("started");
+    let (out, err) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success(), "{out}{err}");
+    // A host that is lost: its locks end with its lease.
+    let lost = fs::File::open(here.join("flock")).expect("opened");
+    lost.lock().expect("had");
+    let waits = fs::File::open(there.join("flock")).expect("opened");
+    assert!(waits.try_lock().is_err(), "it is locked");
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().expect("kill").success());
+    waits.lock().expect("had once the lease has run out");
+    drop(waits);
+    drop(lost);
+    shared.run("host", &["umount", "--lazy", text(&here)]);
+    shared.umount("other");
+    let checked = shared.run("other", &["fs", "check", "p/f", "--json", "--hostnqn", ADMIN]);
+    assert_eq!(checked.events().pop().expect("a summary")["problems"], 0, "{checked:?}");
+}
+
 #[test]
 fn without_its_server_what_is_leased_is_read_and_the_rest_fails_in_time() {
     let Some(mut shared) = Shared::new(None) else { return };

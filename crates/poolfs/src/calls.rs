@@ -97,10 +97,12 @@ impl FsSession {
             Call::Close { handle } => self.close(handle),
             Call::Read { handle, offset, len } => {
                 let (node, _) = self.handle(handle)?;
+                self.check_locks(node.inode)?;
                 self.read(&node, offset, len as usize).map(Reply::Data)
             }
             Call::Write { handle, offset, data } => {
                 let (node, appends) = self.handle(handle)?;
+                self.check_locks(node.inode)?;
                 self.report(handle.0, self.write(&node, offset, &data, appends))?;
                 Ok(Reply::Written(data.len() as u32))
             }
@@ -190,6 +192,7 @@ impl FsSession {
             }
             Call::Write { handle, offset, data } => {
                 let (node, appends) = self.handle(*handle)?;
+                self.check_locks(node.inode)?;
                 if appends || !self.write_at_once(&node, *offset, data) {
                     return Ok(None);
                 }

@@ -4,7 +4,7 @@ use crate::bytes::Reader;
 use crate::extent::{BLOCK, Extent, ExtentList, Stripe};
 use crate::schema::{
     Account, CHUNK, Content, EntryRecord, InodeRecord, Keys, SegmentRecord, decode_extents, decode_filled,
-    decode_orphan, decode_session, decode_xattrs,
+    decode_locks, decode_orphan, decode_session, decode_xattrs,
 };
 use crate::segment::Segments;
 use crate::session::{ROOT, settings};
@@ -129,6 +129,12 @@ impl All {
             }
             b'f' => {
                 decode_filled(value)?;
+            }
+            // Of a file, the guard of its locks, or those of a session.
+            b'k' => {
+                if keys.parse(key, 2).is_some() {
+                    decode_locks(value)?;
+                }
             }
             b'q' => self.accounts.entry(one()?).or_default().push(Account::decode(value)?),
             b'o' => {

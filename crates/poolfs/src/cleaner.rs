@@ -163,6 +163,7 @@ impl FsSession {
         drop(over);
         for session in settled {
             tracing::info!("session {session} is over: what it leaves is taken over");
+            self.locks.sweep_later();
             for inode in orphans.remove(&session).unwrap_or_default() {
                 self.reap(inode)?;
             }
@@ -195,6 +196,9 @@ impl FsSession {
     /// What is done now and then.
     fn tidy_up(&self) -> Result<(), Errno> {
         self.clean()?;
+        if self.locks.sweeps() {
+            self.sweep_locks()?;
+        }
         self.repair_noted().map(drop)?;
         self.compact_ahead()
     }

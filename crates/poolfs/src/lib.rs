@@ -11,6 +11,7 @@
 //! | `session` | one mount: its lease, its open files |
 //! | `names`, `listing` | directories |
 //! | `lease` | directories of which this host has a lease: what is made there is written behind |
+//! | `locks` | flock(2) and fcntl(2) between hosts |
 //! | `content`, `node`, `runs` | reading, writing, and the commit of what was written |
 //! | `stripe`, `segment`, `members` | units with parity, where they are placed, and the devices |
 //! | `fill`, `moving` | members at other places, and what is written there; for the pool that moves them |
@@ -37,6 +38,7 @@ mod extent;
 mod fill;
 mod lease;
 mod listing;
+mod locks;
 mod manage;
 mod maps;
 mod members;

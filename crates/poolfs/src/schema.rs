@@ -19,12 +19,14 @@
 //! | `r` | moves of directories, which are made one after the other |
 //! | `l` DIRECTORY | the session that has the lease of a directory, under its lease |
 //! | `w` DIRECTORY SESSION | a session that asks for that lease, under its own |
+//! | `k` INODE | the transaction that has taken a lock of the file last: session and number |
+//! | `k` INODE SESSION | the locks that a session has of the file, under its lease |
 //!
 //! Each value but the first begins with the version of its form; the settings are in `settings`.
 
 use crate::bytes::{Reader, Writer};
 use crate::extent::ExtentList;
-use longhaul_fs::{Attributes, Errno, FileKind, Node, Time};
+use longhaul_fs::{Attributes, Errno, FileKind, FileLock, Handle, Node, Time};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -143,6 +145,18 @@ impl Keys {
 
     pub(crate) fn wants(&self) -> Vec<u8> {
         self.key(b'w', &[], b"")
+    }
+
+    pub(crate) fn lock_guard(&self, inode: u64) -> Vec<u8> {
+        self.key(b'k', &[inode], b"")
+    }
+
+    pub(crate) fn locks_of(&self, inode: u64, session: u64) -> Vec<u8> {
+        self.key(b'k', &[inode, session], b"")
+    }
+
+    pub(crate) fn all_locks(&self) -> Vec<u8> {
+        self.key(b'k', &[], b"")
     }
 
     /// How far the filling of a member has come.
@@ -500,6 +514,28 @@ pub(crate) fn encode_lease(session: u64) -> Vec<u8> {
 
 pub(crate) fn decode_lease(bytes: &[u8]) -> Option<u64> {
     decode_orphan(bytes)
+}
+
+/// The locks that a session has of a file.
+pub(crate) fn encode_locks(locks: &[FileLock]) -> Vec<u8> {
+    let mut to = writer();
+    for lock in locks {
+        to.u64(lock.owner).u64(lock.start).u64(lock.end).u32(lock.pid);
+        to.u8(u8::from(lock.flock)).u8(u8::from(lock.exclusive));
+    }
+    to.end()
+}
+
+pub(crate) fn decode_locks(bytes: &[u8]) -> Option<Vec<FileLock>> {
+    whole(bytes, |from| {
+        let mut locks = Vec::new();
+        while !from.is_at_end() {
+            let (owner, start, end, pid) = (from.u64()?, from.u64()?, from.u64()?, from.u32()?);
+            let (flock, exclusive) = (from.u8()? != 0, from.u8()? != 0);
+            locks.push(FileLock { owner, handle: Handle(0), flock, exclusive, start, end, pid });
+        }
+        Some(locks)
+    })
 }
 
 /// How far the filling of a member has come: the next segment.

@@ -7,6 +7,7 @@
 
 use crate::lease::Leases;
 use crate::listing::Pages;
+use crate::locks::LockTable;
 use crate::members::{MemberStatus, Members, OpenMember};
 use crate::node::OpenNode;
 use crate::relocate::FileExtent;
@@ -95,6 +96,7 @@ pub(crate) struct FsSession {
     pub(crate) members: Members,
     pub(crate) segments: Segments,
     pub(crate) leases: Leases,
+    pub(crate) locks: LockTable,
     /// Bytes of writes that are in memory, and how many there may be.
     pub(crate) dirty: AtomicUsize,
     pub(crate) memory: usize,
@@ -241,6 +243,7 @@ impl FsSession {
         let (session, at) = begin(&*catalog, &keys, lease, &options.host)?;
         let session = FsSession {
             leases: Leases::new(options.leases, options.patience),
+            locks: LockTable::default(),
             segments: Segments::new(&settings),
             settings,
             store: Store::new(catalog, keys, session, (lease, valid), settings_at, options.remembered),

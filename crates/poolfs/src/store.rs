@@ -172,6 +172,11 @@ impl Store {
         lock(&self.inodes).get(&inode).map(|(record, _)| record.clone())
     }
 
+    /// As [`remembered`](Self::remembered), with the revision that put it.
+    pub(crate) fn remembered_at(&self, inode: u64) -> Option<(InodeRecord, Revision)> {
+        lock(&self.inodes).get(&inode).cloned()
+    }
+
     /// An inode as it is now.
     pub(crate) fn inode(&self, inode: u64) -> Result<Option<InodeRecord>, Errno> {
         let found = self.get(&self.keys.inode(inode))?;

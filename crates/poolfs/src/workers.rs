@@ -1,11 +1,12 @@
 //! A mounted file system, whose calls are executed by threads.
 
+use crate::locks::PoolLocks;
 use crate::members::{MemberStatus, OpenMember};
 use crate::session::{FsOptions, FsSession};
 use crate::store::lock;
 use longhaul_catalog::Catalog;
 use longhaul_device::{Error, ErrorKind, Result};
-use longhaul_fs::{Answer, Call, Done, Errno, FileSystem};
+use longhaul_fs::{Answer, Call, Done, Errno, FileSystem, Locks};
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -131,11 +132,16 @@ impl PoolFs {
         self.stop();
         self.workers.session.store.end();
         self.workers.session.segments.end_ahead();
+        self.workers.session.locks.end();
         self.threads = None;
     }
 }
 
 impl FileSystem for PoolFs {
+    fn locks(&self) -> Option<Arc<dyn Locks>> {
+        Some(Arc::new(PoolLocks(Arc::clone(&self.workers.session))))
+    }
+
     fn start(&self, call: Call, done: Done) {
         let answer = Answer::new(done);
         // Two changes of threads cost more than such a call.
@@ -176,6 +182,7 @@ impl Drop for PoolFs {
     fn drop(&mut self) {
         if let Some(threads) = self.threads.take() {
             self.stop();
+            self.workers.session.locks.end();
             self.workers.session.end();
             drop(threads);
         }

@@ -9,8 +9,8 @@
 use super::tuning;
 use longhaul_engine::Buf;
 use longhaul_fs::{
-    Attributes, Call, Changes, DirectoryEntry, Errno, FileSystem, Handle, NAMES_VALID, Node, Reply, Stream,
-    Time, TimeChange,
+    Attributes, Call, Changes, DirectoryEntry, Errno, FileSystem, Handle, Locks, NAMES_VALID, Node, Reply,
+    Stream, Time, TimeChange,
 };
 use longhaul_fuse::{
     Attr, Entry, Listing, NewTime, Notifier, Operation, Reply as Answer, Server, SetAttr, Statistics, abi,
@@ -32,11 +32,13 @@ pub(super) struct Started {
     pub(super) files: Arc<dyn FileSystem>,
 }
 
-struct Tree {
-    files: Arc<dyn FileSystem>,
+pub(super) struct Tree {
+    pub(super) files: Arc<dyn FileSystem>,
+    /// Its locks, if they hold between hosts.
+    pub(super) locks: Option<Arc<dyn Locks>>,
     listings: Arc<Mutex<HashMap<u64, Read>>>,
     told: Arc<Told>,
-    reopened: Sender<Reopened>,
+    pub(super) stale: Sender<Stale>,
     next: AtomicU64,
 }
 
@@ -82,22 +84,21 @@ impl Told {
     }
 }
 
-/// A file that was opened, and whose pages and attributes the kernel is to drop first.
-struct Reopened {
-    node: u64,
-    handle: Handle,
-    reply: Answer,
+/// A file whose pages and attributes the kernel is to drop before a request for it is answered.
+pub(super) struct Stale {
+    pub(super) node: u64,
+    pub(super) then: Box<dyn FnOnce() + Send>,
 }
 
 /// Tells the kernel what to drop, and answers. The kernel waits for reads of these pages meanwhile, which
 /// other threads answer.
-fn reopen(notifier: &Notifier, files: &Receiver<Reopened>) {
-    for Reopened { node, handle, reply } in files {
+fn renew(notifier: &Notifier, files: &Receiver<Stale>) {
+    for Stale { node, then } in files {
         // An object that the kernel has forgotten has nothing to drop.
         if let Err(e) = notifier.invalidate(node) {
             tracing::debug!("node {node}: {e}");
         }
-        reply.opened(handle.0, 0);
+        then();
     }
 }
 
@@ -122,10 +123,13 @@ pub(super) fn start(
     ended: Box<dyn FnOnce() + Send>,
 ) -> io::Result<std::thread::JoinHandle<io::Result<()>>> {
     let Started { files } = started;
-    let (reopened, inbox) = channel();
-    let tree =
-        Tree { files, listings: Arc::default(), told: Arc::default(), reopened, next: AtomicU64::new(1) };
-    let wishes = abi::init::ASYNC_DIO
+    let (stale, inbox) = channel();
+    let locks = files.locks();
+    let of_locks = locks.as_ref().map_or(0, |_| abi::init::POSIX_LOCKS | abi::init::FLOCK_LOCKS);
+    let (listings, told, next) = (Arc::default(), Arc::default(), AtomicU64::new(1));
+    let tree = Tree { files, locks, listings, told, stale, next };
+    let wishes = of_locks
+        | abi::init::ASYNC_DIO
         | abi::init::DO_READDIRPLUS
         | abi::init::PARALLEL_DIROPS
         | abi::init::AUTO_INVAL_DATA
@@ -136,7 +140,7 @@ pub(super) fn start(
     let session = longhaul_fuse::Session::new(device, Arc::new(tree), tuning::options(wishes))?;
     let notifier = session.notifier();
     // It ends with the session, which has the other end of the queue.
-    std::thread::Builder::new().name("longhaul-reopen".into()).spawn(move || reopen(&notifier, &inbox))?;
+    std::thread::Builder::new().name("longhaul-renew".into()).spawn(move || renew(&notifier, &inbox))?;
     std::thread::Builder::new().name("longhaul-fuse".into()).spawn(move || {
         let result = session.run();
         ended();
@@ -145,7 +149,7 @@ pub(super) fn start(
 }
 
 /// The error of a reply that does not belong to its request.
-const UNEXPECTED: i32 = libc::EIO;
+pub(super) const UNEXPECTED: i32 = libc::EIO;
 
 fn time_change(time: NewTime) -> TimeChange {
     match time {
@@ -212,7 +216,7 @@ impl Tree {
         );
     }
 
-    fn done(&self, call: Call, reply: Answer) {
+    pub(super) fn done(&self, call: Call, reply: Answer) {
         self.files.start(
             call,
             Box::new(move |result| match result {
@@ -319,7 +323,7 @@ impl Tree {
     /// Through the page cache. What others have written and closed is read: if the file has changed since
     /// the kernel was told of it, its pages and attributes are dropped first.
     fn open(&self, node: Node, flags: u32, reply: Answer) {
-        let (told, reopened) = (Arc::clone(&self.told), self.reopened.clone());
+        let (told, stale) = (Arc::clone(&self.told), self.stale.clone());
         self.files.start(
             Call::Open { node, flags },
             Box::new(move |result| match result {
@@ -328,7 +332,8 @@ impl Tree {
                         return reply.opened(handle.0, abi::open::KEEP_CACHE);
                     }
                     // The thread lives as long as the session.
-                    let _ = reopened.send(Reopened { node: node.0, handle, reply });
+                    let then = Box::new(move || reply.opened(handle.0, 0));
+                    let _ = stale.send(Stale { node: node.0, then });
                 }
                 Ok(_) => reply.error(UNEXPECTED),
                 Err(e) => reply.error(e.raw_os_error()),
@@ -521,8 +526,8 @@ impl Server for Tree {
             }
             Operation::Read { handle, offset, size } => self.read(Handle(handle), offset, size, reply),
             Operation::Write { handle, offset, data, .. } => self.write(Handle(handle), offset, data, reply),
-            Operation::Flush { handle, .. } => self.done(Call::Flush { handle: Handle(handle) }, reply),
-            Operation::Release(release) => self.done(Call::Close { handle: Handle(release.handle) }, reply),
+            Operation::Flush { handle, owner } => self.flush(node, Handle(handle), owner, reply),
+            Operation::Release(release) => self.release(node, release, reply),
             Operation::Sync { handle, data_only } => {
                 self.done(Call::Sync { handle: Handle(handle), data_only }, reply);
             }
@@ -558,7 +563,8 @@ impl Server for Tree {
                 self.done(Call::Allocate { handle: Handle(handle), offset, len, mode }, reply);
             }
             Operation::Seek { handle, offset, whence } => self.seek(Handle(handle), offset, whence, reply),
-            Operation::GetLock(_) | Operation::SetLock { .. } => reply.error(libc::ENOSYS),
+            Operation::GetLock(lock) => self.get_lock(node, lock, reply),
+            Operation::SetLock { lock, waits } => self.set_lock(node, lock, waits, reply),
         }
     }
 
