@@ -384,9 +384,8 @@ impl FsSession {
                 match session.store.catalog().range(&session.store.keys().settings(), None) {
                     Ok(found) => {
                         from = found.revision + 1;
-                        if session.locks.look_at_all() {
-                            PoolLocks(Arc::clone(&session)).spawn();
-                        }
+                        let starts = session.locks.look_at_all();
+                        (0..starts).for_each(|_| PoolLocks(Arc::clone(&session)).spawn());
                     }
                     Err(e) => tracing::debug!("locks are not watched: {e}"),
                 }

@@ -167,10 +167,10 @@ impl LockTable {
         starts
     }
 
-    /// As [`look`](Self::look), for all files.
-    pub(super) fn look_at_all(&self) -> bool {
+    /// As [`look`](Self::look), for all files; how many threads are to be started.
+    pub(super) fn look_at_all(&self) -> usize {
         let inodes: Vec<u64> = self.with(|state| state.inodes.keys().copied().collect());
-        inodes.into_iter().fold(false, |starts, inode| self.heard(inode) || starts)
+        inodes.into_iter().filter(|inode| self.heard(*inode)).count()
     }
 
     /// Another session has changed what it has of a file; whether a thread is to be started.
