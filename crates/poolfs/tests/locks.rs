@@ -3,10 +3,12 @@
 mod common;
 
 use common::{Calls, ROOT, Result, WRITE, mount, parity};
+use longhaul_catalog::{Catalog, Commit, Entry, LeaseId, Revision, Snapshot, Txn, Watch};
 use longhaul_fs::{Errno, FileLock, FileSystem as _, GivenUp, Handle, LockCall, LockReply, Locks, Node};
 use longhaul_poolfs::PoolFs;
 use longhaul_poolfs::testing::TestFs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -307,4 +309,97 @@ fn random_locks_of_two_hosts_are_those_of_a_map_of_bytes() {
             }
         }
     }
+}
+
+/// A catalog that counts the calls for which a host waits: a round trip each.
+struct Counting {
+    catalog: Arc<dyn Catalog>,
+    calls: AtomicUsize,
+}
+
+impl Counting {
+    fn counted(&self) -> &dyn Catalog {
+        self.calls.fetch_add(1, SeqCst);
+        &*self.catalog
+    }
+
+    /// Round trips since the last time.
+    fn take(&self) -> usize {
+        self.calls.swap(0, SeqCst)
+    }
+}
+
+impl Catalog for Counting {
+    fn name(&self) -> String {
+        self.catalog.name()
+    }
+
+    fn commit(&self, txn: &Txn) -> longhaul_catalog::Result<Commit> {
+        self.counted().commit(txn)
+    }
+
+    fn range(&self, prefix: &[u8], at: Option<Revision>) -> longhaul_catalog::Result<Snapshot> {
+        self.counted().range(prefix, at)
+    }
+
+    fn get(&self, key: &[u8]) -> longhaul_catalog::Result<Option<Entry>> {
+        self.counted().get(key)
+    }
+
+    fn get_all(&self, keys: &[Vec<u8>]) -> longhaul_catalog::Result<Vec<Entry>> {
+        self.counted().get_all(keys)
+    }
+
+    fn watch(&self, prefix: &[u8], from: Revision) -> longhaul_catalog::Result<Box<dyn Watch>> {
+        self.catalog.watch(prefix, from)
+    }
+
+    fn grant(&self, ttl: Duration) -> longhaul_catalog::Result<LeaseId> {
+        self.catalog.grant(ttl)
+    }
+
+    fn keep(&self, lease: LeaseId) -> longhaul_catalog::Result<Duration> {
+        self.catalog.keep(lease)
+    }
+
+    fn revoke(&self, lease: LeaseId) -> longhaul_catalog::Result<()> {
+        self.catalog.revoke(lease)
+    }
+}
+
+#[test]
+fn a_lock_of_a_file_that_one_host_uses_is_a_round_trip_and_its_unlock_another() {
+    let fs = parity();
+    let catalog = Arc::new(Counting { catalog: Arc::clone(&fs.catalog), calls: AtomicUsize::new(0) });
+    let a =
+        Host::of(fs.open_by(Arc::clone(&catalog) as Arc<dyn Catalog>, &TestFs::options()).expect("opened"));
+    let b = Host::new(&fs);
+    let (file, handle) = a.fs.create(ROOT, b"file", WRITE).expect("made");
+    catalog.take();
+    for lock in [flock(1, true), posix(1, false, 5, 9)] {
+        a.lock(file.node, lock).expect("had");
+        assert_eq!(catalog.take(), 1, "a lock");
+        a.lock(file.node, lock).expect("had already");
+        assert_eq!(catalog.take(), 0, "the same lock");
+        a.unlock(file.node, lock);
+        assert_eq!(catalog.take(), 1, "an unlock");
+        a.call(file.node, LockCall::Flush { owner: 1 }).expect("closed");
+        assert_eq!(catalog.take(), 0, "a close without locks");
+    }
+    a.lock(file.node, flock(1, true)).expect("had");
+    a.fs.write(handle, 0, b"one").expect("written");
+    a.unlock(file.node, flock(1, true));
+    // The first content needs a segment besides.
+    catalog.take();
+    a.lock(file.node, flock(1, true)).expect("had");
+    a.fs.write(handle, 0, b"two").expect("written");
+    a.unlock(file.node, flock(1, true));
+    assert_eq!(catalog.take(), 3, "a lock, a commit, an unlock");
+    let (_, other) = b.fs.open(file.node, WRITE).expect("opened");
+    b.lock(file.node, flock(1, true)).expect("had");
+    b.fs.write(other, 0, b"six").expect("written");
+    b.unlock(file.node, flock(1, true));
+    a.lock(file.node, flock(1, true)).expect("had");
+    assert_eq!(catalog.take(), 4, "a try, the locks, the file, and the lock");
+    assert_eq!(a.fs.read(handle, 0, 3).expect("read"), b"six");
 }
