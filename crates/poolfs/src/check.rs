@@ -1,17 +1,21 @@
-//! Checks the metadata of a file system against itself, as of one moment.
+//! Checks the metadata of a file system against itself, as of one moment, and that of its snapshots.
 
 use crate::bytes::Reader;
+use crate::content::by_chunk;
 use crate::extent::{BLOCK, Extent, ExtentList, Stripe};
 use crate::schema::{
-    Account, CHUNK, Content, EntryRecord, InodeRecord, Keys, SegmentRecord, decode_extents, decode_filled,
-    decode_locks, decode_orphan, decode_session, decode_xattrs,
+    Account, CHUNK, Content, EntryRecord, InodeRecord, KeptChunk, Keys, SegmentRecord, SnapshotRecord,
+    decode_extents, decode_filled, decode_kept, decode_knows, decode_locks, decode_orphan, decode_session,
+    decode_snapshot_changes, decode_xattrs,
 };
 use crate::segment::Segments;
 use crate::session::{ROOT, settings};
 use crate::settings::FsSettings;
-use longhaul_catalog::Catalog;
+use longhaul_catalog::{Catalog, Revision};
 use longhaul_device::{Error, ErrorKind, Result};
+use longhaul_fs::FileKind;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -29,6 +33,10 @@ pub struct FsReport {
     pub bytes: u64,
     /// Segments that are not free, and all of them.
     pub segments: (u32, u32),
+    /// Snapshots, each of which was checked as the file system is.
+    pub snapshots: u64,
+    /// Bytes of content that only they have.
+    pub kept: u64,
     /// Hosts that have it mounted, by session.
     pub sessions: Vec<(u64, String)>,
     /// Sessions that are over, whose things are removed by the next mount.
@@ -55,13 +63,20 @@ struct Named {
     directories: u64,
 }
 
-/// The records of a file system.
+/// The records of a file system, or of a snapshot of it.
 #[derive(Default)]
 struct All {
     inodes: BTreeMap<u64, InodeRecord>,
     entries: Vec<(u64, Vec<u8>, EntryRecord)>,
     chunks: BTreeMap<u64, BTreeMap<u64, ExtentList>>,
     xattrs: BTreeSet<u64>,
+    /// The revisions in which records of names and attributes were put.
+    put: BTreeMap<Vec<u8>, Revision>,
+    /// When a record was put that is kept, and what it is, by key and snapshot.
+    kept: BTreeMap<Vec<u8>, BTreeMap<u64, (Revision, Vec<u8>)>>,
+    /// By inode, chunk and snapshot.
+    kept_chunks: BTreeMap<(u64, u64), BTreeMap<u64, KeptChunk>>,
+    snapshots: BTreeMap<u64, (Revision, SnapshotRecord)>,
     segments: BTreeMap<u32, SegmentRecord>,
     accounts: BTreeMap<u64, Vec<Account>>,
     orphans: BTreeMap<u64, u64>,
@@ -84,7 +99,21 @@ pub fn check(catalog: &dyn Catalog, uuid: Uuid, name: &str) -> Result<FsReport> 
     let all = All::read(&keys, found.entries, &mut report);
     all.check_names(&mut report);
     all.check_content(&settings, &mut report);
+    all.check_kept(&keys, &mut report);
     all.check_sessions(&mut report);
+    let (files, directories, bytes) = (report.files, report.directories, report.bytes);
+    for (number, (at, snapshot)) in all.snapshots.iter().filter(|(_, (_, one))| !one.is_removed) {
+        let view = all.at(&keys, *number, *at, &mut report);
+        let (before, described) = (report.count, report.problems.len());
+        view.check_names(&mut report);
+        view.check_files(&mut report, &mut |_| {});
+        if report.count > before {
+            let of = |problem: &mut String| *problem = format!("snapshot {}: {problem}", snapshot.name);
+            report.problems.iter_mut().skip(described).for_each(of);
+        }
+        report.snapshots += 1;
+    }
+    (report.files, report.directories, report.bytes) = (files, directories, bytes);
     report.segments = (all.segments.len() as u32, settings.segments);
     report.sessions = all.sessions.into_iter().collect();
     Ok(report)
@@ -94,7 +123,10 @@ impl All {
     fn read(keys: &Keys, entries: Vec<longhaul_catalog::Entry>, report: &mut FsReport) -> All {
         let mut all = All::default();
         for entry in entries {
-            if all.add(keys, &entry.key, &entry.value).is_none() {
+            if matches!(keys.kind(&entry.key), b'i' | b'd' | b'a') {
+                all.put.insert(entry.key.clone(), entry.modified);
+            }
+            if all.add(keys, &entry.key, &entry.value, entry.modified).is_none() {
                 let kind = entry.key.get(keys.all().len()).map_or(' ', |kind| char::from(*kind));
                 let number = Reader(entry.key.get(keys.all().len() + 1..).unwrap_or_default()).u64();
                 let number = number.map(|number| format!(" {number}")).unwrap_or_default();
@@ -105,10 +137,30 @@ impl All {
     }
 
     /// `None` if it cannot be read.
-    fn add(&mut self, keys: &Keys, key: &[u8], value: &[u8]) -> Option<()> {
+    fn add(&mut self, keys: &Keys, key: &[u8], value: &[u8], put: Revision) -> Option<()> {
         let one = || Some(keys.parse(key, 1)?.0[0]);
         match key.get(keys.all().len())? {
             b's' | b'n' | b'r' | b'l' | b'w' => {}
+            b'v' => {
+                decode_snapshot_changes(value)?;
+            }
+            b'e' => {
+                decode_knows(value)?;
+            }
+            b't' => {
+                let record = SnapshotRecord::decode(value)?;
+                let at = if record.at == 0 { put } else { record.at };
+                self.snapshots.insert(one()?, (at, record));
+            }
+            b'p' => {
+                let (key, snapshot) = keys.kept_of(key)?;
+                self.kept.entry(key).or_default().insert(snapshot, decode_kept(value)?);
+            }
+            b'y' => {
+                let (numbers, _) = keys.parse(key, 3)?;
+                let of = self.kept_chunks.entry((numbers[0], numbers[1])).or_default();
+                of.insert(numbers[2], KeptChunk::decode(value)?);
+            }
             b'i' => {
                 self.inodes.insert(one()?, InodeRecord::decode(value)?);
             }
@@ -243,10 +295,120 @@ impl All {
         }
     }
 
-    /// The extents of all inodes.
+    /// What a snapshot has.
+    fn at(&self, keys: &Keys, number: u64, at: Revision, report: &mut FsReport) -> All {
+        let mut view = All { orphans: self.orphans.clone(), ..All::default() };
+        let mut known: BTreeSet<&[u8]> = BTreeSet::new();
+        for (key, kept) in &self.kept {
+            let Some((_, (put, value))) = kept.range(number..).next() else { continue };
+            known.insert(key);
+            if *put <= at && view.add(keys, key, value, *put).is_none() {
+                report.problem(format_args!("a record that snapshot {number} has kept is damaged"));
+            }
+        }
+        let is_old = |key: &[u8]| !known.contains(key) && self.put.get(key).is_some_and(|put| *put <= at);
+        let mut unchanged = BTreeMap::new();
+        for (inode, record) in &self.inodes {
+            if is_old(&keys.inode(*inode)) {
+                unchanged.insert(*inode, record.clone());
+            }
+        }
+        view.inodes.append(&mut unchanged);
+        let entries =
+            self.entries.iter().filter(|(directory, name, _)| is_old(&keys.entry(*directory, name)));
+        view.entries.extend(entries.cloned());
+        view.xattrs.extend(self.xattrs.iter().filter(|inode| is_old(&keys.xattrs(**inode))));
+        // Files without a name are of no program.
+        view.inodes.retain(|_, inode| inode.links > 0);
+        view.orphans.clear();
+        view.xattrs.retain(|inode| view.inodes.contains_key(inode));
+        for (inode, record) in &mut view.inodes {
+            if record.kind() != FileKind::Regular {
+                continue;
+            }
+            let mut lists: BTreeMap<u64, ExtentList> = match self.inodes.get(inode).map(|now| &now.content) {
+                Some(Content::Inline(list)) => {
+                    let all: Vec<Extent> = list.iter().cloned().collect();
+                    by_chunk(&all).into_iter().map(|(at, list)| (at, list.into_iter().collect())).collect()
+                }
+                Some(Content::Chunks) => self.chunks.get(inode).cloned().unwrap_or_default(),
+                _ => BTreeMap::new(),
+            };
+            for ((_, chunk), kept) in self.kept_chunks.range((*inode, 0)..=(*inode, u64::MAX)) {
+                let list = lists.entry(*chunk).or_default();
+                kept.range(number..).rev().for_each(|(_, one)| one.lay_over(list));
+            }
+            lists.values_mut().for_each(|list| drop(list.remove(record.size..u64::MAX)));
+            lists.retain(|_, list| !list.is_empty());
+            record.content = Content::Chunks;
+            if record.trims {
+                // What was behind its end then is not kept.
+                record.stored = lists.values().flat_map(ExtentList::iter).map(|extent| extent.len).sum();
+            }
+            view.chunks.insert(*inode, lists);
+        }
+        view
+    }
+
+    /// What snapshots have kept is of them.
+    fn check_kept(&self, keys: &Keys, report: &mut FsReport) {
+        let is_there = |snapshot: &u64| self.snapshots.contains_key(snapshot);
+        for (key, kept) in &self.kept {
+            let kind = char::from(keys.kind(key));
+            for snapshot in kept.keys().filter(|snapshot| !is_there(snapshot)) {
+                report.problem(format_args!(
+                    "a record {kind} is kept for snapshot {snapshot}, which is not there"
+                ));
+            }
+        }
+        for ((inode, chunk), kept) in &self.kept_chunks {
+            for (snapshot, one) in kept {
+                let shown = format!("what snapshot {snapshot} has kept of chunk {chunk} of inode {inode}");
+                if !is_there(snapshot) {
+                    report.problem(format_args!("{shown}: there is no such snapshot"));
+                }
+                let range = chunk * CHUNK..(chunk + 1) * CHUNK;
+                let is_within = |part: &Range<u64>| range.start <= part.start && part.end <= range.end;
+                let has = |extent: &Extent| {
+                    one.changed.iter().any(|part| part.start <= extent.offset && extent.end() <= part.end)
+                };
+                if !one.changed.iter().all(is_within) || !one.extents.iter().all(has) {
+                    report.problem(format_args!("{shown} is of another part"));
+                }
+                report.kept += one.extents.iter().map(|extent| extent.len).sum::<u64>();
+            }
+        }
+    }
+
+    /// The extents of all inodes, and those that snapshots have kept.
     fn check_content(&self, settings: &FsSettings, report: &mut FsReport) {
         let mut live: BTreeMap<u32, u64> = BTreeMap::new();
         let mut stripes: HashSet<Arc<Stripe>> = HashSet::new();
+        let mut parts: Vec<(u8, u64, u64, u64)> = Vec::new();
+        let mut add = |extent: &Extent| {
+            let segment = extent.stripe.segment(settings.segment);
+            *live.entry(segment).or_default() += extent.len;
+            stripes.insert(Arc::clone(&extent.stripe));
+            let first = extent.stripe.units.first().map_or((0, 0), |unit| (unit.member, unit.block));
+            parts.push((first.0, first.1, extent.skip, extent.skip + extent.len));
+        };
+        self.check_files(report, &mut add);
+        self.kept_chunks.values().flat_map(BTreeMap::values).flat_map(|one| one.extents.iter()).for_each(add);
+        parts.sort_unstable();
+        for pair in parts.windows(2) {
+            let ((member, block, _, end), (other, at, from, _)) = (pair[0], pair[1]);
+            if (member, block) == (other, at) && end > from {
+                report.problem(format_args!(
+                    "byte {from} of the stripe at block {block} of member {member} is at two places"
+                ));
+            }
+        }
+        self.check_segments(&live, report);
+        check_places(settings, &stripes, report);
+    }
+
+    /// The maps of files.
+    fn check_files(&self, report: &mut FsReport, see: &mut dyn FnMut(&Extent)) {
         for number in self.chunks.keys() {
             if !self.inodes.get(number).is_some_and(|inode| inode.content == Content::Chunks) {
                 report.problem(format_args!("there are chunks of inode {number}, which has none"));
@@ -256,9 +418,7 @@ impl All {
             let mut stored = 0;
             let mut add = |extent: &Extent| {
                 stored += extent.len;
-                let segment = extent.stripe.segment(settings.segment);
-                *live.entry(segment).or_default() += extent.len;
-                stripes.insert(Arc::clone(&extent.stripe));
+                see(extent);
             };
             match &inode.content {
                 Content::Inline(list) => {
@@ -291,8 +451,6 @@ impl All {
                 ));
             }
         }
-        self.check_segments(&live, report);
-        check_places(settings, &stripes, report);
     }
 
     fn check_segments(&self, live: &BTreeMap<u32, u64>, report: &mut FsReport) {

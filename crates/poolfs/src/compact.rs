@@ -15,7 +15,7 @@
 
 use crate::cleaner::FOLDED;
 use crate::relocate::{COPIED, FileExtent, in_parts};
-use crate::schema::{SegmentRecord, unreadable};
+use crate::schema::{SegmentRecord, decode_knows, unreadable};
 use crate::segment::{Filler, RESERVED, SegmentUse, Segments};
 use crate::session::FsSession;
 use crate::store::lock;
@@ -107,9 +107,12 @@ impl FsSession {
         }
         // One host does the rest.
         let keys = self.store.keys();
-        let first = self.store.page(&keys.sessions(), &keys.sessions(), 1)?;
-        let first = first.first().and_then(|entry| Some(keys.parse(&entry.key, 1)?.0[0]));
+        let known = self.store.range(&keys.all_known())?;
+        // One that has a snapshot mounted changes nothing.
+        let changes = known.iter().find(|entry| decode_knows(&entry.value).is_some_and(|(_, one)| one == 0));
+        let first = changes.and_then(|entry| Some(keys.parse(&entry.key, 1)?.0[0]));
         if first == Some(self.store.session()) {
+            self.empty_removed()?;
             self.compact(Aim::Tidiness)?;
         }
         Ok(())

@@ -34,7 +34,7 @@ const COMMITS: usize = 50;
 /// Bytes of chunks that one transaction puts, at most about: below what catalogs take.
 pub(crate) const PUT_BYTES: usize = 600 << 10;
 /// A chunk with as many bytes of extents is written anew, which makes a few of them.
-const FRAGMENTED: usize = 256 << 10;
+pub(crate) const FRAGMENTED: usize = 256 << 10;
 
 /// A change of the map has to be prepared first: never seen by callers.
 const PREPARE: Errno = Errno::AGAIN;

@@ -18,6 +18,7 @@
 //! | `cleaner` | segments become free again, and what lost hosts leave is removed |
 //! | `compact`, `relocate`, `maps` | content moves out of segments that are mostly dead, and from there the map of a file is found |
 //! | `calls`, `workers` | the calls of the interface, each on a thread |
+//! | `snapshots`, `view` | what snapshots keep, and a snapshot as if it were the file system |
 //! | `check`, `scrub` | the metadata against itself; content against its checksums |
 //! | `client` | files by their paths, for programs |
 //! | `manage` | making, listing and removing file systems, and opening their members |
@@ -52,17 +53,23 @@ mod scrub;
 mod segment;
 mod session;
 mod settings;
+mod snapshots;
 mod store;
 mod stripe;
 pub mod testing;
+mod view;
 mod workers;
 
 pub use check::{FsReport, check};
 pub use client::{Client, OpenFile};
 pub use fill::FillProgress;
-pub use manage::{FsName, FsStatus, SCHEME, create, find, is_fs, list, open, remove, resize, scrub, status};
+pub use manage::{
+    FsName, FsRef, FsStatus, SCHEME, create, find, is_fs, list, make_snapshot, open, remove, remove_snapshot,
+    resize, scrub, snapshots, status,
+};
 pub use members::{MemberStatus, OpenMember};
 pub use moving::HostMembers;
 pub use scrub::ScrubReport;
 pub use session::FsOptions;
+pub use snapshots::{FsSnapshot, kept};
 pub use workers::PoolFs;

@@ -11,12 +11,15 @@ use crate::scrub::ScrubReport;
 use crate::segment::{SegmentUse, Segments};
 use crate::session::{FsOptions, format, settings};
 use crate::settings::FsSettings;
+use crate::snapshots::{FsSnapshot, FsSnapshots};
 use crate::workers::PoolFs;
 use longhaul_block::{BlockDevice, IoError};
 use longhaul_catalog::{Catalog, Expect, Txn};
 use longhaul_device::{Error, ErrorKind, Opener, Reason, Result};
 use longhaul_initiator::Options;
-use longhaul_pool::{Pool, Removed, VolumeName, VolumeRecord, VolumeRequest, VolumeState, file_segment};
+use longhaul_pool::{
+    Pool, Removed, VolumeName, VolumeRecord, VolumeRequest, VolumeState, check_name, file_segment,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
@@ -51,6 +54,38 @@ impl FromStr for FsName {
                 e.replace("is no volume", "is no file system").replace("of a volume", "of a file system")
             })?;
         Ok(FsName { pool, name })
+    }
+}
+
+/// `POOL/NAME` or `POOL/NAME@SNAPSHOT`, with or without `fs:` before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FsRef {
+    /// The file system.
+    pub fs: FsName,
+    /// A snapshot of it.
+    pub snapshot: Option<String>,
+}
+
+impl FromStr for FsRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<FsRef, String> {
+        // No name of a pool or file system has such a character.
+        let (fs, snapshot) = match text.split_once('@') {
+            Some((fs, snapshot)) => (fs, Some(snapshot)),
+            None => (text, None),
+        };
+        if let Some(snapshot) = snapshot {
+            check_name("snapshot", snapshot).map_err(|e| e.to_string())?;
+        }
+        Ok(FsRef { fs: fs.parse()?, snapshot: snapshot.map(str::to_owned) })
+    }
+}
+
+impl fmt::Display for FsRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.fs)?;
+        self.snapshot.as_ref().map_or(Ok(()), |snapshot| write!(f, "@{snapshot}"))
     }
 }
 
@@ -230,6 +265,61 @@ fn segments_in_use(catalog: &dyn Catalog, keys: &Keys, name: &str) -> Result<BTr
     let records: Option<BTreeMap<u32, SegmentRecord>> = records.iter().map(record).collect();
     let accounts = accounts.iter().map(|entry| &entry.value[..]);
     SegmentUse::sum(records.ok_or_else(damaged)?, accounts).ok_or_else(damaged)
+}
+
+/// Makes a snapshot of a file system, while it is used: what was durable before is in it.
+///
+/// # Errors
+/// The pool has no such file system; [`ErrorKind::Refused`] if it has such a snapshot, as many as may be, or is
+/// mounted by a program that does not know snapshots.
+pub fn make_snapshot(pool: &Pool, fs: &str, name: &str) -> Result<FsSnapshot> {
+    check_name("snapshot", name).map_err(Error::from)?;
+    let made = with_snapshots(pool, fs, |snapshots| snapshots.make(name))?;
+    Ok(FsSnapshot {
+        name: made.record.name,
+        made: made.record.made,
+        revision: made.at,
+        held: 0,
+        is_removed: false,
+        mounts: Vec::new(),
+    })
+}
+
+/// The snapshots of a file system, the oldest first.
+///
+/// # Errors
+/// The pool has no such file system, or its metadata cannot be read.
+pub fn snapshots(pool: &Pool, fs: &str) -> Result<Vec<FsSnapshot>> {
+    with_snapshots(pool, fs, |snapshots| snapshots.list())
+}
+
+/// Removes a snapshot, and frees what it alone has; bytes of that. One that a host has mounted only if `force` is
+/// set: calls there fail from then on.
+///
+/// # Errors
+/// The pool has no such file system or it no such snapshot; [`ErrorKind::Refused`] if it is mounted. If the file
+/// system cannot be opened here, the snapshot is gone and its space is freed by a host that mounts it.
+pub fn remove_snapshot(pool: &Pool, fs: &str, name: &str, opener: &Opener, force: bool) -> Result<u64> {
+    let held = snapshots(pool, fs)?.into_iter().find(|one| one.name == name && !one.is_removed);
+    with_snapshots(pool, fs, |snapshots| snapshots.begin_removal(name, force))?;
+    let later = |e: Error| {
+        let why = format!("{fs}@{name} is removed, and its space is freed by the next mount: {e}");
+        Error::new(e.kind(), why)
+    };
+    let opened = find(pool, fs).and_then(|volume| open_for_moves(pool, &volume, opener)).map_err(later)?;
+    let emptied = opened.session().empty_removed();
+    emptied.map_err(|e| later(Error::new(ErrorKind::Failed, format!("{e}; the log says why"))))?;
+    Ok(held.map_or(0, |one| one.held))
+}
+
+fn with_snapshots<T>(pool: &Pool, fs: &str, call: impl FnOnce(FsSnapshots<'_>) -> Result<T>) -> Result<T> {
+    let volume = find(pool, fs)?;
+    let catalog = &*pool.host().catalog;
+    let name = format!("{}/{fs}", pool.record().name);
+    if settings(catalog, volume.uuid, &name)?.is_none() {
+        return Err(Error::new(ErrorKind::Failed, format!("file system {name} has no metadata: remove it")));
+    }
+    call(FsSnapshots { catalog, uuid: volume.uuid, name })
 }
 
 /// What the metadata of a file system says.

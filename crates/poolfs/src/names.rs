@@ -208,7 +208,7 @@ impl FsSession {
                         draft.put_leased(&draft.keys().lease(number), encode_lease(draft.session()));
                     }
                     draft.put_inode(directory, parent);
-                    draft.put_inode(number, inode.clone());
+                    draft.put_new_inode(number, inode.clone());
                     Ok(inode)
                 })?;
                 exclusive.named(directory, name, Some(EntryRecord::new(number, record.mode)));
@@ -293,34 +293,35 @@ impl FsSession {
     }
 
     /// An object loses a name; whether what it had is still to be removed.
-    fn unlink(&self, draft: &mut Draft<'_>, number: u64, mut inode: InodeRecord) -> bool {
+    fn unlink(&self, draft: &mut Draft<'_>, number: u64, mut inode: InodeRecord) -> Result<bool, Errno> {
         inode.changed = self.now();
         inode.links -= inode.links.min(1);
         if inode.links > 0 {
             draft.put_inode(number, inode);
-            return false;
+            return Ok(false);
         }
         // One that is open here is used without a name; one of chunks is removed in parts.
         let is_open = self.open_node(number).is_some();
         if is_open || inode.content == Content::Chunks {
             draft.put(&draft.keys().orphan(number), encode_orphan(draft.session()));
             draft.put_inode(number, inode);
-            return !is_open;
+            return Ok(!is_open);
         }
-        self.drop_inode(draft, number, &mut inode);
-        false
+        self.drop_inode(draft, number, &mut inode)?;
+        Ok(false)
     }
 
     /// Removes an inode without a name and without chunks.
-    fn drop_inode(&self, draft: &mut Draft<'_>, number: u64, inode: &mut InodeRecord) {
+    fn drop_inode(&self, draft: &mut Draft<'_>, number: u64, inode: &mut InodeRecord) -> Result<(), Errno> {
         if let Content::Inline(list) = &inode.content {
             let removed: Vec<_> = list.iter().cloned().collect();
-            self.free(draft, inode, &removed);
+            self.replace(draft, number, inode, &[], &removed)?;
         }
         if inode.has_xattrs {
             draft.delete(&draft.keys().xattrs(number));
         }
         draft.delete_inode(number);
+        Ok(())
     }
 
     /// Removes an object without a name, and its content.
@@ -342,7 +343,7 @@ impl FsSession {
             if inode.trims {
                 return Ok(true);
             }
-            self.drop_inode(draft, number, &mut inode);
+            self.drop_inode(draft, number, &mut inode)?;
             draft.delete(&key);
             Ok(false)
         })?;
@@ -379,7 +380,7 @@ impl FsSession {
                     self.drop_directory(draft, exclusive, entry.inode, inode)?;
                     false
                 } else {
-                    self.unlink(draft, entry.inode, inode)
+                    self.unlink(draft, entry.inode, inode)?
                 };
                 draft.put_inode(directory, parent);
                 Ok((entry, left))
@@ -410,8 +411,7 @@ impl FsSession {
         if inode.entries > 0 {
             return Err(Errno::NOTEMPTY);
         }
-        self.drop_inode(draft, number, &mut inode);
-        Ok(())
+        self.drop_inode(draft, number, &mut inode)
     }
 
     /// Refuses to move a directory below itself. Moves of directories are made one after the other.
@@ -499,7 +499,7 @@ impl FsSession {
                     self.drop_directory(draft, exclusive, replaced.inode, inode)?;
                 }
                 (false, false) => {
-                    left = self.unlink(draft, replaced.inode, inode).then_some(replaced.inode);
+                    left = self.unlink(draft, replaced.inode, inode)?.then_some(replaced.inode);
                 }
             }
         }

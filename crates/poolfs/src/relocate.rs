@@ -10,7 +10,7 @@ use crate::content::{MOVED, PUT_BYTES, SPLIT, by_chunk};
 use crate::extent::{Extent, ExtentList};
 use crate::node::WrittenStripe;
 use crate::runs::Runs;
-use crate::schema::{Content, InodeRecord, decode_extents, encode_extents, unreadable};
+use crate::schema::{Content, InodeRecord, KeptChunk, decode_extents, encode_extents, unreadable};
 use crate::segment::Filler;
 use crate::session::FsSession;
 use crate::store::Draft;
@@ -26,8 +26,23 @@ const SWAPPED: usize = 24;
 /// How often a copy is written that members lose before it is durable.
 const COPIES: usize = 3;
 
-/// An extent, and the inode that has it.
-pub(crate) type FileExtent = (u64, Extent);
+/// What has extents: a file, or what a snapshot has kept of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct MapOf {
+    pub(crate) inode: u64,
+    /// 0 of the file itself.
+    pub(crate) snapshot: u64,
+}
+
+impl MapOf {
+    /// Of the file itself.
+    pub(crate) fn file(inode: u64) -> MapOf {
+        MapOf { inode, snapshot: 0 }
+    }
+}
+
+/// An extent, and what has it.
+pub(crate) type FileExtent = (MapOf, Extent);
 
 /// Items in parts of at most as many bytes, unless one has more.
 pub(crate) fn in_parts(items: &[FileExtent], most: u64) -> impl Iterator<Item = &[FileExtent]> {
@@ -55,7 +70,7 @@ pub(crate) struct Relocated {
 
 /// Extents of a file that follow each other, and their place in the copy.
 struct Run {
-    inode: u64,
+    of: MapOf,
     extents: Vec<Extent>,
     at: u64,
 }
@@ -87,18 +102,18 @@ impl Run {
 
 /// Runs of extents, each once: one that moves within its file as it is looked for may be there twice.
 fn runs(items: &[FileExtent]) -> Vec<Run> {
-    let mut files: BTreeMap<u64, ExtentList> = BTreeMap::new();
-    for (inode, extent) in items {
-        files.entry(*inode).or_default().overwrite(extent.clone());
+    let mut files: BTreeMap<MapOf, ExtentList> = BTreeMap::new();
+    for (of, extent) in items {
+        files.entry(*of).or_default().overwrite(extent.clone());
     }
     let mut all: Vec<Run> = Vec::new();
-    for (inode, list) in files {
+    for (of, list) in files {
         for extent in list.iter() {
             match all.last_mut() {
-                Some(run) if run.inode == inode && run.start() + run.len() == extent.offset => {
+                Some(run) if run.of == of && run.start() + run.len() == extent.offset => {
                     run.extents.push(extent.clone());
                 }
-                _ => all.push(Run { inode, extents: vec![extent.clone()], at: 0 }),
+                _ => all.push(Run { of, extents: vec![extent.clone()], at: 0 }),
             }
         }
     }
@@ -136,7 +151,7 @@ impl FsSession {
                 let to = &mut bytes[run.at as usize..(run.at + run.len()) as usize];
                 let is_read = self.read_extents(&one, run.at, to).is_ok();
                 if !is_read {
-                    relocated.unread.extend(run.extents.iter().map(|extent| (run.inode, extent.clone())));
+                    relocated.unread.extend(run.extents.iter().map(|extent| (run.of, extent.clone())));
                 }
                 is_read
             });
@@ -165,7 +180,7 @@ impl FsSession {
             }
         };
         written.iter().for_each(|(_, written)| self.segments.committed(written.segment));
-        let moved: BTreeSet<u64> = runs.iter().map(|run| run.inode).collect();
+        let moved: BTreeSet<u64> = runs.iter().map(|run| run.of.inode).collect();
         for node in moved.into_iter().filter_map(|inode| self.open_node(inode)) {
             self.refresh(&node)?;
         }
@@ -197,24 +212,22 @@ impl FsSession {
 
     /// One transaction: the bytes that it has moved.
     fn swap(&self, runs: &[Run], copy: &ExtentList, at: Revision) -> Result<u64, Errno> {
-        let mut files: BTreeMap<u64, Vec<&Run>> = BTreeMap::new();
+        let mut files: BTreeMap<MapOf, Vec<&Run>> = BTreeMap::new();
         for run in runs {
-            files.entry(run.inode).or_default().push(run);
+            files.entry(run.of).or_default().push(run);
         }
-        self.store.look_up(files.keys().copied())?;
+        self.store.look_up(files.keys().filter(|of| of.snapshot == 0).map(|of| of.inode))?;
         self.store.change(|draft| {
             self.expect_members(draft, at)?;
             let (mut moved, mut put) = (0, 0);
-            for (number, runs) in &files {
-                let Some(mut inode) = draft.inode(*number)? else { continue };
+            for (of, runs) in &files {
                 let old: Vec<Extent> = runs.iter().flat_map(|run| run.extents.iter().cloned()).collect();
                 let fresh: ExtentList =
                     runs.iter().flat_map(|run| run.fresh(copy).iter().cloned().collect::<Vec<_>>()).collect();
-                let bytes = self.swap_file(draft, *number, &mut inode, &old, &fresh, &mut put)?;
-                if bytes > 0 {
-                    draft.put_inode(*number, inode);
-                }
-                moved += bytes;
+                moved += match of.snapshot {
+                    0 => self.swap_file(draft, of.inode, &old, &fresh, &mut put)?,
+                    _ => self.swap_kept(draft, *of, &old, &fresh, &mut put)?,
+                };
             }
             match put > PUT_BYTES && runs.len() > 1 {
                 true => Err(SPLIT),
@@ -225,6 +238,52 @@ impl FsSession {
 
     /// The part of a transaction that is about one file. Bytes of chunks that it puts are added to `put`.
     fn swap_file(
+        &self,
+        draft: &mut Draft<'_>,
+        number: u64,
+        old: &[Extent],
+        fresh: &ExtentList,
+        put: &mut usize,
+    ) -> Result<u64, Errno> {
+        let Some(mut inode) = draft.inode(number)? else { return Ok(0) };
+        let moved = self.swap_content(draft, number, &mut inode, old, fresh, put)?;
+        if moved > 0 {
+            draft.put_inode(number, inode);
+        }
+        Ok(moved)
+    }
+
+    /// The same of what a snapshot has kept of a file.
+    fn swap_kept(
+        &self,
+        draft: &mut Draft<'_>,
+        of: MapOf,
+        old: &[Extent],
+        fresh: &ExtentList,
+        put: &mut usize,
+    ) -> Result<u64, Errno> {
+        let chunks: BTreeMap<Vec<u8>, Vec<Extent>> = by_chunk(old)
+            .into_iter()
+            .map(|(chunk, extents)| (draft.keys().kept_chunk(of.inode, chunk, of.snapshot), extents))
+            .collect();
+        let keys: Vec<Vec<u8>> = chunks.keys().cloned().collect();
+        let mut moved = 0;
+        for entry in draft.get_all(&keys)? {
+            let mut kept = KeptChunk::decode(&entry.value)
+                .ok_or_else(|| unreadable(&format!("what is kept of inode {}", of.inode), &entry.value))?;
+            let Some(old) = chunks.get(&entry.key) else { continue };
+            let bytes = self.swap_list(draft, &mut kept.extents, old, fresh);
+            if bytes > 0 {
+                let value = kept.encode();
+                *put += value.len();
+                draft.put(&entry.key, value);
+            }
+            moved += bytes;
+        }
+        Ok(moved)
+    }
+
+    fn swap_content(
         &self,
         draft: &mut Draft<'_>,
         number: u64,

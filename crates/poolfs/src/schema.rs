@@ -21,19 +21,27 @@
 //! | `w` DIRECTORY SESSION | a session that asks for that lease, under its own |
 //! | `k` INODE | the transaction that has taken a lock of the file last: session and number |
 //! | `k` INODE SESSION | the locks that a session has of the file, under its lease |
+//! | `e` SESSION | what the program of a session knows, and the snapshot that it has mounted, under its lease |
+//! | `v` | counts changes of the snapshots; each transaction expects it |
+//! | `t` SNAPSHOT | a snapshot |
+//! | `p` KIND … SNAPSHOT | the record `i`, `d` or `a` of that key as it was when the snapshot was made |
+//! | `y` INODE CHUNK SNAPSHOT | extents that a file had in [`CHUNK`] bytes when the snapshot was made |
 //!
 //! Each value but the first begins with the version of its form; the settings are in `settings`.
 
 use crate::bytes::{Reader, Writer};
-use crate::extent::ExtentList;
+use crate::extent::{Extent, ExtentList};
 use longhaul_fs::{Attributes, Errno, FileKind, FileLock, Handle, Node, Time};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use uuid::Uuid;
 
 /// Version of the settings and of all records.
 pub(crate) const FORMAT: u8 = 1;
 /// Bytes of a file whose extents are in one record.
 pub(crate) const CHUNK: u64 = 16 << 20;
+/// Version of the counters of a file system with snapshots: programs that do not know these begin no session.
+const FORMAT_COUNTERS: u8 = 2;
 /// Most extents that an inode has in its own record: a kilobyte or two.
 pub(crate) const INLINE: usize = 24;
 /// Most bytes of extended attributes of an inode.
@@ -166,6 +174,83 @@ impl Keys {
 
     pub(crate) fn moves(&self) -> Vec<u8> {
         self.key(b'r', &[], b"")
+    }
+
+    /// What the program of a session knows.
+    pub(crate) fn knows(&self, session: u64) -> Vec<u8> {
+        self.key(b'e', &[session], b"")
+    }
+
+    pub(crate) fn all_known(&self) -> Vec<u8> {
+        self.key(b'e', &[], b"")
+    }
+
+    /// Counts changes of the snapshots.
+    pub(crate) fn snapshot_changes(&self) -> Vec<u8> {
+        self.key(b'v', &[], b"")
+    }
+
+    pub(crate) fn snapshot(&self, snapshot: u64) -> Vec<u8> {
+        self.key(b't', &[snapshot], b"")
+    }
+
+    pub(crate) fn snapshots(&self) -> Vec<u8> {
+        self.key(b't', &[], b"")
+    }
+
+    /// The kind of a key of this file system; 0 of others.
+    pub(crate) fn kind(&self, key: &[u8]) -> u8 {
+        key.strip_prefix(&self.prefix[..]).and_then(|rest| rest.first()).copied().unwrap_or(0)
+    }
+
+    /// Where the record of `key` is as it was when a snapshot was made. Those of a key are in the order of the
+    /// snapshots, and those of different keys in the order of the keys.
+    pub(crate) fn kept(&self, key: &[u8], snapshot: u64) -> Vec<u8> {
+        [&self.kept_prefix(key)[..], &snapshot.to_be_bytes()].concat()
+    }
+
+    /// What the keys of [`kept`](Self::kept) records of one key begin with.
+    pub(crate) fn kept_prefix(&self, key: &[u8]) -> Vec<u8> {
+        let mut kept = self.kept_range(key);
+        // No name has such a byte: so none begins another one.
+        if self.kind(key) == b'd' {
+            kept.push(0);
+        }
+        kept
+    }
+
+    /// What the keys of kept records of all keys that begin with `prefix` begin with.
+    pub(crate) fn kept_range(&self, prefix: &[u8]) -> Vec<u8> {
+        let mut kept = self.prefix.clone();
+        kept.push(b'p');
+        kept.extend(&prefix[self.prefix.len()..]);
+        kept
+    }
+
+    /// What the keys of all kept records begin with.
+    pub(crate) fn all_kept(&self) -> Vec<u8> {
+        self.key(b'p', &[], b"")
+    }
+
+    /// The key that a kept record is of, and the snapshot.
+    pub(crate) fn kept_of(&self, kept: &[u8]) -> Option<(Vec<u8>, u64)> {
+        let rest = kept.strip_prefix(&self.prefix[..])?.strip_prefix(b"p")?;
+        let (rest, snapshot) = rest.split_last_chunk::<8>()?;
+        let rest = if rest.first() == Some(&b'd') { rest.strip_suffix(&[0])? } else { rest };
+        Some(([&self.prefix[..], rest].concat(), u64::from_be_bytes(*snapshot)))
+    }
+
+    /// Extents of a chunk of a file that it had when a snapshot was made.
+    pub(crate) fn kept_chunk(&self, inode: u64, chunk: u64, snapshot: u64) -> Vec<u8> {
+        self.key(b'y', &[inode, chunk, snapshot], b"")
+    }
+
+    pub(crate) fn kept_chunks(&self, inode: u64) -> Vec<u8> {
+        self.key(b'y', &[inode], b"")
+    }
+
+    pub(crate) fn all_kept_chunks(&self) -> Vec<u8> {
+        self.key(b'y', &[], b"")
     }
 
     /// The numbers of a key of this file system, and the name behind the first `count` of them.
@@ -415,17 +500,187 @@ pub(crate) fn decode_extents(bytes: &[u8]) -> Option<ExtentList> {
 pub(crate) struct CountersRecord {
     pub(crate) inode: u64,
     pub(crate) session: u64,
+    /// Only programs that know snapshots begin sessions.
+    pub(crate) has_snapshots: bool,
 }
 
 impl CountersRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut to = writer();
+        let mut to = Writer::default();
+        to.u8(if self.has_snapshots { FORMAT_COUNTERS } else { FORMAT });
         to.u64(self.inode).u64(self.session);
         to.end()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<CountersRecord> {
-        whole(bytes, |from| Some(CountersRecord { inode: from.u64()?, session: from.u64()? }))
+        let mut from = Reader(bytes);
+        let has_snapshots = match from.u8()? {
+            FORMAT => false,
+            FORMAT_COUNTERS => true,
+            _ => return None,
+        };
+        let counters = CountersRecord { inode: from.u64()?, session: from.u64()?, has_snapshots };
+        from.is_at_end().then_some(counters)
+    }
+}
+
+/// What the program of a session knows: the latest format of settings, and the snapshot that it has mounted, 0
+/// if none.
+pub(crate) fn encode_knows(format: u64, snapshot: u64) -> Vec<u8> {
+    let mut to = writer();
+    to.u64(format).u64(snapshot);
+    to.end()
+}
+
+pub(crate) fn decode_knows(bytes: &[u8]) -> Option<(u64, u64)> {
+    whole(bytes, |from| Some((from.u64()?, from.u64()?)))
+}
+
+/// How often the snapshots were changed: also the number of the next one.
+pub(crate) fn encode_snapshot_changes(count: u64) -> Vec<u8> {
+    encode_orphan(count)
+}
+
+pub(crate) fn decode_snapshot_changes(bytes: &[u8]) -> Option<u64> {
+    decode_orphan(bytes)
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotRecord {
+    pub(crate) name: String,
+    /// Identifies it among all.
+    pub(crate) uuid: Uuid,
+    /// When it was made.
+    pub(crate) made: Time,
+    /// The revision that it is as of; 0 if that is the one in which this record was put.
+    pub(crate) at: u64,
+    /// What it alone has is removed.
+    pub(crate) is_removed: bool,
+}
+
+impl SnapshotRecord {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut to = writer();
+        to.bytes(self.name.as_bytes()).bytes(self.uuid.as_bytes());
+        to.u64(self.made.seconds.cast_unsigned()).u32(self.made.nanoseconds);
+        to.u64(self.at).u8(u8::from(self.is_removed));
+        to.end()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<SnapshotRecord> {
+        whole(bytes, |from| {
+            Some(SnapshotRecord {
+                name: String::from_utf8(from.bytes()?.to_vec()).ok()?,
+                uuid: Uuid::from_slice(from.bytes()?).ok()?,
+                made: Time { seconds: from.u64()?.cast_signed(), nanoseconds: from.u32()? },
+                at: from.u64()?,
+                is_removed: from.u8()? != 0,
+            })
+        })
+    }
+}
+
+/// A record as it was when a snapshot was made, and the revision in which it was put.
+pub(crate) fn encode_kept(put: u64, value: &[u8]) -> Vec<u8> {
+    let mut to = writer();
+    to.u64(put).bytes(value);
+    to.end()
+}
+
+pub(crate) fn decode_kept(bytes: &[u8]) -> Option<(u64, Vec<u8>)> {
+    whole(bytes, |from| Some((from.u64()?, from.bytes()?.to_vec())))
+}
+
+/// What a file had in a chunk when a snapshot was made, where that was changed since.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KeptChunk {
+    /// Where it was changed: sorted, and apart from each other.
+    pub(crate) changed: Vec<Range<u64>>,
+    /// What was there. The rest of what was changed was a hole.
+    pub(crate) extents: ExtentList,
+}
+
+/// The parts of `ranges` that are in none of `known`, which are sorted.
+fn without(ranges: &[Range<u64>], known: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut left = Vec::new();
+    for range in ranges {
+        let mut at = range.start;
+        for known in known.iter().filter(|known| known.end > range.start && known.start < range.end) {
+            if at < known.start {
+                left.push(at..known.start);
+            }
+            at = at.max(known.end);
+        }
+        if at < range.end {
+            left.push(at..range.end);
+        }
+    }
+    left
+}
+
+impl KeptChunk {
+    /// Content in these ranges is changed: what it was is kept, unless it is known already, here or in one of
+    /// `others`. What was `removed` there and is not kept is returned.
+    pub(crate) fn keep(
+        &mut self,
+        ranges: &[Range<u64>],
+        removed: &[Extent],
+        others: &[KeptChunk],
+    ) -> Vec<Extent> {
+        let mut new = without(ranges, &self.changed);
+        for other in others {
+            new = without(&new, &other.changed);
+        }
+        self.changed.extend(new.iter().cloned());
+        self.changed.sort_unstable_by_key(|range| range.start);
+        self.changed.dedup_by(|next, last| {
+            let touches = last.end >= next.start;
+            if touches {
+                last.end = last.end.max(next.end);
+            }
+            touches
+        });
+        let mut freed = Vec::new();
+        for extent in removed {
+            let mut left: ExtentList = [extent.clone()].into_iter().collect();
+            for part in new.iter().flat_map(|range| left.remove(range.clone())).collect::<Vec<_>>() {
+                self.extents.overwrite(part);
+            }
+            freed.extend(left.iter().cloned());
+        }
+        freed
+    }
+
+    /// Puts what it has in place of what is in `list`.
+    pub(crate) fn lay_over(&self, list: &mut ExtentList) {
+        for range in &self.changed {
+            list.remove(range.clone());
+        }
+        for extent in self.extents.iter() {
+            list.overwrite(extent.clone());
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut to = writer();
+        to.u32(self.changed.len() as u32);
+        for range in &self.changed {
+            to.u64(range.start).u64(range.end);
+        }
+        self.extents.write(&mut to);
+        to.end()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<KeptChunk> {
+        whole(bytes, |from| {
+            let count = from.u32()?;
+            let changed = (0..count).map(|_| Some(from.u64()?..from.u64()?)).collect::<Option<Vec<_>>>()?;
+            let is_sorted = changed.iter().all(|range| range.start < range.end)
+                && changed.windows(2).all(|pair| pair[0].end < pair[1].start);
+            let kept = KeptChunk { changed, extents: ExtentList::read(from)? };
+            is_sorted.then_some(kept)
+        })
     }
 }
 
@@ -570,7 +825,7 @@ pub(crate) fn decode_xattrs(bytes: &[u8]) -> Option<Xattrs> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extent::{Extent, Stripe, StripeUnit};
+    use crate::extent::{Stripe, StripeUnit};
     use std::sync::Arc;
 
     fn inode() -> InodeRecord {

@@ -4,8 +4,8 @@
 //! an old map could do to a place that is used again. The place of the wrong unit is free once its segment is.
 
 use crate::extent::{Extent, Stripe};
-use crate::relocate::{COPIED, FileExtent, in_parts};
-use crate::schema::{CHUNK, Content, decode_extents, unreadable};
+use crate::relocate::{COPIED, FileExtent, MapOf, in_parts};
+use crate::schema::{CHUNK, Content, KeptChunk, decode_extents, unreadable};
 use crate::segment::Filler;
 use crate::session::FsSession;
 use crate::store::lock;
@@ -53,7 +53,7 @@ impl FsSession {
         if !extents.is_empty() {
             let mut noted = lock(&self.wrong);
             let room = NOTED.saturating_sub(noted.len());
-            noted.extend(extents.into_iter().take(room).map(|extent| (inode, extent)));
+            noted.extend(extents.into_iter().take(room).map(|extent| (MapOf::file(inode), extent)));
         }
     }
 
@@ -61,9 +61,9 @@ impl FsSession {
     pub(crate) fn repair_noted(&self) -> Result<usize, Errno> {
         let noted = std::mem::take(&mut *lock(&self.wrong));
         let mut current: Vec<FileExtent> = Vec::new();
-        for (inode, extent) in noted {
+        for (of, extent) in noted {
             // What is read of a file that is written may be of an old map, and its place used again.
-            current.extend(self.current(inode, &extent)?.into_iter().map(|extent| (inode, extent)));
+            current.extend(self.current(of, &extent)?.into_iter().map(|extent| (of, extent)));
         }
         for part in in_parts(&current, COPIED) {
             let moved = self.relocate(part, Filler::Writes)?;
@@ -73,7 +73,21 @@ impl FsSession {
     }
 
     /// The parts of an extent that are in the file now.
-    fn current(&self, inode: u64, extent: &Extent) -> Result<Vec<Extent>, Errno> {
+    fn current(&self, of: MapOf, extent: &Extent) -> Result<Vec<Extent>, Errno> {
+        let inode = of.inode;
+        if of.snapshot > 0 {
+            // What is kept may go to another snapshot meanwhile: then it is found there by the next scrub.
+            let chunks = extent.offset / CHUNK..=(extent.end() - 1) / CHUNK;
+            let key = |chunk| self.store.keys().kept_chunk(inode, chunk, of.snapshot);
+            let keys: Vec<Vec<u8>> = chunks.map(key).collect();
+            let mut found = Vec::new();
+            for entry in self.store.get_all(&keys)? {
+                let kept = KeptChunk::decode(&entry.value)
+                    .ok_or_else(|| unreadable(&format!("what is kept of inode {inode}"), &entry.value))?;
+                found.extend(kept.extents.lookup(extent.offset..extent.end()));
+            }
+            return Ok(found.into_iter().filter(|now| now.is_part_of(extent)).collect());
+        }
         let Some(record) = self.store.inode(inode)? else { return Ok(Vec::new()) };
         let range = extent.offset..extent.end();
         let found = match &record.content {
@@ -105,14 +119,14 @@ impl FsSession {
         // Stripes have parts of several files: each is read once.
         let mut seen: HashMap<StripeId, StripeHealth> = HashMap::new();
         let (begun, mut wrong) = (longhaul_engine::now(), Vec::new());
-        self.scan(&mut |inode, list| {
+        self.scan(&mut |of, list| {
             for extent in list.iter() {
                 let stripe = &extent.stripe;
                 let health = match seen.get(&id_of(stripe)) {
                     Some(health) => *health,
                     None => {
                         let mut health = examine(&self.members, stripe);
-                        if health != StripeHealth::default() && self.current(inode, extent)?.is_empty() {
+                        if health != StripeHealth::default() && self.current(of, extent)?.is_empty() {
                             health = StripeHealth::default();
                         }
                         report.stripes += 1;
@@ -126,9 +140,9 @@ impl FsSession {
                 };
                 if health.is_lost {
                     report.lost += extent.len;
-                    report.files.insert(inode);
+                    report.files.insert(of.inode);
                 } else if health.wrong > 0 {
-                    wrong.push((inode, extent.clone()));
+                    wrong.push((of, extent.clone()));
                 }
                 if let Some(limit) = limit {
                     let due = Duration::from_secs_f64(report.bytes as f64 / limit.max(1) as f64);

@@ -11,10 +11,12 @@ use crate::locks::LockTable;
 use crate::members::{MemberStatus, Members, OpenMember};
 use crate::node::OpenNode;
 use crate::relocate::FileExtent;
-use crate::schema::{CountersRecord, InodeRecord, Keys, encode_session, unreadable};
+use crate::schema::{CountersRecord, InodeRecord, Keys, encode_knows, encode_session, unreadable};
 use crate::segment::Segments;
 use crate::settings::{FsSettings, MemberPlace};
+use crate::snapshots::FsSnapshots;
 use crate::store::{Store, lock};
+use crate::view::SnapshotCatalog;
 use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, Revision, Txn};
 use longhaul_device::{Error, ErrorKind, Result};
 use longhaul_engine::Config;
@@ -61,6 +63,8 @@ pub struct FsOptions {
     pub owner: (u32, u32),
     /// Engine of the thread that does the I/O of the members.
     pub engine: Config,
+    /// The snapshot that is opened, instead of the file system as it is now. Nothing can be changed then.
+    pub snapshot: Option<String>,
 }
 
 impl Default for FsOptions {
@@ -77,6 +81,7 @@ impl Default for FsOptions {
             remembered: 1 << 16,
             owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             engine: Config::default(),
+            snapshot: None,
         }
     }
 }
@@ -121,6 +126,10 @@ pub(crate) struct FsSession {
     pub(crate) follows: Mutex<()>,
     /// The session ends: what can be left is left.
     pub(crate) is_ending: AtomicBool,
+    /// Inodes, chunks and snapshots of which what is kept is in very many pieces.
+    pub(crate) large_kept: Mutex<BTreeSet<(u64, u64, u64)>>,
+    /// A snapshot is open.
+    pub(crate) is_snapshot: bool,
 }
 
 fn of_catalog(e: &CatalogError) -> Error {
@@ -147,7 +156,7 @@ pub(crate) fn format(
     let root = InodeRecord::new(0o40_755, owner, now());
     // The top directory is inode 1, and the one that it is in is itself.
     let root = InodeRecord { parent: ROOT, ..root };
-    let counters = CountersRecord { inode: ROOT + 1, session: 1 };
+    let counters = CountersRecord { inode: ROOT + 1, session: 1, has_snapshots: false };
     let key = keys.settings();
     let txn = Txn::new()
         .expect(&key, Expect::Absent)
@@ -238,11 +247,26 @@ impl FsSession {
             return Err(Error::new(ErrorKind::Unreachable, what));
         }
         let keys = Keys::new(uuid);
+        let snapshots = FsSnapshots { catalog: &*catalog, uuid, name: options.name.clone() };
+        let snapshot = options.snapshot.as_ref().map(|snapshot| snapshots.find(snapshot)).transpose()?;
+        let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
         let valid = longhaul_engine::now() + options.ttl;
         let lease = catalog.grant(options.ttl).map_err(|e| of_catalog(&e))?;
-        let (session, at) = begin(&*catalog, &keys, lease, &options.host)?;
+        let (session, at) = begin(&*catalog, &keys, lease, (&options.host, number))?;
+        // The removal of a snapshot is refused from here on.
+        if let Some(name) = &options.snapshot
+            && snapshots.find(name).map_or(0, |found| found.number) != number
+        {
+            let _ = catalog.revoke(lease);
+            return Err(failed(&"its snapshot was removed meanwhile"));
+        }
+        let is_snapshot = snapshot.is_some();
+        let catalog: Arc<dyn Catalog> = match snapshot {
+            Some(snapshot) => Arc::new(SnapshotCatalog::new(catalog, keys.clone(), &snapshot)),
+            None => catalog,
+        };
         let session = FsSession {
-            leases: Leases::new(options.leases, options.patience),
+            leases: Leases::new(options.leases && !is_snapshot, options.patience),
             locks: LockTable::default(),
             segments: Segments::new(&settings),
             settings,
@@ -264,7 +288,10 @@ impl FsSession {
             follows: Mutex::default(),
             wrong: Mutex::default(),
             is_ending: AtomicBool::new(false),
+            large_kept: Mutex::default(),
+            is_snapshot,
         };
+        session.store.read_snapshots().map_err(|e| failed(&e))?;
         Ok((session, at))
     }
 
@@ -382,6 +409,9 @@ impl FsSession {
 
     /// Ends the session: its segments are released, and its record is removed.
     pub(crate) fn end(&self) {
+        if self.is_snapshot {
+            return self.revoke();
+        }
         if let Err(e) = self.write_out() {
             tracing::error!("new files and names are lost: {e}");
         }
@@ -399,6 +429,10 @@ impl FsSession {
         if let Err(e) = self.clean() {
             tracing::debug!("the books are left to another session: {e}");
         }
+        self.revoke();
+    }
+
+    fn revoke(&self) {
         self.store.end();
         if let Err(e) = self.store.catalog().revoke(self.store.lease()) {
             tracing::debug!("the session is left to run out: {e}");
@@ -411,7 +445,7 @@ fn begin(
     catalog: &dyn Catalog,
     keys: &Keys,
     lease: longhaul_catalog::LeaseId,
-    host: &str,
+    (host, snapshot): (&str, u64),
 ) -> Result<(u64, Revision)> {
     for _ in 0..TRIES {
         let key = keys.counters();
@@ -426,6 +460,7 @@ fn begin(
         let txn = Txn::new()
             .expect(&key, Expect::Modified(entry.modified))
             .put(&key, &counters.encode())
+            .put_leased(&keys.knows(session), &encode_knows(FsSettings::FORMAT_SNAPSHOTS, snapshot), lease)
             .put_leased(&keys.session(session), &encode_session(host), lease);
         match catalog.commit(&txn) {
             Ok(Commit::Done(at)) => return Ok((session, at)),

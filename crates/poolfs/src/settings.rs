@@ -56,6 +56,8 @@ impl FsSettings {
     pub(crate) const FORMAT: u64 = FORMAT as u64;
     /// The version of those with places of members, which programs of version 1 do not know.
     pub(crate) const FORMAT_PLACES: u64 = 2;
+    /// The version of those of file systems that have snapshots, or had some.
+    pub(crate) const FORMAT_SNAPSHOTS: u64 = 3;
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         // unwrap: numbers only, and writing to memory does not fail.
@@ -68,11 +70,11 @@ impl FsSettings {
             |why: String| Error::new(ErrorKind::Failed, format!("file system {name} cannot be used: {why}"));
         let damaged = |e: serde_json::Error| failed(format!("its settings are damaged: {e}"));
         let version: SettingsVersion = serde_json::from_slice(bytes).map_err(damaged)?;
-        if !(FsSettings::FORMAT..=FsSettings::FORMAT_PLACES).contains(&version.format) {
+        if !(FsSettings::FORMAT..=FsSettings::FORMAT_SNAPSHOTS).contains(&version.format) {
             return Err(failed(format!(
                 "it has format {}, and this program knows format {}: use a newer program",
                 version.format,
-                FsSettings::FORMAT_PLACES
+                FsSettings::FORMAT_SNAPSHOTS
             )));
         }
         serde_json::from_slice(bytes).map_err(damaged)
@@ -85,7 +87,7 @@ impl FsSettings {
 
     /// Changes where a member is.
     pub(crate) fn set_place(&mut self, member: usize, place: MemberPlace) {
-        self.format = FsSettings::FORMAT_PLACES;
+        self.format = self.format.max(FsSettings::FORMAT_PLACES);
         self.places.resize(self.members, MemberPlace::default());
         if let Some(of) = self.places.get_mut(member) {
             *of = place;
@@ -118,9 +120,9 @@ mod tests {
         let text = r#"{"format":1,"pool":"00000000-0000-0000-0000-000000000000","members":3,"data":2,"parity":1,"unit":262144,"segment":67108864,"segments":16}"#;
         assert_eq!(settings.encode(), text.as_bytes());
         assert_eq!(FsSettings::decode("p/f", text.as_bytes()).expect("read"), settings);
-        let later = text.replace("\"format\":1", "\"format\":3");
+        let later = text.replace("\"format\":1", "\"format\":4");
         let error = FsSettings::decode("p/f", later.as_bytes()).expect_err("later").to_string();
-        assert!(error.contains("it has format 3, and this program knows format 2"), "{error}");
+        assert!(error.contains("it has format 4, and this program knows format 3"), "{error}");
         let error = FsSettings::decode("p/f", b"{").expect_err("damaged").to_string();
         assert!(error.contains("its settings are damaged"), "{error}");
     }

@@ -7,13 +7,16 @@
 //! - each transaction expects that the session is there: nothing is changed by a session that has run out;
 //! - each transaction puts an inode with a stamp of its own, by which it is found out whether one was made
 //!   whose answer was lost; or else it may be made twice;
+//! - each transaction expects that the snapshots are those which it knows, and keeps what they have of what it
+//!   changes;
 //! - a function that was given records that may be old (see [`Draft::inode`]) is called again with new ones
 //!   before its error counts.
 
-use crate::schema::{Account, CountersRecord, InodeRecord, Keys, decode_lease, unreadable};
+use crate::schema::{Account, CountersRecord, InodeRecord, Keys, decode_lease, encode_kept, unreadable};
+use crate::snapshots::{self, Snapshots};
 use longhaul_catalog::{Catalog, Commit, Entry, Error as CatalogError, Expect, LeaseId, Revision, Txn};
 use longhaul_fs::Errno;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -54,6 +57,11 @@ pub(crate) struct Store {
     valid: Mutex<Instant>,
     /// Revision of the settings that this session follows.
     settings_at: AtomicU64,
+    /// As they were read last.
+    snapshots: Mutex<Arc<Snapshots>>,
+    /// Sizes that files had when the latest snapshot was made, as of a count of changes of the snapshots; none of
+    /// those that were not there.
+    sizes: Mutex<(u64, HashMap<u64, Option<u64>>)>,
 }
 
 /// `EIO`, and why in the log.
@@ -85,7 +93,35 @@ impl Store {
             numbers: Mutex::new((0, 0, NUMBERS[0])),
             valid: Mutex::new(valid),
             settings_at: AtomicU64::new(settings_at),
+            snapshots: Mutex::default(),
+            sizes: Mutex::default(),
         }
+    }
+
+    /// The snapshots as they were read last.
+    pub(crate) fn snapshots(&self) -> Arc<Snapshots> {
+        Arc::clone(&lock(&self.snapshots))
+    }
+
+    /// Reads the snapshots as they are now.
+    pub(crate) fn read_snapshots(&self) -> Result<(), Errno> {
+        let now = snapshots::read_for(&*self.catalog, &self.keys)?;
+        *lock(&self.snapshots) = Arc::new(now);
+        Ok(())
+    }
+
+    /// The size that a file had in the latest snapshot, if that is remembered.
+    pub(crate) fn remembered_size(&self, changes: u64, inode: u64) -> Option<Option<u64>> {
+        let sizes = lock(&self.sizes);
+        if sizes.0 == changes { sizes.1.get(&inode).copied() } else { None }
+    }
+
+    pub(crate) fn remember_size(&self, changes: u64, inode: u64, size: Option<u64>) {
+        let mut sizes = lock(&self.sizes);
+        if sizes.0 != changes || sizes.1.len() >= self.most_inodes {
+            *sizes = (changes, HashMap::new());
+        }
+        sizes.1.insert(inode, size);
     }
 
     /// Whether the lease lasts by the clock of this host: then no other host has what it protects.
@@ -286,6 +322,15 @@ impl Store {
             if self.has_ended() {
                 return Err(Errno::IO);
             }
+            if attempt > 0 {
+                match self.read_snapshots() {
+                    Err(_) if surely && !self.has_ended() => {
+                        std::thread::sleep(PAUSE);
+                        continue;
+                    }
+                    read => read?,
+                }
+            }
             let mut draft = Draft::new(self, attempt > 0);
             let value = match body(&mut draft) {
                 Ok(value) => value,
@@ -312,7 +357,9 @@ impl Store {
     }
 
     /// The inodes that it has put, if it was made; `None` if others were ahead of it.
-    fn commit(&self, draft: Draft<'_>, surely: bool) -> Result<Option<InodesPut>, Errno> {
+    fn commit(&self, mut draft: Draft<'_>, surely: bool) -> Result<Option<InodesPut>, Errno> {
+        draft.keep()?;
+        draft.seen.insert(self.keys.snapshot_changes(), draft.snapshots.seen);
         let number = self.next.fetch_add(1, Relaxed);
         let stamp = (self.session, number);
         let Draft { mut seen, mut changes, leased, inodes, account, .. } = draft;
@@ -420,6 +467,14 @@ pub(crate) struct Draft<'s> {
     /// Inodes that are put, or deleted.
     inodes: BTreeMap<u64, Option<InodeRecord>>,
     account: Account,
+    snapshots: Arc<Snapshots>,
+    /// Records of names and attributes that the latest snapshot has, as they were read.
+    before: BTreeMap<Vec<u8>, (Revision, Vec<u8>)>,
+    /// Inodes as they were read.
+    inodes_before: BTreeMap<u64, (InodeRecord, Revision)>,
+    /// Keys and inodes of which it is known that they are not there before.
+    new: BTreeSet<Vec<u8>>,
+    new_inodes: BTreeSet<u64>,
 }
 
 impl<'s> Draft<'s> {
@@ -433,7 +488,105 @@ impl<'s> Draft<'s> {
             leased: BTreeMap::new(),
             inodes: BTreeMap::new(),
             account: Account::default(),
+            snapshots: store.snapshots(),
+            before: BTreeMap::new(),
+            inodes_before: BTreeMap::new(),
+            new: BTreeSet::new(),
+            new_inodes: BTreeSet::new(),
         }
+    }
+
+    /// The snapshots that it knows.
+    pub(crate) fn snapshots(&self) -> Arc<Snapshots> {
+        Arc::clone(&self.snapshots)
+    }
+
+    /// This transaction changes the snapshots.
+    pub(crate) fn count_snapshot_change(&mut self) {
+        let next = snapshots::next_change(&self.snapshots);
+        self.changes.insert(self.store.keys.snapshot_changes(), Some(next));
+    }
+
+    /// An inode as it is before this transaction, and when it was put: the inner one is `None` if it is new, the
+    /// outer one if that is not known.
+    #[allow(clippy::option_option, reason = "unknown, absent, and there")]
+    pub(crate) fn inode_before(
+        &mut self,
+        inode: u64,
+    ) -> Result<Option<Option<(InodeRecord, Revision)>>, Errno> {
+        if self.new_inodes.contains(&inode)
+            || self.seen.get(&self.store.keys.inode(inode)) == Some(&Expect::Absent)
+        {
+            return Ok(Some(None));
+        }
+        if let Some(before) = self.inodes_before.get(&inode) {
+            return Ok(Some(Some(before.clone())));
+        }
+        Ok(None)
+    }
+
+    /// The values of these keys that there are, as by [`get`](Self::get).
+    pub(crate) fn values(&mut self, keys: &[Vec<u8>]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno> {
+        let (mut found, mut left) = (Vec::new(), Vec::new());
+        for key in keys {
+            match self.changes.get(key) {
+                Some(changed) => found.extend(changed.clone().map(|value| (key.clone(), value))),
+                None => left.push(key.clone()),
+            }
+        }
+        if !left.is_empty() {
+            found.extend(self.get_all(&left)?.into_iter().map(|entry| (entry.key, entry.value)));
+        }
+        Ok(found)
+    }
+
+    /// Keeps what the latest snapshot has of what this transaction changes.
+    fn keep(&mut self) -> Result<(), Errno> {
+        let Some((latest, at)) = self.snapshots.latest().map(|latest| (latest.number, latest.at)) else {
+            return Ok(());
+        };
+        let keys = &self.store.keys;
+        let (mut kept, mut unread) = (Vec::new(), Vec::new());
+        for inode in self.inodes.keys().filter(|inode| !self.new_inodes.contains(inode)) {
+            let key = keys.inode(*inode);
+            match (self.inodes_before.get(inode), self.seen.get(&key)) {
+                (Some((record, put)), _) => {
+                    if *put <= at {
+                        kept.push((key, snapshots::kept_inode(*put, record)));
+                    }
+                }
+                (None, Some(Expect::Absent)) => {}
+                (None, _) => unread.push(key),
+            }
+        }
+        let is_kept = |key: &&Vec<u8>| matches!(keys.kind(key), b'd' | b'a') && !self.new.contains(*key);
+        for key in self.changes.keys().filter(is_kept) {
+            match (self.before.get(key), self.seen.get(key)) {
+                (Some((put, value)), _) => kept.push((key.clone(), encode_kept(*put, value))),
+                // It is new since the snapshot.
+                (None, Some(_)) => {}
+                (None, None) => unread.push(key.clone()),
+            }
+        }
+        // What it does not expect no other session changes, or as this one does.
+        for entry in if unread.is_empty() { Vec::new() } else { self.store.get_all(&unread)? } {
+            if entry.modified > at {
+                continue;
+            }
+            let value = match keys.kind(&entry.key) {
+                b'i' => {
+                    let record = InodeRecord::decode(&entry.value)
+                        .ok_or_else(|| unreadable("an inode", &entry.value))?;
+                    snapshots::kept_inode(entry.modified, &record)
+                }
+                _ => encode_kept(entry.modified, &entry.value),
+            };
+            kept.push((entry.key, value));
+        }
+        for (key, value) in kept {
+            self.changes.insert(keys.kept(&key, latest), Some(value));
+        }
+        Ok(())
     }
 
     fn is_empty(&self) -> bool {
@@ -470,6 +623,18 @@ impl<'s> Draft<'s> {
     fn note(&mut self, key: &[u8], found: Option<&Entry>) {
         let expect = found.map_or(Expect::Absent, |entry| Expect::Modified(entry.modified));
         self.seen.entry(key.to_vec()).or_insert(expect);
+        if let (Some(entry), Some(latest)) = (found, self.snapshots.latest())
+            && entry.modified <= latest.at
+            && matches!(self.store.keys.kind(key), b'd' | b'a')
+        {
+            self.before.entry(key.to_vec()).or_insert_with(|| (entry.modified, entry.value.clone()));
+        }
+    }
+
+    fn note_inode(&mut self, inode: u64, record: &InodeRecord, put: Revision) {
+        if self.snapshots.latest().is_some() {
+            self.inodes_before.entry(inode).or_insert_with(|| (record.clone(), put));
+        }
     }
 
     /// The settings have to be of this revision when the change is committed: members are where they were when
@@ -494,6 +659,15 @@ impl<'s> Draft<'s> {
 
     pub(crate) fn put(&mut self, key: &[u8], value: Vec<u8>) {
         self.changes.insert(key.to_vec(), Some(value));
+    }
+
+    /// Puts a key that is not there before.
+    pub(crate) fn put_new(&mut self, key: &[u8], value: Vec<u8>) {
+        // One that this transaction deletes was there.
+        if !self.changes.contains_key(key) {
+            self.new.insert(key.to_vec());
+        }
+        self.put(key, value);
     }
 
     /// Puts a key that vanishes with the session.
@@ -525,6 +699,7 @@ impl<'s> Draft<'s> {
     }
 
     pub(crate) fn delete(&mut self, key: &[u8]) {
+        self.new.remove(key);
         self.changes.insert(key.to_vec(), None);
     }
 
@@ -539,11 +714,17 @@ impl<'s> Draft<'s> {
         {
             self.has_guessed = true;
             self.seen.entry(key).or_insert(Expect::Modified(at));
+            self.note_inode(inode, &record, at);
             return Ok(Some(record));
         }
         let found = self.store.get(&key)?;
         self.note(&key, found.as_ref());
-        self.store.remember(inode, found)
+        let put = found.as_ref().map(|entry| entry.modified);
+        let record = self.store.remember(inode, found)?;
+        if let (Some(record), Some(put)) = (&record, put) {
+            self.note_inode(inode, record, put);
+        }
+        Ok(record)
     }
 
     /// An inode as it is now, which may be another one when the change is committed.
@@ -561,6 +742,12 @@ impl<'s> Draft<'s> {
 
     pub(crate) fn put_inode(&mut self, inode: u64, record: InodeRecord) {
         self.inodes.insert(inode, Some(record));
+    }
+
+    /// Puts an inode that is not there before.
+    pub(crate) fn put_new_inode(&mut self, inode: u64, record: InodeRecord) {
+        self.new_inodes.insert(inode);
+        self.put_inode(inode, record);
     }
 
     pub(crate) fn delete_inode(&mut self, inode: u64) {

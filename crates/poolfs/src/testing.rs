@@ -3,6 +3,7 @@
 use crate::members::OpenMember;
 use crate::session::{FsOptions, format};
 use crate::settings::FsSettings;
+use crate::snapshots::{FsSnapshot, FsSnapshots};
 use crate::store::lock;
 use crate::workers::PoolFs;
 use crate::{FillProgress, FsReport, ScrubReport, check};
@@ -42,6 +43,7 @@ impl TestDisk {
 }
 
 /// A file system in memory.
+#[derive(Clone)]
 pub struct TestFs {
     /// Its metadata.
     pub catalog: Arc<dyn Catalog>,
@@ -140,6 +142,43 @@ impl TestFs {
         self.open_by(Arc::clone(&self.catalog), &TestFs::options())
     }
 
+    fn snapshots_of(&self) -> FsSnapshots<'_> {
+        FsSnapshots { catalog: &*self.catalog, uuid: self.uuid, name: "test".into() }
+    }
+
+    /// Makes a snapshot; the revision that it is as of.
+    ///
+    /// # Errors
+    /// There is one of this name, or a program that does not know snapshots.
+    pub fn make_snapshot(&self, name: &str) -> Result<u64> {
+        self.snapshots_of().make(name).map(|made| made.at)
+    }
+
+    /// All snapshots.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn snapshots(&self) -> Result<Vec<FsSnapshot>> {
+        self.snapshots_of().list()
+    }
+
+    /// Begins to remove a snapshot: [`PoolFs::empty_removed`] goes on.
+    ///
+    /// # Errors
+    /// There is none of this name, or it is mounted and this is not forced.
+    pub fn begin_snapshot_removal(&self, name: &str, force: bool) -> Result<()> {
+        self.snapshots_of().begin_removal(name, force)
+    }
+
+    /// Opens a snapshot.
+    ///
+    /// # Errors
+    /// Those of [`PoolFs::open`].
+    pub fn open_snapshot(&self, name: &str) -> Result<PoolFs> {
+        let options = FsOptions { snapshot: Some(name.to_owned()), ..TestFs::options() };
+        self.open_by(Arc::clone(&self.catalog), &options)
+    }
+
     /// Checks it.
     ///
     /// # Errors
@@ -162,6 +201,14 @@ impl PoolFs {
     /// `EIO` if the catalog cannot be changed.
     pub fn tidy(&self) -> std::result::Result<(), Errno> {
         self.session().clean()
+    }
+
+    /// Frees what only snapshots have that are being removed.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog cannot be changed.
+    pub fn empty_removed(&self) -> std::result::Result<(), Errno> {
+        self.session().empty_removed()
     }
 
     /// Moves content out of segments that are mostly dead; how many segments became free.

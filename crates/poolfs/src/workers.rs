@@ -74,13 +74,14 @@ impl PoolFs {
         options: &FsOptions,
     ) -> Result<PoolFs> {
         let (session, at) = FsSession::open(catalog, uuid, members, options)?;
+        let is_snapshot = session.is_snapshot;
         let session = Arc::new(session);
         let failed = |e: std::io::Error| Error::new(ErrorKind::Failed, format!("cannot start a thread: {e}"));
         let keeper = session.keep(options.ttl).map_err(failed)?;
-        if options.leases {
+        if options.leases && !is_snapshot {
             session.listen_always(at + 1).and_then(|()| session.write_always()).map_err(failed)?;
         }
-        let cleaner = match options.tidy.is_zero() {
+        let cleaner = match options.tidy.is_zero() || is_snapshot {
             true => None,
             false => Some(session.clean_always(options.tidy).map_err(failed)?),
         };
@@ -144,6 +145,9 @@ impl FileSystem for PoolFs {
 
     fn start(&self, call: Call, done: Done) {
         let answer = Answer::new(done);
+        if self.workers.session.is_snapshot && call.is_change() {
+            return answer.give(Err(Errno::ROFS));
+        }
         // Two changes of threads cost more than such a call.
         if let Some(result) = self.workers.session.at_once(&call) {
             return answer.give(result);

@@ -7,7 +7,7 @@ use crate::content::{
 use crate::extent::{Extent, ExtentList};
 use crate::lease::Waits;
 use crate::node::{OpenNode, WrittenStripe, key_of};
-use crate::relocate::{COPIED, FileExtent, in_parts};
+use crate::relocate::{COPIED, FileExtent, MapOf, in_parts};
 use crate::runs::Runs;
 use crate::schema::{Content, INLINE, InodeRecord, decode_extents, encode_extents, unreadable};
 use crate::segment::Filler;
@@ -171,6 +171,7 @@ impl FsSession {
         for list in fragmented {
             self.gather(node.inode, &list);
         }
+        self.gather_kept();
         Ok(true)
     }
 
@@ -190,7 +191,7 @@ impl FsSession {
     /// Writes a part of a file anew that is in many pieces: its record would become too large. If that fails
     /// now, it is tried with the next commit.
     fn gather(&self, inode: u64, list: &ExtentList) {
-        let all: Vec<FileExtent> = list.iter().map(|extent| (inode, extent.clone())).collect();
+        let all: Vec<FileExtent> = list.iter().map(|extent| (MapOf::file(inode), extent.clone())).collect();
         let mut moved = Ok(());
         for part in in_parts(&all, COPIED) {
             moved = moved.and(self.relocate(part, Filler::Writes).map(drop));
@@ -232,6 +233,10 @@ impl FsSession {
         inode: &mut InodeRecord,
         group: &[(u64, Vec<Extent>)],
     ) -> Result<(Lists, Vec<ExtentList>), Errno> {
+        // What is kept for a snapshot takes as many records again.
+        if group.len() > GROUP_CHUNKS / 2 && self.has_snapshots() {
+            return Err(SPLIT);
+        }
         let added = group.iter().flat_map(|(_, extents)| extents);
         for extent in added.clone() {
             draft.account().add(extent.stripe.segment(self.settings.segment), extent.len);
@@ -241,8 +246,9 @@ impl FsSession {
         let mut lists: BTreeMap<u64, ExtentList> = BTreeMap::new();
         match &mut inode.content {
             Content::Inline(list) if list.len() + added.clone().count() <= INLINE => {
-                removed.extend(added.flat_map(|extent| list.overwrite(extent.clone())));
-                self.free(draft, inode, &removed);
+                removed.extend(added.clone().flat_map(|extent| list.overwrite(extent.clone())));
+                let added: Vec<Extent> = added.cloned().collect();
+                self.replace(draft, number, inode, &added, &removed)?;
                 return Ok(Default::default());
             }
             Content::Inline(list) => {
@@ -278,19 +284,12 @@ impl FsSession {
             }
             draft.put(&draft.keys().chunk(number, *chunk), value);
         }
+        let added: Vec<Extent> = group.iter().flat_map(|(_, extents)| extents.iter().cloned()).collect();
+        put += self.replace(draft, number, inode, &added, &removed)?;
         if put > PUT_BYTES && group.len() > 1 {
             return Err(SPLIT);
         }
-        self.free(draft, inode, &removed);
         Ok((lists.into_iter().collect(), large))
-    }
-
-    /// Extents are in the file no more.
-    pub(crate) fn free(&self, draft: &mut Draft<'_>, inode: &mut InodeRecord, removed: &[Extent]) {
-        for extent in removed {
-            draft.account().free(extent.stripe.segment(self.settings.segment), extent.len);
-            inode.stored = inode.stored.saturating_sub(extent.len);
-        }
     }
 
     /// What a transaction of a commit needs first: chunks behind the end are removed, and what was appended

@@ -115,7 +115,10 @@ impl FsSession {
         };
         let mut to = BufMut::zeroed((end - offset) as usize);
         let wrong = self.read_extents(&map, offset, &mut to).map_err(|_| Errno::IO)?;
-        self.note_wrong(node.inode, wrong);
+        // A scrub repairs those of snapshots.
+        if !self.is_snapshot {
+            self.note_wrong(node.inode, wrong);
+        }
         for (at, bytes) in overlay {
             let at = (at - offset) as usize;
             to[at..at + bytes.len()].copy_from_slice(&bytes);

@@ -90,7 +90,7 @@ impl FsSession {
         match &mut inode.content {
             Content::Inline(list) => {
                 let removed = list.remove(size..u64::MAX);
-                self.free(draft, inode, &removed);
+                self.replace(draft, number, inode, &[], &removed)?;
             }
             Content::Chunks => {
                 let key = draft.keys().chunk(number, size / CHUNK);
@@ -100,7 +100,7 @@ impl FsSession {
                     let mut list = decode_extents(&bytes).ok_or_else(|| unreadable("a chunk", &bytes))?;
                     let removed = list.remove(size..u64::MAX);
                     draft.put(&key, encode_extents(&list));
-                    self.free(draft, inode, &removed);
+                    self.replace(draft, number, inode, &[], &removed)?;
                 }
                 inode.trims = true;
             }
@@ -134,7 +134,9 @@ impl FsSession {
             if !inode.trims {
                 return Ok(());
             }
-            let chunks = self.chunk_keys(number, inode.size.div_ceil(CHUNK), TRIMMED)?;
+            // What is kept for a snapshot takes as many records again.
+            let most = if self.has_snapshots() { TRIMMED / 4 } else { TRIMMED };
+            let chunks = self.chunk_keys(number, inode.size.div_ceil(CHUNK), most)?;
             self.store.change(|draft| {
                 let Some(mut inode) = draft.inode(number)? else { return Ok(()) };
                 if !inode.trims {
@@ -145,10 +147,10 @@ impl FsSession {
                     let list =
                         decode_extents(&entry.value).ok_or_else(|| unreadable("a chunk", &entry.value))?;
                     let removed: Vec<Extent> = list.iter().cloned().collect();
-                    self.free(draft, &mut inode, &removed);
+                    self.replace(draft, number, &mut inode, &[], &removed)?;
                     draft.delete(&entry.key);
                 }
-                if chunks.len() < TRIMMED {
+                if chunks.len() < most {
                     inode.trims = false;
                     if inode.size == 0 {
                         inode.content = Content::Inline(ExtentList::default());
@@ -166,7 +168,8 @@ impl FsSession {
         let _one = lock(&node.commits);
         self.commit_alone(node)?;
         let number = node.inode;
-        let (mut first, mut most) = (range.start / CHUNK, GROUP_CHUNKS);
+        let most = if self.has_snapshots() { GROUP_CHUNKS / 4 } else { GROUP_CHUNKS };
+        let (mut first, mut most) = (range.start / CHUNK, most);
         loop {
             let chunks = self.chunk_keys(number, first, most)?;
             let is_last = chunks.len() < most;
@@ -192,13 +195,13 @@ impl FsSession {
                                 }
                             }
                         }
-                        if put > PUT_BYTES && within.len() > 1 {
-                            return Err(SPLIT);
-                        }
                     }
                     Content::None | Content::Link(_) => return Err(Errno::NODEV),
                 }
-                self.free(draft, &mut inode, &removed);
+                put += self.replace(draft, number, &mut inode, &[], &removed)?;
+                if put > PUT_BYTES && within.len() > 1 {
+                    return Err(SPLIT);
+                }
                 inode.touch(self.now());
                 draft.put_inode(number, inode);
                 Ok(())

@@ -36,6 +36,8 @@ const CONTENT: usize = 16 << 20;
 const SHARED: usize = 56;
 /// Records of a known file that gets content: its inode, and the parts of its map that the content is in.
 const SHARED_MAP: usize = 3;
+/// The same where snapshots keep what those parts had.
+const SHARED_KEPT: usize = 6;
 /// Unit of a stripe of small files: all of it is read to read one of them.
 const PACKED_UNIT: u64 = 64 << 10;
 
@@ -197,7 +199,11 @@ impl FsSession {
                 None => object.record.clone(),
             };
             if !is_first && !record.is_directory() {
-                taken.known += if content.is_some() { SHARED_MAP } else { 1 };
+                taken.known += match content {
+                    Some(_) if self.has_snapshots() => SHARED_KEPT,
+                    Some(_) => SHARED_MAP,
+                    None => 1,
+                };
             }
             let link = i64::from(record.is_directory());
             taken.bytes +=
@@ -323,6 +329,9 @@ impl FsSession {
                 let known = draft.inode(item.number)?.ok_or(Errno::STALE)?;
                 (record.content, record.size, record.stored) = (known.content, known.size, known.stored);
             }
+            if item.is_first {
+                draft.put_new_inode(item.number, record.clone());
+            }
             if let Some(content) = item.content.as_ref().filter(|content| content.failed.is_none()) {
                 let mut extents = Vec::new();
                 for (at, (offset, bytes)) in content.at.iter().zip(content.batch.runs.iter()) {
@@ -345,7 +354,8 @@ impl FsSession {
             }
             if item.is_first || item.gone.is_some() {
                 let entry = EntryRecord::new(item.number, record.mode).encode();
-                draft.put(&draft.keys().entry(item.directory, &item.name), entry);
+                // The lease says that there is no such name.
+                draft.put_new(&draft.keys().entry(item.directory, &item.name), entry);
             }
             if item.is_first && record.is_directory() {
                 let lease = encode_lease(draft.session());

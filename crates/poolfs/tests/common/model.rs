@@ -337,6 +337,25 @@ impl Model {
         }
     }
 
+    /// Makes everything durable.
+    pub fn sync_all(&mut self, fs: &PoolFs) {
+        for open in &self.open {
+            fs.sync(open.handle).expect("synced");
+        }
+        fs.wait(Call::SyncDirectory { node: ROOT }).expect("synced");
+    }
+
+    /// What has a name now.
+    pub fn copy(&self) -> Model {
+        let named = self.objects.iter().filter(|(_, object)| object.links > 0);
+        Model {
+            objects: named.map(|(number, object)| (*number, object.clone())).collect(),
+            open: Vec::new(),
+            rng: fastrand::Rng::with_seed(0),
+            steps: 0,
+        }
+    }
+
     pub fn close_all(&mut self, fs: &PoolFs) {
         while !self.open.is_empty() {
             self.close(fs);
