@@ -14,6 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 /// A pool with a file system, and places to mount it at.
 struct Shared {
@@ -349,4 +351,148 @@ fn a_lost_target_is_replaced_and_a_member_moves_while_it_is_mounted() {
     }
     shared.umount("here");
     shared.check();
+}
+
+#[test]
+fn snapshots_are_of_one_moment_and_are_read_while_another_mount_writes() {
+    const FILES: usize = 4;
+    const LEN: usize = 300_000;
+    let Some(shared) = Shared::with_fuse(3, &["--size", "256MiB", "--layout", "parity"]) else { return };
+    shared.mount("one");
+    let (one, site) = (shared.at("one"), &shared.site);
+    let block = |version: u64| version.to_be_bytes().repeat(LEN / 8);
+    let put = |file: usize, version: u64| {
+        let mut to = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(one.join(format!("{file}")))
+            .expect("opened");
+        to.write_all(&block(version)).expect("written");
+        to.sync_all().expect("synced");
+    };
+    (0..FILES).for_each(|file| put(file, 0));
+    let version_of = |path: PathBuf| {
+        let content = fs::read(&path).expect("read");
+        let version = u64::from_be_bytes(content[..8].try_into().expect("eight bytes"));
+        assert!(content == block(version), "{} is of two versions", path.display());
+        version
+    };
+    let (done, synced) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        // Each version of a file is durable before that of the next one.
+        scope.spawn(|| {
+            for version in 1.. {
+                (0..FILES).for_each(|file| put(file, version));
+                synced.store(version, SeqCst);
+                if done.load(SeqCst) {
+                    return;
+                }
+            }
+        });
+        let mut seen: Vec<(String, Vec<u64>)> = Vec::new();
+        for round in 0..3 {
+            let least = synced.load(SeqCst);
+            until("two versions are written", || synced.load(SeqCst) >= least + 2);
+            let (name, least) = (format!("p/f@s{round}"), synced.load(SeqCst));
+            let made = site.last(&["fs", "snapshot", &name]);
+            let most = synced.load(SeqCst) + 1;
+            assert_eq!(made["name"], json!(format!("fs:{name}")));
+            let dir = shared.at(&format!("s{round}"));
+            let mount = ["mount", &format!("fs:{name}"), text(&dir), "--json", "--hostnqn", ADMIN];
+            let ran = shared.run(&mount);
+            assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+            assert_eq!(ran.events()[0]["read_only"], true);
+            let versions: Vec<u64> =
+                (0..FILES).map(|file| version_of(dir.join(format!("{file}")))).collect();
+            assert!(versions.iter().all(|version| (least..=most).contains(version)), "{least}: {versions:?}");
+            assert!(versions.windows(2).all(|pair| pair[0] >= pair[1]), "{versions:?}");
+            assert!(versions[0] - versions[FILES - 1] <= 1, "{versions:?}");
+            let refused = File::create(dir.join("new")).expect_err("read-only");
+            assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+            seen.push((format!("s{round}"), versions));
+            // Those that were made before have what they had.
+            for (name, versions) in &seen {
+                for (file, version) in versions.iter().enumerate() {
+                    assert_eq!(version_of(shared.at(name).join(format!("{file}"))), *version, "{name}");
+                }
+            }
+        }
+        // A copy needs no mount.
+        let copied = shared.at("copy");
+        let ran = shared.run(&["cp", "fs:p/f@s1/2", text(&copied), "--hostnqn", ADMIN]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert_eq!(version_of(copied.join("2")), seen[1].1[2]);
+        done.store(true, SeqCst);
+    });
+    assert!(site.refused(6, &["fs", "rm", "p/f@s0"]).contains("it is mounted on"));
+    assert!(site.refused(6, &["fs", "snapshot", "p/f@s0"]).contains("is there already"));
+    assert!(site.refused(2, &["fs", "snapshot", "p/f"]).contains("POOL/NAME@SNAPSHOT"));
+    assert!(site.refused(1, &["fs", "rm", "p/f@x"]).contains("no snapshot called x"));
+    assert_eq!(shared.check()["snapshots"], 3);
+    (0..3).for_each(|round| shared.umount(&format!("s{round}")));
+    let listed = site.done(&["fs", "snapshots", "p/f"]);
+    assert_eq!((listed.len(), &listed[0]["name"]), (4, &json!("fs:p/f@s0")));
+    // Each file has been written whole since: so the last snapshot alone has all that it has.
+    let kept = listed[3]["kept"].as_u64().expect("bytes");
+    assert!(kept >= (FILES * LEN) as u64, "{listed:?}");
+    let free = || site.last(&["fs", "status", "p/f"])["free"].as_u64().expect("bytes");
+    let before = free();
+    site.done(&["fs", "rm", "p/f@s0", "p/f@s1", "p/f@s2"]);
+    assert_eq!(free() - before, kept, "what they held is free");
+    assert_eq!(shared.check()["snapshots"], 0);
+    let last = synced.load(SeqCst);
+    assert!((0..FILES).all(|file| version_of(one.join(format!("{file}"))) >= last));
+    shared.umount("one");
+    shared.check();
+}
+
+#[test]
+fn a_snapshot_whose_making_or_removal_is_killed_is_whole_or_gone() {
+    let shared = Shared::new(3, &["--size", "64MiB", "--layout", "parity"]);
+    let site = &shared.site;
+    let from = shared.at("from");
+    let fill = |seed: u8| {
+        for file in 0..30u8 {
+            fs::write(from.join(format!("{file}")), vec![seed ^ file; 40_000]).expect("written");
+        }
+        let ran = shared.run(&["sync", text(&from), "fs:p/f/data", "--hostnqn", ADMIN]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    };
+    let killed = |args: &[&str], after: u64| {
+        let mut child = shared.command(&[args, &["--hostnqn", ADMIN]].concat()).spawn().expect("started");
+        // At any step: how long each takes is not known.
+        std::thread::sleep(Duration::from_millis(after));
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+    };
+    fill(0);
+    site.done(&["fs", "snapshot", "p/f@kept"]);
+    for round in 0..8u8 {
+        let name = format!("p/f@k{round}");
+        killed(&["fs", "snapshot", &name], u64::from(round) * 12);
+        shared.check();
+        let made = site.done(&["fs", "snapshots", "p/f"]);
+        if !made.iter().any(|one| one["name"] == json!(format!("fs:{name}"))) {
+            site.done(&["fs", "snapshot", &name]);
+        }
+        fill(round + 1);
+        killed(&["fs", "rm", &name], u64::from(round) * 25);
+        shared.check();
+        let left = site.done(&["fs", "snapshots", "p/f"]);
+        if left.iter().any(|one| one["name"] == json!(format!("fs:{name}")) && one["removing"] == json!(false)) {
+            site.done(&["fs", "rm", &name]);
+        }
+    }
+    let back = shared.at("back");
+    let ran = shared.run(&["sync", "fs:p/f@kept/data", text(&back), "--hostnqn", ADMIN]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for file in 0..30u8 {
+        assert!(fs::read(back.join(format!("{file}"))).expect("there") == vec![file; 40_000]);
+    }
+    // The last removal finishes those that were begun.
+    site.done(&["fs", "rm", "p/f@kept"]);
+    let checked = shared.check();
+    assert_eq!((&checked["snapshots"], &checked["kept"]), (&json!(0), &json!(0)));
+    assert_eq!(site.done(&["fs", "snapshots", "p/f"]).len(), 1);
 }

@@ -8,7 +8,7 @@ use common::model::Model;
 use common::{Calls, ROOT, TRUNCATE, WRITE, assert_right, memory, mount, pattern};
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultRule};
-use longhaul_catalog::{Expect, Txn};
+use longhaul_catalog::{Expect, FileCatalog, Txn};
 use longhaul_fs::{Call, Errno, FileSystem, Node, Reply};
 use longhaul_poolfs::PoolFs;
 use longhaul_poolfs::testing::TestFs;
@@ -167,6 +167,51 @@ fn what_snapshots_share_is_held_once_and_freed_with_the_last() {
     assert_eq!(free(&mounted), before);
     drop(mounted);
     assert_eq!(assert_right(&fs).segments.0, 0, "space is lost");
+}
+
+#[test]
+fn what_was_a_hole_in_an_earlier_snapshot_stays_one() {
+    let fs = parity(64);
+    let mounted = fs.open().expect("mounted");
+    let node = mounted.put(ROOT, b"file", &pattern(300_000, 1)).expect("written");
+    mounted.resize(node, 1_000_000).expect("longer");
+    fs.make_snapshot("long").expect("made");
+    mounted.resize(node, 200_000).expect("shorter");
+    fs.make_snapshot("short").expect("made");
+    overwrite(&mounted, b"file", 500_000, &pattern(300_000, 2)).expect("written");
+    let mut long = pattern(300_000, 1);
+    let short = long[..200_000].to_vec();
+    long.resize(1_000_000, 0);
+    let content = |name: &str| fs.open_snapshot(name).expect("opened").content(ROOT, b"file").expect("read");
+    assert!(content("long") == long && content("short") == short);
+    assert_right(&fs);
+    fs.begin_snapshot_removal("short", false).expect("removed");
+    assert!(content("long") == long);
+    mounted.empty_removed().expect("emptied");
+    assert!(content("long") == long);
+    drop(mounted);
+    assert_right(&fs);
+}
+
+#[test]
+fn a_file_that_lost_its_name_between_two_snapshots_is_in_the_first() {
+    let fs = parity(64);
+    let mounted = fs.open().expect("mounted");
+    let node = mounted.put(ROOT, b"file", &pattern(300_000, 1)).expect("written");
+    fs.make_snapshot("one").expect("made");
+    let (_, handle) = mounted.open(node, 0).expect("opened");
+    mounted.remove(ROOT, b"file", false).expect("removed");
+    fs.make_snapshot("two").expect("made");
+    mounted.close(handle).expect("closed");
+    let content = || fs.open_snapshot("one").expect("opened").content(ROOT, b"file").expect("read");
+    assert!(content() == pattern(300_000, 1));
+    assert_eq!(fs.open_snapshot("two").expect("opened").list(ROOT).expect("listed").len(), 0);
+    assert_right(&fs);
+    fs.begin_snapshot_removal("two", false).expect("removed");
+    mounted.empty_removed().expect("emptied");
+    assert!(content() == pattern(300_000, 1));
+    drop(mounted);
+    assert_right(&fs);
 }
 
 #[test]
@@ -598,4 +643,80 @@ fn a_transaction_that_does_not_know_a_snapshot_is_not_made() {
     assert_eq!(fs.open_snapshot("s").expect("opened").content(ROOT, b"file").expect("read"), b"content");
     drop(mounted);
     assert_right(&fs);
+}
+
+#[test]
+fn a_check_finds_what_is_wrong_with_snapshots() {
+    let fs = parity(160);
+    let mounted = fs.open().expect("mounted");
+    prepare(&mounted);
+    fs.make_snapshot("one").expect("made");
+    change(&mounted).expect("changed");
+    fs.make_snapshot("two").expect("made");
+    mounted.put(ROOT, b"small", b"changed").expect("written");
+    drop(mounted);
+    assert_eq!(assert_right(&fs).snapshots, 2);
+    let prefix = format!("fs/{}/", fs.uuid).into_bytes();
+    let mut kinds = BTreeMap::new();
+    for entry in fs.catalog.range(&prefix, None).expect("read").entries {
+        let kind = char::from(entry.key[prefix.len()]);
+        if !matches!(kind, 'p' | 'y') {
+            continue;
+        }
+        *kinds.entry(kind).or_insert(0) += 1;
+        // Each record is needed, and a damaged one is found.
+        fs.catalog.commit(&Txn::new().delete(&entry.key)).expect("changed");
+        assert_ne!(fs.check().expect("checked").count, 0, "without {:?}", entry.key);
+        let cut = &entry.value[..entry.value.len() - 1];
+        fs.catalog.commit(&Txn::new().put(&entry.key, cut)).expect("changed");
+        assert_ne!(fs.check().expect("checked").count, 0, "with a damaged {:?}", entry.key);
+        fs.catalog.commit(&Txn::new().put(&entry.key, &entry.value)).expect("changed");
+        assert_right(&fs);
+    }
+    assert!(kinds[&'p'] > 6 && kinds[&'y'] > 2, "{kinds:?}");
+}
+
+/// `cargo test -p longhaul-poolfs --test snapshots -- --ignored --nocapture` prints what is in the documentation.
+#[test]
+#[ignore = "measures"]
+fn what_a_snapshot_of_many_files_costs() {
+    const FILES: usize = 100_000;
+    let directory = tempfile::tempdir().expect("a directory");
+    let catalog = FileCatalog::open(&directory.path().join("catalog")).expect("opened");
+    let fs = TestFs::new(Arc::new(catalog), 3, (2, 1), 2000).expect("made");
+    let mounted = fs.open_by(Arc::clone(&fs.catalog), &TestFs::leased()).expect("mounted");
+    let top = mounted.make_directory(ROOT, b"many").expect("made").node;
+    let name = |number: usize| format!("{number:06}").into_bytes();
+    let files: Vec<Node> =
+        (0..FILES).map(|number| mounted.put(top, &name(number), b"content").expect("made")).collect();
+    mounted.wait(Call::SyncDirectory { node: top }).expect("synced");
+    let timed = |what: &str, call: &mut dyn FnMut()| {
+        let begun = std::time::Instant::now();
+        call();
+        println!("{what}: {:.3} s", begun.elapsed().as_secs_f64());
+    };
+    let change = |files: &[Node]| {
+        for node in files {
+            let (_, handle) = mounted.open(*node, WRITE).expect("opened");
+            mounted.write(handle, 0, b"changed").expect("written");
+            mounted.close(handle).expect("closed");
+        }
+    };
+    timed("1,000 files overwritten without a snapshot", &mut || change(&files[..1000]));
+    timed("a snapshot of 100,000 files", &mut || drop(fs.make_snapshot("s").expect("made")));
+    timed("1,000 files overwritten for the first time after it", &mut || change(&files[1000..2000]));
+    timed("the same again", &mut || change(&files[1000..2000]));
+    timed("the snapshot listed with its 100,000 names", &mut || {
+        let snapshot = fs.open_snapshot("s").expect("opened");
+        assert_eq!(snapshot.list(top).expect("listed").len(), FILES);
+    });
+    let kept = |kind: &str| {
+        let all = fs.catalog.range(format!("fs/{}/{kind}", fs.uuid).as_bytes(), None).expect("read").entries;
+        let bytes: usize = all.iter().map(|entry| entry.key.len() + entry.value.len()).sum();
+        println!("records {kind}: {} of {bytes} bytes", all.len());
+    };
+    kept("p");
+    kept("y");
+    fs.begin_snapshot_removal("s", false).expect("removed");
+    timed("its removal", &mut || mounted.empty_removed().expect("emptied"));
 }

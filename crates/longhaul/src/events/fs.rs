@@ -128,6 +128,10 @@ pub(crate) struct FsChecked {
     pub(crate) segments_used: u32,
     /// All segments.
     pub(crate) segments: u32,
+    /// Snapshots, each of which was checked too.
+    pub(crate) snapshots: u64,
+    /// Bytes of content that only they have.
+    pub(crate) kept: Bytes,
     /// Sessions that are over, whose things the next mount removes.
     pub(crate) left: usize,
     /// Number of problems.
@@ -170,7 +174,47 @@ pub(crate) struct FsResized {
     pub(crate) size: Bytes,
 }
 
-/// `fs rm`: the file systems are removed.
+/// `fs snapshot`: the snapshot was made.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsSnapshotMade {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// When it was made, in seconds since 1970.
+    pub(crate) made: i64,
+    /// The revision of the catalog that it is as of.
+    pub(crate) revision: u64,
+}
+
+/// `fs snapshots`: a snapshot, the oldest first.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "snapshot")]
+pub(crate) struct FsSnapshotListed {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// When it was made, in seconds since 1970.
+    pub(crate) made: i64,
+    /// The revision of the catalog that it is as of.
+    pub(crate) revision: u64,
+    /// Bytes that are freed when it alone is removed.
+    pub(crate) held: Bytes,
+    /// It is being removed.
+    pub(crate) removing: bool,
+    /// Hosts that have it mounted.
+    pub(crate) mounts: Vec<String>,
+}
+
+/// `fs snapshots`: the end of the list.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsSnapshotList {
+    /// Number of snapshots.
+    pub(crate) snapshots: usize,
+    /// Bytes that only snapshots have, each once.
+    pub(crate) kept: Bytes,
+}
+
+/// `fs rm`: the file systems and snapshots are removed.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct FsRemoved {

@@ -5,6 +5,7 @@ mod serve;
 use crate::arguments::parse_bytes;
 use crate::events::{
     FsChecked, FsList, FsListed, FsMade, FsMember, FsMount, FsRemoved, FsResized, FsScrubbed, FsShown,
+    FsSnapshotList, FsSnapshotListed, FsSnapshotMade,
 };
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
@@ -13,8 +14,9 @@ use crate::screen::Line;
 use crate::words::file_layouts;
 use longhaul_array::{DEFAULT_UNIT, Layout};
 use longhaul_block::units::format_size;
+use longhaul_engine::UtcTime;
 use longhaul_pool::{KnownPool, Removed, VolumeLayout, VolumeRecord, VolumeRequest, VolumeState};
-use longhaul_poolfs::{FsName, FsStatus, SCHEME, ScrubReport};
+use longhaul_poolfs::{FsName, FsRef, FsStatus, SCHEME, ScrubReport};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct FsVerbArgs {
@@ -38,7 +40,11 @@ enum FsVerb {
     Scrub(ScrubFs),
     /// Make a file system larger, while it is used
     Resize(ResizeFs),
-    /// Remove file systems and their files
+    /// Make a snapshot of a file system, while it is used
+    Snapshot(SnapshotFs),
+    /// List the snapshots of a file system, with what they hold
+    Snapshots(FsNamed),
+    /// Remove file systems and their files, or snapshots
     Rm(RemoveFs),
     /// Serve the catalog of pools to other hosts
     Serve(serve::ServeArgs),
@@ -123,10 +129,31 @@ struct ResizeFs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The snapshot has what was durable at one moment, on all hosts: what was closed or
+synced before. It takes space only for what is changed or removed afterwards.
+
+Example:
+  longhaul fs snapshot scratch/home@monday
+  longhaul mount fs:scratch/home@monday /home/me/monday
+  longhaul cp fs:scratch/home@monday/thesis.tex .
+  longhaul fs rm scratch/home@monday")]
+struct SnapshotFs {
+    /// The snapshot: POOL/NAME@SNAPSHOT
+    #[arg(value_name = "NAME")]
+    snapshot: FsRef,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+What a snapshot alone has is freed when the command ends. If the file system cannot
+be opened here, the next host that mounts it frees it.")]
 struct RemoveFs {
-    /// The file systems: POOL/NAME
+    /// The file systems: POOL/NAME; or snapshots: POOL/NAME@SNAPSHOT
     #[arg(value_name = "NAME", required = true)]
-    names: Vec<FsName>,
+    names: Vec<FsRef>,
     /// Also those that a host has mounted, or had when it crashed
     #[arg(long)]
     force: bool,
@@ -142,6 +169,8 @@ pub(crate) fn run(args: FsVerbArgs, output: Output) -> Outcome {
         FsVerb::Check(args) => check(&args, output),
         FsVerb::Scrub(args) => scrub(&args, output),
         FsVerb::Resize(args) => resize(&args, output),
+        FsVerb::Snapshot(args) => snapshot(&args, output),
+        FsVerb::Snapshots(args) => snapshots(&args, output),
         FsVerb::Rm(args) => remove(&args, output),
         FsVerb::Serve(args) => serve::serve(&args, output),
     }
@@ -319,6 +348,8 @@ fn check(args: &FsNamed, output: Output) -> Outcome {
         bytes: report.bytes,
         segments_used: report.segments.0,
         segments: report.segments.1,
+        snapshots: report.snapshots,
+        kept: report.kept,
         left: report.left.len(),
         problems: report.count,
         described: report.problems,
@@ -329,6 +360,10 @@ fn check(args: &FsNamed, output: Output) -> Outcome {
         output.line(format_args!(
             "{name}: {files} files with {bytes}, {directories} directories: {problems} problems"
         ));
+        if checked.snapshots > 0 {
+            let kept = format_size(checked.kept);
+            output.line(format_args!("{} snapshots, which alone have {kept}", checked.snapshots));
+        }
         for problem in &checked.described {
             output.line(problem);
         }
@@ -391,17 +426,85 @@ fn resize(args: &ResizeFs, output: Output) -> Outcome {
     Ok(())
 }
 
+fn snapshot(args: &SnapshotFs, output: Output) -> Outcome {
+    let FsRef { fs, snapshot: Some(name) } = &args.snapshot else {
+        let why = format!("{} is no snapshot: the form is POOL/NAME@SNAPSHOT", args.snapshot);
+        return Err(Failure::usage(why));
+    };
+    let opened = args.access.open(&fs.pool)?;
+    let made = longhaul_poolfs::make_snapshot(&opened.pool, &fs.name, name)?;
+    let name = format!("{SCHEME}{}", args.snapshot);
+    if !output.is_json() {
+        output.line(format_args!("longhaul mount {name} DIR"));
+    }
+    output.event(&FsSnapshotMade { name, made: made.made.seconds, revision: made.revision });
+    Ok(())
+}
+
+/// A time in UTC, in seconds since 1970.
+fn date(seconds: i64) -> String {
+    let UtcTime { year, month, day, hour, minute, second, .. } =
+        UtcTime::of_epoch_seconds(seconds.max(0).cast_unsigned());
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
+fn snapshots(args: &FsNamed, output: Output) -> Outcome {
+    let opened = args.access.open(&args.name.pool)?;
+    let all = longhaul_poolfs::snapshots(&opened.pool, &args.name.name)?;
+    let volume = longhaul_poolfs::find(&opened.pool, &args.name.name)?;
+    let kept = longhaul_poolfs::kept(&*opened.pool.host().catalog, volume.uuid)?;
+    let count = all.len();
+    for one in all {
+        let listed = FsSnapshotListed {
+            name: format!("{SCHEME}{}@{}", args.name, one.name),
+            made: one.made.seconds,
+            revision: one.revision,
+            held: one.held,
+            removing: one.is_removed,
+            mounts: one.mounts,
+        };
+        if !output.is_json() {
+            let FsSnapshotListed { name, removing, mounts, .. } = &listed;
+            let made = date(listed.made);
+            let note = if *removing { " (being removed)" } else { "" };
+            let mounted = match mounts.is_empty() {
+                true => String::new(),
+                false => format!(", mounted on {}", mounts.join(", ")),
+            };
+            let held = format_size(listed.held);
+            output.line(format_args!("{name:<40} {made} {held:>10}{note}{mounted}"));
+        }
+        output.event(&listed);
+    }
+    if !output.is_json() {
+        output.line(format_args!("{count} snapshots, which alone have {}", format_size(kept)));
+    }
+    output.event(&FsSnapshotList { snapshots: count, kept });
+    Ok(())
+}
+
 fn remove(args: &RemoveFs, output: Output) -> Outcome {
     let (mut names, mut waiting) = (Vec::new(), Vec::new());
-    for name in &args.names {
-        let (opened, _) = args.access.open_and_collect(&name.pool)?;
-        if let Removed::Later(why) = longhaul_poolfs::remove(&opened.pool, &name.name, args.force)? {
-            waiting.extend(why);
-        }
-        names.push(format!("{SCHEME}{name}"));
+    for FsRef { fs, snapshot } in &args.names {
+        let name = match snapshot {
+            Some(snapshot) => {
+                let opened = args.access.open(&fs.pool)?;
+                let opener = args.access.initiator.opener();
+                longhaul_poolfs::remove_snapshot(&opened.pool, &fs.name, snapshot, &opener, args.force)?;
+                format!("{SCHEME}{fs}@{snapshot}")
+            }
+            None => {
+                let (opened, _) = args.access.open_and_collect(&fs.pool)?;
+                if let Removed::Later(why) = longhaul_poolfs::remove(&opened.pool, &fs.name, args.force)? {
+                    waiting.extend(why);
+                }
+                format!("{SCHEME}{fs}")
+            }
+        };
         if !output.is_json() {
-            output.line(format_args!("removed {SCHEME}{name}"));
+            output.line(format_args!("removed {name}"));
         }
+        names.push(name);
     }
     let what = names.join(", ");
     output.event(&FsRemoved { names, waiting: waiting.clone() });

@@ -210,6 +210,10 @@ impl FsSession {
         (base, modified): (Option<u64>, Option<Time>),
         at: Revision,
     ) -> Result<Installed, Errno> {
+        // What is kept for a snapshot takes as many records again.
+        if group.len() > GROUP_CHUNKS / 2 && self.has_snapshots() {
+            return Err(SPLIT);
+        }
         self.store.change(|draft| {
             self.expect_members(draft, at)?;
             let mut inode = draft.needed(number)?;
@@ -233,10 +237,6 @@ impl FsSession {
         inode: &mut InodeRecord,
         group: &[(u64, Vec<Extent>)],
     ) -> Result<(Lists, Vec<ExtentList>), Errno> {
-        // What is kept for a snapshot takes as many records again.
-        if group.len() > GROUP_CHUNKS / 2 && self.has_snapshots() {
-            return Err(SPLIT);
-        }
         let added = group.iter().flat_map(|(_, extents)| extents);
         for extent in added.clone() {
             draft.account().add(extent.stripe.segment(self.settings.segment), extent.len);

@@ -81,6 +81,7 @@ pub(super) fn open(args: &MountArgs, endpoint: &Endpoint, opener: &Opener) -> Re
         name: endpoint.to_string(),
         via: VIA,
         files: Arc::new(Cached::new(Arc::clone(&far) as Arc<dyn FileSystem>, options)),
+        is_read_only: false,
         trouble: Arc::new(move || far.trouble().map(|why| format!("disconnected: {why}"))),
     })
 }

@@ -7,17 +7,17 @@ use crate::exit::Failure;
 use longhaul_device::Opener;
 use longhaul_fs::{Cached, CachedOptions, FileSystem};
 use longhaul_pool::KnownPool;
-use longhaul_poolfs::{FsName, FsOptions, SCHEME};
+use longhaul_poolfs::{FsOptions, FsRef, SCHEME};
 use std::sync::Arc;
 
 /// The `via` of such a mount in its record.
 pub(super) const VIA: &str = "pool";
 
-/// The file system that is named; `None` for anything else.
+/// The file system or snapshot that is named; `None` for anything else.
 ///
 /// # Errors
 /// It is malformed.
-pub(super) fn name(args: &MountArgs) -> Result<Option<FsName>, Failure> {
+pub(super) fn name(args: &MountArgs) -> Result<Option<FsRef>, Failure> {
     match &args.devices[..] {
         [name] if name.starts_with(SCHEME) => Ok(Some(name.parse().map_err(Failure::usage)?)),
         _ => Ok(None),
@@ -25,19 +25,22 @@ pub(super) fn name(args: &MountArgs) -> Result<Option<FsName>, Failure> {
 }
 
 /// Opens it on this host.
-pub(super) fn open(args: &MountArgs, name: &FsName, opener: &Opener) -> Result<TreeSource, Failure> {
-    let pool = KnownPool::find(&name.pool)?.open(opener.options())?;
+pub(super) fn open(args: &MountArgs, name: &FsRef, opener: &Opener) -> Result<TreeSource, Failure> {
+    let pool = KnownPool::find(&name.fs.pool)?.open(opener.options())?;
     let memory = usize::try_from(args.device.using.memory).unwrap_or(usize::MAX);
     // Half for what is read ahead. Writes are kept before they are cut into stripes, and while they are
     // on their way.
     let leases = args.far.close == CloseMode::Lease;
-    let options = FsOptions { memory: memory / 4, leases, ..FsOptions::default() };
-    let files = Arc::new(longhaul_poolfs::open(&pool, &name.name, opener, options)?);
+    let snapshot = name.snapshot.clone();
+    let is_read_only = snapshot.is_some();
+    let options = FsOptions { memory: memory / 4, leases, snapshot, ..FsOptions::default() };
+    let files = Arc::new(longhaul_poolfs::open(&pool, &name.fs.name, opener, options)?);
     let options = CachedOptions { read_ahead: memory / 2, write_behind: memory / 4, flushes: true };
     Ok(TreeSource {
         name: format!("{SCHEME}{name}"),
         via: VIA,
         files: Arc::new(Cached::new(Arc::clone(&files) as Arc<dyn FileSystem>, options)),
+        is_read_only,
         trouble: Arc::new(move || files.trouble()),
     })
 }

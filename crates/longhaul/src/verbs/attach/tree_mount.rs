@@ -23,6 +23,8 @@ pub(super) struct TreeSource {
     /// How, in the record of the mount.
     pub(super) via: &'static str,
     pub(super) files: Arc<dyn FileSystem>,
+    /// It cannot be changed, whatever the options say.
+    pub(super) is_read_only: bool,
     /// What is wrong with it now.
     pub(super) trouble: Arc<dyn Fn() -> Option<String> + Send + Sync>,
 }
@@ -51,7 +53,7 @@ fn serve(
     // From here on a signal is an event, also while it is being opened.
     let (event_sender, events) = observe::events()?;
     let (opener, metrics) = watched(&args.device.using, &args.metrics)?;
-    let TreeSource { name, via, mut files, trouble } = open(&opener)?;
+    let TreeSource { name, via, mut files, is_read_only, trouble } = open(&opener)?;
     if let Some(metrics) = &metrics {
         let counted = Counted::new(files);
         let (counts, trouble) = (counted.counts(), Arc::downgrade(&trouble));
@@ -61,7 +63,7 @@ fn serve(
         files = Arc::new(counted);
     }
     background::leave();
-    let read_only = args.device.using.read_only;
+    let read_only = args.device.using.read_only || is_read_only;
     let record = Attachment {
         path: dir.to_owned(),
         devices: args.devices.clone(),

@@ -5,7 +5,7 @@ use crate::exit::Failure;
 use longhaul_device::state;
 use longhaul_fs::{Call, Done, FileSystem};
 use longhaul_pool::KnownPool;
-use longhaul_poolfs::{FsName, FsOptions, PoolFs};
+use longhaul_poolfs::{FsOptions, FsRef, PoolFs};
 use longhaul_transfer::{CopySpec, Endpoint, MountedFs};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -54,11 +54,14 @@ impl FileSystems {
         let names: BTreeSet<&str> = ends.filter_map(Endpoint::file_system).collect();
         let mut all = FileSystems { open: Vec::new(), ends: Vec::new() };
         for name in names {
-            let fs: FsName = name.parse().map_err(Failure::usage)?;
+            let FsRef { fs, snapshot } = name.parse().map_err(Failure::usage)?;
+            if snapshot.is_some() && spec.destination.file_system() == Some(name) {
+                return Err(Failure::usage(format!("fs:{name}: a snapshot is not written to")));
+            }
             let opener = args.host.opener(engine.clone());
             let pool = KnownPool::find(&fs.pool)?.open(opener.options())?;
             // Names and small files are made many in a transaction; the end of the copy waits for all.
-            let options = FsOptions { memory: MEMORY, leases: true, ..FsOptions::default() };
+            let options = FsOptions { memory: MEMORY, leases: true, snapshot, ..FsOptions::default() };
             let (ended, end) = channel();
             let files = longhaul_poolfs::open(&pool, &fs.name, &opener, options)?;
             let files = Arc::new(Opened { files, _ended: ended });
