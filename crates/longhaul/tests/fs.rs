@@ -403,8 +403,7 @@ fn snapshots_are_of_one_moment_and_are_read_while_another_mount_writes() {
             let ran = shared.run(&mount);
             assert_eq!(ran.code, Some(0), "{}", ran.stderr);
             assert_eq!(ran.events()[0]["read_only"], true);
-            let versions: Vec<u64> =
-                (0..FILES).map(|file| version_of(dir.join(format!("{file}")))).collect();
+            let versions: Vec<u64> = (0..FILES).map(|file| version_of(dir.join(format!("{file}")))).collect();
             assert!(versions.iter().all(|version| (least..=most).contains(version)), "{least}: {versions:?}");
             assert!(versions.windows(2).all(|pair| pair[0] >= pair[1]), "{versions:?}");
             assert!(versions[0] - versions[FILES - 1] <= 1, "{versions:?}");
@@ -480,7 +479,10 @@ fn a_snapshot_whose_making_or_removal_is_killed_is_whole_or_gone() {
         killed(&["fs", "rm", &name], u64::from(round) * 25);
         shared.check();
         let left = site.done(&["fs", "snapshots", "p/f"]);
-        if left.iter().any(|one| one["name"] == json!(format!("fs:{name}")) && one["removing"] == json!(false)) {
+        if left
+            .iter()
+            .any(|one| one["name"] == json!(format!("fs:{name}")) && one["removing"] == json!(false))
+        {
             site.done(&["fs", "rm", &name]);
         }
     }

@@ -63,6 +63,9 @@ struct Named {
     directories: u64,
 }
 
+/// Records that are kept of a key, and when they were put, by snapshot.
+type KeptRecords = BTreeMap<u64, (Revision, Vec<u8>)>;
+
 /// The records of a file system, or of a snapshot of it.
 #[derive(Default)]
 struct All {
@@ -73,7 +76,7 @@ struct All {
     /// The revisions in which records of names and attributes were put.
     put: BTreeMap<Vec<u8>, Revision>,
     /// When a record was put that is kept, and what it is, by key and snapshot.
-    kept: BTreeMap<Vec<u8>, BTreeMap<u64, (Revision, Vec<u8>)>>,
+    kept: BTreeMap<Vec<u8>, KeptRecords>,
     /// By inode, chunk and snapshot.
     kept_chunks: BTreeMap<(u64, u64), BTreeMap<u64, KeptChunk>>,
     snapshots: BTreeMap<u64, (Revision, SnapshotRecord)>,

@@ -44,7 +44,7 @@ pub(crate) const SNAPSHOTS_MAX: usize = 500;
 /// Kept records that one transaction of a removal moves or removes.
 const MOVED: usize = 40;
 /// Kept chunks of one: they may be large.
-const MOVED_CHUNKS: usize = 8;
+const MOVED_CHUNKS: usize = 24;
 /// How often a transaction is tried that other hosts get ahead of.
 const TRIES: usize = 100;
 /// Kept chunks that are read at a time.

@@ -526,8 +526,8 @@ impl<'s> Draft<'s> {
     }
 
     /// The values of these keys that there are, as by [`get`](Self::get).
-    pub(crate) fn values(&mut self, keys: &[Vec<u8>]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno> {
-        let (mut found, mut left) = (Vec::new(), Vec::new());
+    pub(crate) fn values(&mut self, keys: &[Vec<u8>]) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Errno> {
+        let (mut found, mut left) = (BTreeMap::new(), Vec::new());
         for key in keys {
             match self.changes.get(key) {
                 Some(changed) => found.extend(changed.clone().map(|value| (key.clone(), value))),

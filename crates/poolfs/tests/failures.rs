@@ -211,7 +211,7 @@ fn metadata_of_a_later_version_is_refused() {
     fs.catalog.commit(&Txn::new().put(&settings, later.as_bytes())).expect("changed");
     for error in [fs.open().expect_err("later").to_string(), fs.check().expect_err("later").to_string()] {
         assert!(
-            error.contains("it has format 7, and this program knows format 2: use a newer program"),
+            error.contains("it has format 7, and this program knows format 3: use a newer program"),
             "{error}"
         );
     }

@@ -181,7 +181,7 @@ pub(crate) struct FsSnapshotMade {
     /// Its name, as `mount` takes it.
     pub(crate) name: String,
     /// When it was made, in seconds since 1970.
-    pub(crate) made: i64,
+    pub(crate) made: u64,
     /// The revision of the catalog that it is as of.
     pub(crate) revision: u64,
 }
@@ -193,7 +193,7 @@ pub(crate) struct FsSnapshotListed {
     /// Its name, as `mount` takes it.
     pub(crate) name: String,
     /// When it was made, in seconds since 1970.
-    pub(crate) made: i64,
+    pub(crate) made: u64,
     /// The revision of the catalog that it is as of.
     pub(crate) revision: u64,
     /// Bytes that are freed when it alone is removed.

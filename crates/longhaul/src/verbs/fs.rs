@@ -437,14 +437,17 @@ fn snapshot(args: &SnapshotFs, output: Output) -> Outcome {
     if !output.is_json() {
         output.line(format_args!("longhaul mount {name} DIR"));
     }
-    output.event(&FsSnapshotMade { name, made: made.made.seconds, revision: made.revision });
+    output.event(&FsSnapshotMade {
+        name,
+        made: made.made.seconds.max(0).cast_unsigned(),
+        revision: made.revision,
+    });
     Ok(())
 }
 
 /// A time in UTC, in seconds since 1970.
-fn date(seconds: i64) -> String {
-    let UtcTime { year, month, day, hour, minute, second, .. } =
-        UtcTime::of_epoch_seconds(seconds.max(0).cast_unsigned());
+fn date(seconds: u64) -> String {
+    let UtcTime { year, month, day, hour, minute, second, .. } = UtcTime::of_epoch_seconds(seconds);
     format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
 }
 
@@ -457,7 +460,7 @@ fn snapshots(args: &FsNamed, output: Output) -> Outcome {
     for one in all {
         let listed = FsSnapshotListed {
             name: format!("{SCHEME}{}@{}", args.name, one.name),
-            made: one.made.seconds,
+            made: one.made.seconds.max(0).cast_unsigned(),
             revision: one.revision,
             held: one.held,
             removing: one.is_removed,
