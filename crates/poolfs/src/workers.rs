@@ -85,7 +85,9 @@ impl PoolFs {
             true => None,
             false => Some(session.clean_always(options.tidy).map_err(failed)?),
         };
-        session.take_ahead_always().map_err(failed)?;
+        if !is_snapshot {
+            session.take_ahead_always().map_err(failed)?;
+        }
         let workers = Workers { session, queue: Mutex::default(), changed: Condvar::new() };
         Ok(PoolFs { workers: Arc::new(workers), threads: Some((keeper, cleaner)) })
     }
@@ -140,7 +142,9 @@ impl PoolFs {
 
 impl FileSystem for PoolFs {
     fn locks(&self) -> Option<Arc<dyn Locks>> {
-        Some(Arc::new(PoolLocks(Arc::clone(&self.workers.session))))
+        // What never changes is locked on this host alone.
+        let session = &self.workers.session;
+        (!session.is_snapshot).then(|| Arc::new(PoolLocks(Arc::clone(session))) as Arc<dyn Locks>)
     }
 
     fn start(&self, call: Call, done: Done) {
