@@ -25,7 +25,7 @@ use longhaul_fs::{Attributes, Errno, FileLock, LockCall, LockDone, LockReply, Lo
 use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use table::LockTable;
-use table::{Known, Step, Waiting};
+use table::{Known, LockStep, Waiting};
 
 /// How often a lock is tried that other sessions get ahead of.
 const TRIES: usize = 100;
@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(crate) struct PoolLocks(pub(crate) Arc<FsSession>);
 
 /// A lock is had, with attributes if what is cached of the file may be older; or another one is in the way.
-type Tried = Result<Option<Attributes>, FileLock>;
+type LockAttempt = Result<Option<Attributes>, FileLock>;
 
 impl Locks for PoolLocks {
     fn start(&self, node: Node, call: LockCall, done: LockDone) {
@@ -92,7 +92,7 @@ impl FsSession {
         loop {
             match self.locks.step(inode) {
                 None => return,
-                Some(Step::Call(call, done)) => match call {
+                Some(LockStep::Call(call, done)) => match call {
                     LockCall::Lock { lock, waits } => self.lock_or_wait(inode, Waiting { lock, waits, done }),
                     LockCall::Test(lock) => done(self.test(inode, &lock).map(LockReply::Conflict)),
                     LockCall::Unlock(lock) => {
@@ -110,8 +110,8 @@ impl FsSession {
                         done(self.give_up(inode, rest_of(ends)).map(|()| LockReply::Done));
                     }
                 },
-                Some(Step::Sweep) => self.sweep_guard(inode),
-                Some(Step::Again(waiting)) => {
+                Some(LockStep::Sweep) => self.sweep_guard(inode),
+                Some(LockStep::Again(waiting)) => {
                     waiting.into_iter().for_each(|waiting| self.lock_or_wait(inode, waiting));
                 }
             }
@@ -187,7 +187,7 @@ impl FsSession {
     }
 
     /// Takes a lock, if no other one is in the way.
-    fn acquire(self: &Arc<FsSession>, inode: u64, lock: &FileLock) -> Result<Tried, Errno> {
+    fn acquire(self: &Arc<FsSession>, inode: u64, lock: &FileLock) -> Result<LockAttempt, Errno> {
         let (held, mut known) = (self.locks.held(inode), self.locks.known(inode));
         if let Some(conflict) = held.iter().find(|held| held.conflicts(lock)) {
             return Ok(Err(*conflict));

@@ -48,9 +48,9 @@ impl<T> QueueState<T> {
 }
 
 /// An item is in hand until this is dropped.
-pub(crate) struct Held<'q, T>(&'q Queue<T>);
+pub(crate) struct HeldItem<'q, T>(&'q Queue<T>);
 
-impl<T> Drop for Held<'_, T> {
+impl<T> Drop for HeldItem<'_, T> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.held -= 1;
@@ -168,11 +168,11 @@ impl<T> Queue<T> {
 
     /// As [`pop`](Self::pop), for consumers that may [force](Self::force) items: none of them finds the queue at
     /// its end while another one has an item in hand.
-    pub(crate) fn pop_held(&self) -> Option<(T, Held<'_, T>)> {
+    pub(crate) fn pop_held(&self) -> Option<(T, HeldItem<'_, T>)> {
         let (item, mut state) = self.take_next(self.lock())?;
         state.held += 1;
         drop(state);
-        Some((item, Held(self)))
+        Some((item, HeldItem(self)))
     }
 
     fn take_next<'q>(

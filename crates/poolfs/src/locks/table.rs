@@ -30,7 +30,7 @@ impl Waiting {
 }
 
 /// What is to be done for a file.
-pub(super) enum Step {
+pub(super) enum LockStep {
     Call(LockCall, LockDone),
     /// Locks that were waited for are tried again.
     Again(Vec<Waiting>),
@@ -68,7 +68,7 @@ struct Inode {
 }
 
 #[derive(Default)]
-struct State {
+struct LockTableState {
     inodes: HashMap<u64, Inode>,
     /// Files for which something is to be done.
     queue: VecDeque<u64>,
@@ -84,7 +84,7 @@ struct State {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct LockTable {
-    state: Mutex<State>,
+    state: Mutex<LockTableState>,
     changed: Condvar,
     /// Files of which there are locks.
     locked: AtomicUsize,
@@ -92,7 +92,7 @@ pub(crate) struct LockTable {
     swept: AtomicBool,
 }
 
-impl State {
+impl LockTableState {
     /// Something is to be done for a file; whether a thread is to be started for it.
     fn enqueue(&mut self, inode: u64) -> bool {
         let Some(entry) = self.inodes.get_mut(&inode) else { return false };
@@ -136,7 +136,7 @@ impl State {
 }
 
 impl LockTable {
-    fn with<T>(&self, body: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, body: impl FnOnce(&mut LockTableState) -> T) -> T {
         body(&mut lock(&self.state))
     }
 
@@ -230,18 +230,18 @@ impl LockTable {
     }
 
     /// What is to be done next for a file that a thread works for; `None` if that is all.
-    pub(super) fn step(&self, inode: u64) -> Option<Step> {
+    pub(super) fn step(&self, inode: u64) -> Option<LockStep> {
         self.with(|state| {
             let entry = state.inodes.get_mut(&inode)?;
             if let Some((call, done)) = entry.arrived.pop_front() {
-                return Some(Step::Call(call, done));
+                return Some(LockStep::Call(call, done));
             }
             if std::mem::take(&mut entry.again) && !entry.waiting.is_empty() {
-                return Some(Step::Again(std::mem::take(&mut entry.waiting)));
+                return Some(LockStep::Again(std::mem::take(&mut entry.waiting)));
             }
             let is_unused = entry.held.is_empty() && entry.waiting.is_empty();
             if std::mem::take(&mut entry.sweeps) && is_unused {
-                return Some(Step::Sweep);
+                return Some(LockStep::Sweep);
             }
             entry.busy = false;
             if is_unused {

@@ -140,7 +140,8 @@ impl Reader {
     /// Runs reader thread `index` until there is no more work.
     pub(crate) fn run(&self, index: usize) {
         self.gate.pass(index);
-        // Whoever opens a large file, which takes round trips in a file system that is far away, wants help then.
+        // The thread that opens a large file wants help afterwards: in a file system that is far away it takes
+        // round trips, and the scan has ended by then.
         while let Some((work, held)) = self.work.pop_held() {
             let done = match work {
                 work if work.is_small() => self.batch(work, index),
