@@ -4,13 +4,9 @@
 mod common;
 
 use common::model::Model;
-use common::{ROOT, assert_right, memory, mount};
+use common::{ROOT, assert_right, memory, mount, number};
 use longhaul_fs::{Call, FileSystem};
 use longhaul_poolfs::testing::TestFs;
-
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).map_or(usual, |text| text.parse().expect(name))
-}
 
 fn run(members: usize, stripe: (usize, usize), seed: u64, leases: bool) {
     let fs = TestFs::new(memory(), members, stripe, 1200).expect("made");

@@ -5,7 +5,7 @@ mod common;
 
 use common::dying::{Dying, End};
 use common::model::Model;
-use common::{Calls, ROOT, TRUNCATE, WRITE, assert_right, memory, mount, pattern};
+use common::{Calls, ROOT, TRUNCATE, WRITE, assert_right, memory, mount, number, pattern};
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultRule};
 use longhaul_catalog::{Expect, FileCatalog, Txn};
@@ -18,10 +18,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// Bytes of content of a segment of two data units and parity on three disks.
 const ROOM: usize = 512 << 10;
-
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).map_or(usual, |text| text.parse().expect(name))
-}
 
 fn free(fs: &PoolFs) -> u64 {
     match fs.wait(Call::Statistics).expect("known") {

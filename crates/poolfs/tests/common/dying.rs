@@ -45,6 +45,11 @@ impl Dying {
         self.away.store(is_away, SeqCst);
     }
 
+    /// Whether its host did not hear of a transaction, and lives on.
+    pub fn has_lost_an_answer(&self) -> bool {
+        self.end == End::AnswerLost && self.left() == u64::MAX
+    }
+
     /// Transactions that are left.
     pub fn left(&self) -> u64 {
         self.left.load(SeqCst)

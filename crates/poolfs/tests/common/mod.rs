@@ -27,6 +27,11 @@ pub fn parity() -> TestFs {
     TestFs::new(memory(), 3, (2, 1), 64).expect("made")
 }
 
+/// A number of the environment, for runs with more seeds than usual.
+pub fn number(name: &str, usual: u64) -> u64 {
+    std::env::var(name).map_or(usual, |text| text.parse().expect(name))
+}
+
 /// A host, which takes leases on directories or does not.
 pub fn mount(fs: &TestFs, leases: bool) -> PoolFs {
     let options = if leases { TestFs::leased() } else { TestFs::options() };
