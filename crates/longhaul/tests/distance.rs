@@ -115,8 +115,16 @@ fn a_later_copy_begins_with_the_connections_of_an_earlier_one() {
         chosen.into_iter().filter(|chosen| chosen["stage"] == "network").collect::<Vec<_>>()
     };
     assert_eq!(copy("short", &[])[0]["number"], 1);
-    let first = copy("long", &[]);
-    let kept = std::fs::read_to_string(dir.path().join("state/longhaul/paths")).expect("a number is kept");
+    // On a machine that is short of time, a copy may find no number that is better.
+    let path = dir.path().join("state/longhaul/paths");
+    let mut first = copy("long", &[]);
+    for _ in 0..4 {
+        if path.exists() {
+            break;
+        }
+        first = copy("long", &[]);
+    }
+    let kept = std::fs::read_to_string(&path).expect("a number is kept");
     let found: u64 =
         kept.lines().nth(1).and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a line");
     assert!(found > 1, "{kept} {first:?}");
