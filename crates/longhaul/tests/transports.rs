@@ -85,6 +85,7 @@ fn what_makes_no_sense_is_refused() {
     let missing = target("unix:/nonexistent/x");
     assert_eq!(missing.code, Some(1), "{missing:?}");
     assert!(missing.stderr.contains("cannot listen on /nonexistent/x"), "{missing:?}");
+    assert!(missing.stderr.contains("its directory is not there"), "{missing:?}");
     let unknown = longhaul(&["info", "nvme+rdma://x/y"]);
     assert!(unknown.stderr.contains("no transport 'rdma'"), "{unknown:?}");
     assert_eq!(unknown.code, Some(2), "{unknown:?}");

@@ -48,7 +48,7 @@ pub enum Error {
     #[error("{0}")]
     Config(String),
     /// The address cannot be listened on.
-    #[error("cannot listen on {addr}: {source}{}", hint(.source))]
+    #[error("cannot listen on {addr}: {source}{}", hint(.addr, .source))]
     Listen {
         /// The address that cannot be listened on.
         addr: Address,
@@ -77,11 +77,22 @@ pub enum Error {
     OtherMedium(String),
 }
 
-fn hint(e: &io::Error) -> &'static str {
-    match e.kind() {
-        io::ErrorKind::AddrInUse => ": another program listens there; choose another port with --listen",
-        io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges; choose a higher one",
-        io::ErrorKind::AddrNotAvailable => ": it is not an address of this machine",
+fn hint(addr: &Address, e: &io::Error) -> &'static str {
+    match (addr, e.kind()) {
+        (Address::Ip(_), io::ErrorKind::AddrInUse) => {
+            ": another program listens there; choose another port with --listen"
+        }
+        (Address::Ip(_), io::ErrorKind::PermissionDenied) => {
+            ": ports below 1024 need privileges; choose a higher one"
+        }
+        (Address::Ip(_), io::ErrorKind::AddrNotAvailable) => ": it is not an address of this machine",
+        (Address::Named(_), io::ErrorKind::AddrInUse) => {
+            ": another program listens there; choose another path with --listen"
+        }
+        (Address::Named(_), io::ErrorKind::PermissionDenied) => {
+            ": this user may not make files in its directory; choose another one with --listen"
+        }
+        (Address::Named(_), io::ErrorKind::NotFound) => ": its directory is not there: make it first",
         _ => "",
     }
 }
