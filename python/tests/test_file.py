@@ -155,7 +155,7 @@ def test_files_and_paths_are_devices(tmp_path):
     "name, kind, number, words",
     [
         ("nvme+tcp://127.0.0.1:1/x", "unreachable", errno.EHOSTUNREACH, "nothing listens there"),
-        ("nvme+ftp://x/y", "invalid", errno.EINVAL, "is not a device"),
+        ("nvme+ftp://x/y", "invalid", errno.EINVAL, "no transport 'ftp'"),
         ("mem:12q", "invalid", errno.EINVAL, "is not a unit"),
         ("array:nothing-of-that-name", "invalid", errno.EINVAL, "no array"),
         ("volume:none/x", "invalid", errno.EINVAL, "no pool none"),
