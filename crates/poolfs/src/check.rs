@@ -4,9 +4,9 @@ use crate::bytes::Reader;
 use crate::content::by_chunk;
 use crate::extent::{BLOCK, Extent, ExtentList, Stripe};
 use crate::schema::{
-    Account, CHUNK, Content, EntryRecord, InodeRecord, KeptChunk, Keys, SegmentRecord, SnapshotRecord,
+    Account, Content, EntryRecord, InodeRecord, KeptChunk, Keys, SegmentRecord, SnapshotRecord,
     decode_extents, decode_filled, decode_kept, decode_knows, decode_locks, decode_orphan, decode_session,
-    decode_snapshot_changes, decode_xattrs,
+    decode_snapshot_changes, decode_xattrs, range_of,
 };
 use crate::segment::Segments;
 use crate::session::{ROOT, settings};
@@ -370,7 +370,7 @@ impl All {
                 if !is_there(snapshot) {
                     report.problem(format_args!("{shown}: there is no such snapshot"));
                 }
-                let range = chunk * CHUNK..(chunk + 1) * CHUNK;
+                let range = range_of(*chunk);
                 let is_within = |part: &Range<u64>| range.start <= part.start && part.end <= range.end;
                 let has = |extent: &Extent| {
                     one.changed.iter().any(|part| part.start <= extent.offset && extent.end() <= part.end)
@@ -433,7 +433,7 @@ impl All {
                 Content::Chunks => {
                     for (chunk, list) in self.chunks.get(number).into_iter().flatten() {
                         list.iter().for_each(&mut add);
-                        let range = chunk * CHUNK..(chunk + 1) * CHUNK;
+                        let range = range_of(*chunk);
                         if list.lookup(range).len() != list.len() {
                             report.problem(format_args!(
                                 "chunk {chunk} of inode {number} has content of another"

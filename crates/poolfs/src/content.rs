@@ -11,7 +11,7 @@ mod size;
 mod write;
 
 use crate::extent::{Extent, ExtentList};
-use crate::schema::CHUNK;
+use crate::schema::{CHUNK, range_of};
 use longhaul_fs::Errno;
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ pub(crate) fn by_chunk(extents: &[Extent]) -> BTreeMap<u64, Vec<Extent>> {
     for extent in extents {
         let list: ExtentList = [extent.clone()].into_iter().collect();
         for chunk in extent.offset / CHUNK..=(extent.end() - 1) / CHUNK {
-            chunks.entry(chunk).or_default().extend(list.lookup(chunk * CHUNK..(chunk + 1) * CHUNK));
+            chunks.entry(chunk).or_default().extend(list.lookup(range_of(chunk)));
         }
     }
     chunks

@@ -217,7 +217,7 @@ impl FsSession {
                 known = self.read_locks(inode)?;
                 if known.stamp.as_ref() == Some(&stamp) {
                     // It was made, and its answer was lost.
-                    self.locks.taken(inode, wanted, known);
+                    self.locks.set(inode, wanted, known);
                     return self.revalidate(inode).map(Ok);
                 }
                 if let Some(conflict) = conflict(&known, lock) {
@@ -241,7 +241,7 @@ impl FsSession {
                 Ok(Commit::Done(revision)) => {
                     known.guard = Some(revision);
                     known.own = Some(revision);
-                    self.locks.taken(inode, wanted, known);
+                    self.locks.set(inode, wanted, known);
                     return self.revalidate(inode).map(Ok);
                 }
                 Ok(Commit::Conflict(_)) => {

@@ -14,7 +14,7 @@ use crate::relocate::{FileExtent, MapOf};
 use crate::schema::{Content, InodeRecord, KeptChunk, decode_extents, unreadable};
 use crate::session::FsSession;
 use crate::snapshots::kept_page;
-use crate::store::failed;
+use crate::store::{failed, pages};
 use longhaul_fs::Errno;
 
 /// Inodes, and chunks, that are read at a time.
@@ -29,12 +29,8 @@ impl FsSession {
     ) -> Result<(), Errno> {
         let keys = self.store.keys();
         let prefix = keys.inodes();
-        let mut after = prefix.clone();
-        loop {
-            let page = self.store.page(&prefix, &after, INODES)?;
-            let Some(last) = page.last() else { break };
-            after.clone_from(&last.key);
-            for entry in page {
+        for page in pages(prefix.clone(), |after| self.store.page(&prefix, after, INODES)) {
+            for entry in page? {
                 let Some(number) = keys.parse(&entry.key, 1).map(|(numbers, _)| numbers[0]) else { continue };
                 let inode = InodeRecord::decode(&entry.value)
                     .ok_or_else(|| unreadable(&format!("inode {number}"), &entry.value))?;
@@ -46,12 +42,8 @@ impl FsSession {
             }
         }
         let prefix = keys.all_chunks();
-        let mut after = prefix.clone();
-        loop {
-            let page = self.store.page(&prefix, &after, CHUNKS)?;
-            let Some(last) = page.last() else { break };
-            after.clone_from(&last.key);
-            for entry in page {
+        for page in pages(prefix.clone(), |after| self.store.page(&prefix, after, CHUNKS)) {
+            for entry in page? {
                 let Some((numbers, _)) = keys.parse(&entry.key, 2) else { continue };
                 let list = decode_extents(&entry.value).ok_or_else(|| {
                     unreadable(&format!("chunk {} of inode {}", numbers[1], numbers[0]), &entry.value)
@@ -68,12 +60,9 @@ impl FsSession {
     fn scan_kept(&self, see: &mut dyn FnMut(MapOf, &ExtentList) -> Result<bool, Errno>) -> Result<(), Errno> {
         let keys = self.store.keys();
         let prefix = keys.all_kept_chunks();
-        let mut after = prefix.clone();
-        loop {
-            let page = kept_page(&**self.store.catalog(), &prefix, &after, CHUNKS).map_err(|e| failed(&e))?;
-            let Some(last) = page.last() else { return Ok(()) };
-            after.clone_from(&last.key);
-            for entry in page {
+        let catalog = &**self.store.catalog();
+        for page in pages(prefix.clone(), |after| kept_page(catalog, &prefix, after, CHUNKS)) {
+            for entry in page.map_err(|e| failed(&e))? {
                 let Some((numbers, _)) = keys.parse(&entry.key, 3) else { continue };
                 let of = MapOf { inode: numbers[0], snapshot: numbers[2] };
                 let kept = KeptChunk::decode(&entry.value).ok_or_else(|| {
@@ -84,6 +73,7 @@ impl FsSession {
                 }
             }
         }
+        Ok(())
     }
 
     /// The extents that are in segments which `wanted` names, each with what has it, in no certain order.

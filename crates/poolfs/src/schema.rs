@@ -40,6 +40,12 @@ use uuid::Uuid;
 pub(crate) const FORMAT: u8 = 1;
 /// Bytes of a file whose extents are in one record.
 pub(crate) const CHUNK: u64 = 16 << 20;
+
+/// The bytes of a file that a chunk has.
+pub(crate) fn range_of(chunk: u64) -> Range<u64> {
+    chunk.saturating_mul(CHUNK)..chunk.saturating_add(1).saturating_mul(CHUNK)
+}
+
 /// Version of the counters of a file system with snapshots: programs that do not know these begin no session.
 const FORMAT_COUNTERS: u8 = 2;
 /// Most extents that an inode has in its own record: a kilobyte or two.

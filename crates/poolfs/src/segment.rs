@@ -67,12 +67,14 @@ struct FillingSegment {
 /// What the thread does that takes segments ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Ahead {
-    /// There is none, or it has ended.
+    /// The thread has not begun, or has ended.
     #[default]
     Absent,
+    /// The thread waits.
     Waits,
-    /// It is told to take one.
+    /// The thread is to take a segment.
     Wanted,
+    /// The thread takes a segment.
     Takes,
 }
 
@@ -209,7 +211,7 @@ impl Segments {
                     state.uncommitted.entry(number).or_default();
                     state.next = Some(number);
                 }
-                // Who needs one takes it, and has the error.
+                // The writer that needs one takes it, and gets the error.
                 Err(e) => tracing::debug!("no segment is taken ahead: {e}"),
             }
             state.ahead = Ahead::Waits;

@@ -25,13 +25,13 @@ use crate::content::{FRAGMENTED, MOVED as MOVED_MEMBERS, PUT_BYTES, SPLIT, by_ch
 use crate::extent::{Extent, ExtentList};
 use crate::runs::Runs;
 use crate::schema::{
-    CHUNK, Content, CountersRecord, InodeRecord, KeptChunk, Keys, SnapshotRecord, decode_extents,
-    decode_kept, decode_knows, decode_snapshot_changes, encode_kept, encode_snapshot_changes, unreadable,
+    Content, CountersRecord, InodeRecord, KeptChunk, Keys, SnapshotRecord, decode_extents, decode_kept,
+    decode_knows, decode_snapshot_changes, encode_kept, encode_snapshot_changes, range_of, unreadable,
 };
 use crate::segment::Filler;
 use crate::session::{FsSession, now};
 use crate::settings::FsSettings;
-use crate::store::{Draft, Store, failed, lock};
+use crate::store::{Draft, Store, failed, lock, pages};
 use longhaul_catalog::{Catalog, Commit, Entry, Error as CatalogError, Expect, Revision, Txn};
 use longhaul_device::{Error, ErrorKind, Reason, Result};
 use longhaul_fs::{Errno, Time};
@@ -149,14 +149,10 @@ impl Store {
     fn size_in_latest(&self, draft: &mut Draft<'_>, number: u64) -> std::result::Result<Option<u64>, Errno> {
         let snapshots = draft.snapshots();
         let Some(latest) = snapshots.latest() else { return Ok(None) };
-        if let Some(known) = draft.inode_before(number)? {
-            match known {
-                None => return Ok(None),
-                Some((record, put)) if put <= latest.at => {
-                    return Ok(Some(record.size));
-                }
-                Some(_) => {}
-            }
+        match draft.inode_before(number) {
+            Some(None) => return Ok(None),
+            Some(Some((record, put))) if *put <= latest.at => return Ok(Some(record.size)),
+            _ => {}
         }
         if let Some(size) = self.remembered_size(snapshots.changes, number) {
             return Ok(size);
@@ -177,6 +173,11 @@ impl Store {
         self.remember_size(snapshots.changes, number, size);
         Ok(size)
     }
+}
+
+/// What is kept of a chunk of an inode.
+fn kept_chunk(inode: u64, value: &[u8]) -> std::result::Result<KeptChunk, Errno> {
+    KeptChunk::decode(value).ok_or_else(|| unreadable(&format!("what is kept of inode {inode}"), value))
 }
 
 /// The parts of extents within a range.
@@ -244,9 +245,7 @@ impl FsSession {
         let wanted: Vec<Vec<u8>> = changed.keys().flat_map(|chunk| keys(*chunk)).collect();
         let mut known: BTreeMap<Vec<u8>, KeptChunk> = BTreeMap::new();
         for (key, value) in draft.values(&wanted)? {
-            let kept = KeptChunk::decode(&value)
-                .ok_or_else(|| unreadable(&format!("what is kept of inode {number}"), &value))?;
-            known.insert(key, kept);
+            known.insert(key, kept_chunk(number, &value)?);
         }
         let mut put = 0;
         for (chunk, ranges) in changed {
@@ -282,8 +281,8 @@ impl FsSession {
         let Some(size) = self.store.change(|draft| self.store.size_in_latest(draft, inode))? else {
             return Ok(());
         };
-        let (keys, range) =
-            (self.store.keys(), chunk * CHUNK..size.clamp(chunk * CHUNK, (chunk + 1) * CHUNK));
+        let (keys, whole) = (self.store.keys(), range_of(chunk));
+        let range = whole.start..size.clamp(whole.start, whole.end);
         let (file, key) = (keys.chunk(inode, chunk), keys.kept_chunk(inode, chunk, snapshot));
         let at = self.store.settings_at();
         // What the file has now is read first: what is changed after that is kept.
@@ -294,11 +293,8 @@ impl FsSession {
             })?,
             _ => ExtentList::default(),
         };
-        let decode = |value: &[u8]| {
-            KeptChunk::decode(value).ok_or_else(|| unreadable("what is kept of a file", value))
-        };
         let Some(kept) = self.store.get(&key)? else { return Ok(()) };
-        decode(&kept.value)?.lay_over(&mut list);
+        kept_chunk(inode, &kept.value)?.lay_over(&mut list);
         let list: ExtentList = list.lookup(range.clone()).into_iter().collect();
         let mut bytes = vec![0; (range.end - range.start) as usize];
         self.read_extents(&list, range.start, &mut bytes).map_err(|_| Errno::IO)?;
@@ -317,13 +313,13 @@ impl FsSession {
             let (true, None, Some(value)) = (is_latest, snapshots.later().next(), draft.get(&key)?) else {
                 return Ok(());
             };
-            let old: Vec<Extent> = decode(&value)?.extents.iter().cloned().collect();
+            let old: Vec<Extent> = kept_chunk(inode, &value)?.extents.iter().cloned().collect();
             self.free_all(draft, &old);
             for extent in fresh.iter() {
                 draft.account().add(extent.stripe.segment(self.settings.segment), extent.len);
             }
-            let whole = chunk * CHUNK..(chunk + 1) * CHUNK;
-            draft.put(&key, KeptChunk { changed: vec![whole], extents: fresh.clone() }.encode());
+            let changed = vec![whole.clone()];
+            draft.put(&key, KeptChunk { changed, extents: fresh.clone() }.encode());
             Ok(())
         });
         written.iter().for_each(|(_, written)| self.segments.committed(written.segment));
@@ -367,12 +363,8 @@ impl FsSession {
     /// Moves the kept records of a snapshot to the one before it if they are of that too, and removes others.
     fn empty_records(&self, removed: &Numbered, before: Option<&Numbered>) -> std::result::Result<(), Errno> {
         let (keys, prefix) = (self.store.keys(), self.store.keys().all_kept());
-        let mut after = prefix.clone();
-        loop {
-            let page = self.store.page(&prefix, &after, 20 * MOVED)?;
-            let Some(last) = page.last() else { return Ok(()) };
-            after.clone_from(&last.key);
-            let of: Vec<(Vec<u8>, Vec<u8>)> = page
+        for page in pages(prefix.clone(), |after| self.store.page(&prefix, after, 20 * MOVED)) {
+            let of: Vec<(Vec<u8>, Vec<u8>)> = page?
                 .into_iter()
                 .filter_map(|entry| {
                     let (key, snapshot) = keys.kept_of(&entry.key)?;
@@ -402,17 +394,14 @@ impl FsSession {
                 })?;
             }
         }
+        Ok(())
     }
 
     /// The same of kept chunks: content that is of no snapshot any more is freed.
     fn empty_chunks(&self, removed: &Numbered, before: Option<&Numbered>) -> std::result::Result<(), Errno> {
         let (keys, prefix) = (self.store.keys(), self.store.keys().all_kept_chunks());
-        let mut after = prefix.clone();
-        loop {
-            let page = self.store.page(&prefix, &after, PAGE)?;
-            let Some(last) = page.last() else { return Ok(()) };
-            after.clone_from(&last.key);
-            let of: Vec<(u64, u64, Vec<u8>)> = page
+        for page in pages(prefix.clone(), |after| self.store.page(&prefix, after, PAGE)) {
+            let of: Vec<(u64, u64, Vec<u8>)> = page?
                 .into_iter()
                 .filter_map(|entry| {
                     let (numbers, _) = keys.parse(&entry.key, 3)?;
@@ -428,6 +417,7 @@ impl FsSession {
                 }
             }
         }
+        Ok(())
     }
 
     /// One transaction of that: inodes, chunks, and the keys of what is kept of them.
@@ -436,9 +426,6 @@ impl FsSession {
         part: &[(u64, u64, Vec<u8>)],
         before: Option<&Numbered>,
     ) -> std::result::Result<(), Errno> {
-        let decode = |value: &Vec<u8>| {
-            KeptChunk::decode(value).ok_or_else(|| unreadable("what is kept of a file", value))
-        };
         let keys = self.store.keys();
         let to = |inode: u64, chunk: u64| {
             before.map(|before| {
@@ -460,7 +447,7 @@ impl FsSession {
             let mut put = 0;
             for (inode, chunk, from) in part {
                 let Some(value) = found.get(from) else { continue };
-                let from_kept = decode(value)?;
+                let from_kept = kept_chunk(*inode, value)?;
                 let extents: Vec<Extent> = from_kept.extents.iter().cloned().collect();
                 draft.delete(from);
                 let record = to(*inode, *chunk).and_then(|(to, record)| Some((to, found.get(&record)?)));
@@ -475,7 +462,8 @@ impl FsSession {
                 self.free_all(draft, &within(&extents, size..u64::MAX));
                 let end = before.map_or(size, |before| snapshots.end_of_changes(before.number, size));
                 let ranges = from_kept.changed.iter().map(|range| range.start..range.end.min(end));
-                let mut kept = found.get(&to).map(decode).transpose()?.unwrap_or_default();
+                let mut kept =
+                    found.get(&to).map(|value| kept_chunk(*inode, value)).transpose()?.unwrap_or_default();
                 let freed = kept.keep(&joined(ranges.collect()), &within(&extents, 0..size), &[]);
                 self.free_all(draft, &freed);
                 if !kept.changed.is_empty() {
@@ -535,6 +523,11 @@ impl FsSnapshots<'_> {
         Snapshots::read(self.catalog, &self.keys()).map_err(of_catalog)?.ok_or_else(|| self.damaged())
     }
 
+    fn too_busy(&self) -> Error {
+        let why = format!("{}: others changed it {TRIES} times: try again", self.name);
+        Error::new(ErrorKind::Failed, why)
+    }
+
     fn missing(&self, snapshot: &str) -> Error {
         let why = format!("file system {} has no snapshot called {snapshot}", self.name);
         Error::new(ErrorKind::Failed, why).because(Some(Reason::NotFound))
@@ -591,10 +584,7 @@ impl FsSnapshots<'_> {
                 Err(e) => return Err(of_catalog(e)),
             }
         }
-        Err(Error::new(
-            ErrorKind::Failed,
-            format!("{}: others changed it {TRIES} times: try again", self.name),
-        ))
+        Err(self.too_busy())
     }
 
     /// Programs that do not know snapshots would not keep what they change.
@@ -678,22 +668,15 @@ impl FsSnapshots<'_> {
                 Err(e) => return Err(of_catalog(e)),
             }
         }
-        Err(Error::new(
-            ErrorKind::Failed,
-            format!("{}: others changed it {TRIES} times: try again", self.name),
-        ))
+        Err(self.too_busy())
     }
 
     /// By inode and snapshot, when the inode was put that is kept, and its size.
     fn kept_sizes(&self) -> Result<BTreeMap<(u64, u64), (u64, u64)>> {
         let (keys, mut sizes) = (self.keys(), BTreeMap::new());
         let prefix = keys.kept_range(&keys.inodes());
-        let mut after = prefix.clone();
-        while let page = self.catalog.page(&prefix, &after, 1000).map_err(of_catalog)?
-            && let Some(last) = page.last()
-        {
-            after.clone_from(&last.key);
-            for entry in page {
+        for page in pages(prefix.clone(), |after| self.catalog.page(&prefix, after, 1000)) {
+            for entry in page.map_err(of_catalog)? {
                 let read = || {
                     let (key, snapshot) = keys.kept_of(&entry.key)?;
                     let (put, value) = decode_kept(&entry.value)?;
@@ -734,12 +717,8 @@ impl FsSnapshots<'_> {
                     freed.iter().chain(&behind).map(|extent| extent.len).sum::<u64>();
             }
         };
-        let mut after = prefix.clone();
-        while let page = self.catalog.page(&prefix, &after, PAGE).map_err(of_catalog)?
-            && let Some(last) = page.last()
-        {
-            after.clone_from(&last.key);
-            for entry in page {
+        for page in pages(prefix.clone(), |after| self.catalog.page(&prefix, after, PAGE)) {
+            for entry in page.map_err(of_catalog)? {
                 let kept = KeptChunk::decode(&entry.value).ok_or_else(|| self.damaged())?;
                 let (numbers, _) = keys.parse(&entry.key, 3).ok_or_else(|| self.damaged())?;
                 if (chunk.0, chunk.1) != (numbers[0], numbers[1]) {
@@ -768,12 +747,9 @@ impl FsSnapshots<'_> {
 /// The catalog cannot be read, or a record is damaged.
 pub fn kept(catalog: &dyn Catalog, uuid: Uuid) -> Result<u64> {
     let prefix = Keys::new(uuid).all_kept_chunks();
-    let (mut bytes, mut after) = (0, prefix.clone());
-    while let page = catalog.page(&prefix, &after, PAGE).map_err(of_catalog)?
-        && let Some(last) = page.last()
-    {
-        after.clone_from(&last.key);
-        for entry in page {
+    let mut bytes = 0;
+    for page in pages(prefix.clone(), |after| catalog.page(&prefix, after, PAGE)) {
+        for entry in page.map_err(of_catalog)? {
             let kept = KeptChunk::decode(&entry.value).ok_or_else(|| {
                 Error::new(
                     ErrorKind::Failed,

@@ -64,6 +64,21 @@ pub(crate) struct Store {
     sizes: Mutex<(u64, HashMap<u64, Option<u64>>)>,
 }
 
+/// Pages of entries, each read behind the last key of the one before, and the first one behind `after`.
+pub(crate) fn pages<E>(
+    after: Vec<u8>,
+    mut read: impl FnMut(&[u8]) -> Result<Vec<Entry>, E>,
+) -> impl Iterator<Item = Result<Vec<Entry>, E>> {
+    let mut next = Some(after);
+    std::iter::from_fn(move || match read(&next.take()?) {
+        Ok(page) => {
+            next = Some(page.last()?.key.clone());
+            Some(Ok(page))
+        }
+        Err(e) => Some(Err(e)),
+    })
+}
+
 /// `EIO`, and why in the log.
 pub(crate) fn failed(e: &CatalogError) -> Errno {
     tracing::error!("{e}");
@@ -318,11 +333,13 @@ impl Store {
         mut body: impl FnMut(&mut Draft<'_>) -> Result<T, Errno>,
         surely: bool,
     ) -> Result<(T, InodesPut), Errno> {
+        // The snapshots may be others than this session knows: of what is not committed that makes no difference.
+        let mut is_behind = false;
         for attempt in 0..TRIES {
             if self.has_ended() {
                 return Err(Errno::IO);
             }
-            if attempt > 0 {
+            if is_behind {
                 match self.read_snapshots() {
                     Err(_) if surely && !self.has_ended() => {
                         std::thread::sleep(PAUSE);
@@ -330,6 +347,7 @@ impl Store {
                     }
                     read => read?,
                 }
+                is_behind = false;
             }
             let mut draft = Draft::new(self, attempt > 0);
             let value = match body(&mut draft) {
@@ -344,6 +362,7 @@ impl Store {
             if let Some(put) = self.commit(draft, surely)? {
                 return Ok((value, put));
             }
+            is_behind = true;
             self.check_session()?;
             if attempt > 2 {
                 // Others change the same all the time: one of us waits.
@@ -510,19 +529,13 @@ impl<'s> Draft<'s> {
     /// An inode as it is before this transaction, and when it was put: the inner one is `None` if it is new, the
     /// outer one if that is not known.
     #[allow(clippy::option_option, reason = "unknown, absent, and there")]
-    pub(crate) fn inode_before(
-        &mut self,
-        inode: u64,
-    ) -> Result<Option<Option<(InodeRecord, Revision)>>, Errno> {
+    pub(crate) fn inode_before(&self, inode: u64) -> Option<Option<&(InodeRecord, Revision)>> {
         if self.new_inodes.contains(&inode)
             || self.seen.get(&self.store.keys.inode(inode)) == Some(&Expect::Absent)
         {
-            return Ok(Some(None));
+            return Some(None);
         }
-        if let Some(before) = self.inodes_before.get(&inode) {
-            return Ok(Some(Some(before.clone())));
-        }
-        Ok(None)
+        self.inodes_before.get(&inode).map(Some)
     }
 
     /// The values of these keys that there are, as by [`get`](Self::get).

@@ -165,7 +165,7 @@ impl TestFs {
     /// Begins to remove a snapshot: [`PoolFs::empty_removed`] goes on.
     ///
     /// # Errors
-    /// There is none of this name, or it is mounted and this is not forced.
+    /// No snapshot has this name, or a host has it mounted and `force` is not set.
     pub fn begin_snapshot_removal(&self, name: &str, force: bool) -> Result<()> {
         self.snapshots_of().begin_removal(name, force)
     }

@@ -6,8 +6,10 @@
 use crate::extent::ExtentList;
 use crate::schema::{
     Content, InodeRecord, KeptChunk, Keys, SnapshotRecord, decode_extents, decode_kept, encode_extents,
+    range_of,
 };
 use crate::snapshots::{Numbered, SNAPSHOTS_MAX, kept_page};
+use crate::store::pages;
 use longhaul_catalog::{Catalog, Commit, Entry, Error, LeaseId, Result, Revision, Snapshot, Txn, Watch};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -154,13 +156,10 @@ impl SnapshotCatalog {
             return Ok(());
         };
         let (last, prefix) = (*last, self.keys.kept_chunks(inode));
-        let mut after = self.keys.kept_chunk(inode, *first, self.number - 1);
+        let after = self.keys.kept_chunk(inode, *first, self.number - 1);
         let mut kept: BTreeMap<u64, Vec<KeptChunk>> = BTreeMap::new();
-        'all: loop {
-            let page = kept_page(&*self.below, &prefix, &after, CHUNKS)?;
-            let Some(end) = page.last() else { break };
-            after.clone_from(&end.key);
-            for entry in page {
+        'all: for page in pages(after, |after| kept_page(&*self.below, &prefix, after, CHUNKS)) {
+            for entry in page? {
                 let (numbers, _) = self.keys.parse(&entry.key, 3).ok_or_else(|| self.damaged("a key"))?;
                 if numbers[1] > last {
                     break 'all;
@@ -268,12 +267,6 @@ impl SnapshotCatalog {
         }
         Ok(page)
     }
-}
-
-/// The range of a file that a chunk is.
-fn range_of(chunk: u64) -> std::ops::Range<u64> {
-    let size = crate::schema::CHUNK;
-    chunk.saturating_mul(size)..chunk.saturating_add(1).saturating_mul(size)
 }
 
 impl Catalog for SnapshotCatalog {

@@ -212,7 +212,7 @@ impl LockTable {
         }
     }
 
-    /// A thread that was to be started was not: if there is none, calls fail.
+    /// A thread could not be started. The calls that wait fail if no other thread runs.
     pub(super) fn not_started(&self) {
         let unanswered = self.with(|state| {
             state.threads -= 1;
@@ -311,7 +311,8 @@ impl LockTable {
         self.of(inode, |entry| entry.known = known);
     }
 
-    fn set(&self, inode: u64, held: Vec<FileLock>, known: Known) {
+    /// The session has these locks of a file now.
+    pub(super) fn set(&self, inode: u64, held: Vec<FileLock>, known: Known) {
         self.of(inode, |entry| {
             let (before, after) = (entry.held.is_empty(), held.is_empty());
             match (before, after) {
@@ -321,11 +322,6 @@ impl LockTable {
             }
             (entry.held, entry.known) = (held, known);
         });
-    }
-
-    /// Locks were taken.
-    pub(super) fn taken(&self, inode: u64, held: Vec<FileLock>, known: Known) {
-        self.set(inode, held, known);
     }
 
     /// Locks were given up: those that wait are tried again.
