@@ -29,8 +29,8 @@
 //! not, and then 0 or an error, and its sends an error. [`Stream::abandon`] is the same at once, and ends the calls
 //! that are under way at this end. Each of them ends waiting calls at *both* ends; none of them waits.
 //!
-//! **Errors** are those of `std::io`. After an error of either direction nothing more is sent or received; the
-//! connection is made anew by those who want it.
+//! **Errors** are those of `std::io`. After an error of either direction nothing more is sent or received: the
+//! caller that wants the connection connects again.
 //!
 //! **Memory.** A message owns the memory of its bytes. It belongs to the operation until its future has ended, also if
 //! that is dropped: memory that hardware may still read or write is kept until it does not. A receive whose future was
@@ -129,6 +129,22 @@ pub trait Stream: fmt::Debug {
     fn round_trip(&self) -> Option<Duration> {
         None
     }
+}
+
+/// Sends bytes to the last: for transports that change, count or delay the bytes of another one.
+///
+/// # Errors
+/// Those of [`Stream::send`]; a part may have been sent.
+pub async fn send_all(stream: &dyn Stream, bytes: Vec<u8>) -> io::Result<()> {
+    let (mut msg, len) = (SendMsg::new(), bytes.len());
+    msg.begin(bytes);
+    msg.push_bytes(0, len);
+    while msg.remaining() > 0 {
+        let (result, back) = stream.send(msg).await;
+        result?;
+        msg = back;
+    }
+    Ok(())
 }
 
 /// A stream on its way between threads. Dropping it ends the stream.

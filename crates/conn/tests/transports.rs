@@ -2,7 +2,7 @@
 
 use longhaul_conn::conformance::{check, check_within};
 use longhaul_conn::transport::{
-    Address, FreeStream, InProcess, Listener, Operation, Stream, Tcp, Transport, Unix,
+    Address, FreeStream, InProcess, Listener, Operation, Stream, Tcp, Transport, Unix, send_all,
 };
 use longhaul_engine::{Config, Engine, EngineKind, RecvMsg, SendMsg};
 use std::cell::Cell;
@@ -93,18 +93,6 @@ impl BrokenStream {
     fn begin(within: Box<dyn Stream>, how: Breakage) -> Box<dyn Stream> {
         Box::new(BrokenStream { within, how, taken: Cell::new(0), is_shut: Cell::new(false) })
     }
-}
-
-async fn send_all(stream: &dyn Stream, bytes: Vec<u8>) -> io::Result<()> {
-    let (mut msg, len) = (SendMsg::new(), bytes.len());
-    msg.begin(bytes);
-    msg.push_bytes(0, len);
-    while msg.remaining() > 0 {
-        let (result, back) = stream.send(msg).await;
-        result?;
-        msg = back;
-    }
-    Ok(())
 }
 
 impl Transport for Broken {

@@ -304,6 +304,22 @@ structures! {
     }
 }
 
+impl Attr {
+    /// Of an object whose times are all the same: seconds since 1970, negative ones in two's complement, and
+    /// nanoseconds.
+    pub fn as_of(seconds: u64, nanoseconds: u32) -> Attr {
+        Attr {
+            atime: seconds,
+            mtime: seconds,
+            ctime: seconds,
+            atimensec: nanoseconds,
+            mtimensec: nanoseconds,
+            ctimensec: nanoseconds,
+            ..Attr::default()
+        }
+    }
+}
+
 /// Numbers of requests (`enum fuse_opcode`).
 pub(crate) mod opcode {
     pub(crate) const LOOKUP: u32 = 1;

@@ -10,7 +10,7 @@
 
 use longhaul_block::{BlockDevice, Blocking, MemDevice};
 use longhaul_conn::conformance;
-use longhaul_conn::transport::{Address, FreeStream, Listener, Operation, Stream, Transport, Unix};
+use longhaul_conn::transport::{Address, FreeStream, Listener, Operation, Stream, Transport, Unix, send_all};
 use longhaul_engine::{Config as EngineConfig, RecvMsg, SendMsg};
 use longhaul_initiator::{Options, RemoteDevice, Uri};
 use longhaul_target::{Config, Target, TransportListener};
@@ -129,18 +129,7 @@ impl Stream for ScrambledStream {
             scramble(&self.sent, &mut bytes);
             self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             // What was taken has to go, also if the transport within stops on the way.
-            let mut within = SendMsg::new();
-            let len = bytes.len();
-            within.begin(bytes);
-            within.push_bytes(0, len);
-            while within.remaining() > 0 {
-                let (result, back) = self.within.send(within).await;
-                within = back;
-                if result.is_err() {
-                    return (result, msg);
-                }
-            }
-            (Ok(()), msg)
+            (send_all(&*self.within, bytes).await, msg)
         })
     }
 

@@ -87,8 +87,8 @@ pub struct Options {
     pub hostid: Uuid,
     /// Congestion control by the kernel's name, or its default.
     pub congestion: Option<String>,
-    /// Transports of the program's own, by the name that stands in URIs: `nvme+NAME://ADDRESS/SUBNQN`. One of the
-    /// name `unix` replaces that of this library.
+    /// Transports that the program brings, by their names in URIs: `nvme+NAME://ADDRESS/SUBNQN`. A transport called
+    /// `unix` replaces that of this library.
     pub transports: BTreeMap<String, Arc<dyn Transport>>,
     /// Tuning of the path.
     pub path: PathOptions,

@@ -12,7 +12,7 @@ use common::{NQN, backend, engines, in_time, pattern, read, until};
 use longhaul_block::{BlockDevice, Blocking, IoError};
 use longhaul_engine::{Config as EngineConfig, RecvMsg, SendMsg};
 use longhaul_initiator::transport::{
-    Address, FreeStream, InProcess, Listener, Operation, Registration, Stream, Tcp, Transport, Unix,
+    Address, FreeStream, InProcess, Listener, Operation, Registration, Stream, Tcp, Transport, Unix, send_all,
 };
 use longhaul_initiator::{ControllerEvent, Error, Options, PathOptions, RemoteDevice, discover};
 use longhaul_target::{Config, Target, TransportListener};
@@ -181,15 +181,8 @@ impl Stream for FrailStream {
             let mut bytes = vec![0; msg.remaining().min(self.left.get())];
             msg.take_into(&mut bytes);
             self.left.set(self.left.get() - bytes.len());
-            let (mut part, len) = (SendMsg::new(), bytes.len());
-            part.begin(bytes);
-            part.push_bytes(0, len);
-            while part.remaining() > 0 {
-                let (result, back) = self.within.send(part).await;
-                part = back;
-                if result.is_err() {
-                    return (result, msg);
-                }
+            if let Err(e) = send_all(&*self.within, bytes).await {
+                return (Err(e), msg);
             }
             if self.left.get() == 0 {
                 self.within.abandon();

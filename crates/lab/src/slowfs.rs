@@ -240,24 +240,16 @@ impl PassThrough {
 }
 
 fn attributes(number: u64, metadata: &Metadata) -> Attr {
-    let (seconds, nanoseconds) = (metadata.mtime().cast_unsigned(), metadata.mtime_nsec() as u32);
     Attr {
         ino: number,
         size: metadata.size(),
         blocks: metadata.blocks(),
-        atime: seconds,
-        mtime: seconds,
-        ctime: seconds,
-        atimensec: nanoseconds,
-        mtimensec: nanoseconds,
-        ctimensec: nanoseconds,
         mode: metadata.mode(),
         nlink: metadata.nlink() as u32,
         uid: metadata.uid(),
         gid: metadata.gid(),
-        rdev: 0,
         blksize: 4096,
-        flags: 0,
+        ..Attr::as_of(metadata.mtime().cast_unsigned(), metadata.mtime_nsec() as u32)
     }
 }
 

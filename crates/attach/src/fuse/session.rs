@@ -74,23 +74,16 @@ fn errno(e: &IoError) -> i32 {
 impl File {
     fn attributes(&self) -> Attr {
         let info = self.requests.info();
-        let (seconds, nanoseconds) = (self.began.as_secs(), self.began.subsec_nanos());
         Attr {
             ino: abi::ROOT,
             size: info.size,
             blocks: info.size / 512,
-            atime: seconds,
-            mtime: seconds,
-            ctime: seconds,
-            atimensec: nanoseconds,
-            mtimensec: nanoseconds,
-            ctimensec: nanoseconds,
             mode: libc::S_IFREG | self.mode,
             nlink: 1,
             uid: self.owner.0,
             gid: self.owner.1,
             blksize: info.optimal_io.max(info.block_size),
-            ..Attr::default()
+            ..Attr::as_of(self.began.as_secs(), self.began.subsec_nanos())
         }
     }
 

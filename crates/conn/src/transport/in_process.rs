@@ -207,7 +207,7 @@ impl Ring {
     }
 }
 
-/// Changes a direction, and calls the wakers of those who may go on after that.
+/// Changes a direction, and wakes the operations that can go on after that.
 fn change<T>(ring: &Mutex<Ring>, change: impl FnOnce(&mut Ring) -> T) -> T {
     let (result, wakers) = {
         let mut ring = lock(ring);

@@ -8,8 +8,8 @@ use std::net::Shutdown;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Unix sockets; addresses are paths. A peer is known by its user (`unix:uid=1000`). Who may connect is decided by the
-/// permissions of the socket's file and of its directories.
+/// Unix sockets; addresses are paths. A peer is known by its user (`unix:uid=1000`). The permissions of the socket's
+/// file and of its directories decide which users may connect.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unix;
 
