@@ -307,7 +307,7 @@ impl<'a> Body<'a> {
         let abi::LkIn { handle, owner, lock, flags, .. } = self.structure()?;
         let kind = lock.kind.cast_signed();
         if ![libc::F_RDLCK, libc::F_WRLCK, libc::F_UNLCK].contains(&kind) || lock.start > lock.end {
-            return Err(self.wrong("the lock is none"));
+            return Err(self.wrong("the kind or the range of the lock is wrong"));
         }
         let flock = flags & abi::LK_FLOCK != 0;
         Ok(Lock { handle, owner, flock, kind, start: lock.start, end: lock.end, pid: lock.pid })
@@ -576,7 +576,7 @@ mod tests {
         asked(opcode::GETLK, &lock, b"", |operation| assert_eq!(operation, Operation::GetLock(posix)));
         for wrong in [abi::FileLock { kind: 3, ..range }, abi::FileLock { start: 20, ..range }] {
             let bytes = made(opcode::SETLK, &[abi::LkIn { lock: wrong, ..lock }.as_bytes()]);
-            assert_eq!(parse(&bytes).expect_err("no lock").why, "the lock is none");
+            assert_eq!(parse(&bytes).expect_err("no lock").why, "the kind or the range of the lock is wrong");
         }
     }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who this host is to targets.
+/// The names by which targets know this host.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct HostArgs {
     /// NQN of this host
