@@ -70,7 +70,7 @@ pub(crate) struct Endpoint {
     pub(crate) generated: Option<Arc<TlsPsk>>,
     /// Which of the offers of a key for TLS the target took last. Clones share it.
     #[cfg(feature = "tls")]
-    pub(crate) offer: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    pub(crate) offer: Arc<crate::tls::LastOffer>,
 }
 
 impl Endpoint {

@@ -19,7 +19,7 @@ pub(crate) async fn begin_generated(_: &Endpoint, _: &TlsPsk, _: Channel) -> Res
 }
 
 #[cfg(feature = "tls")]
-pub(crate) use secure::{begin, begin_generated};
+pub(crate) use secure::{LastOffer, begin, begin_generated};
 
 #[cfg(feature = "tls")]
 mod secure {
@@ -28,7 +28,7 @@ mod secure {
     use crate::reach::reach;
     use longhaul_auth::{Derivation, HashFunction, IdentityVersion, TlsKey};
     use longhaul_conn::{SecureError, TlsError};
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     const WHAT: &str = "TLS";
 
@@ -43,6 +43,37 @@ mod secure {
     /// Offers that are made to a target that has looked at every identity: one for each derivation.
     const TO_THOROUGH: usize = 2;
 
+    /// How many connections in turn may end without an answer to the offer that was taken before. A link that is cut
+    /// does that, and so does the target of Linux to a key that it does not know.
+    const ENDS_OF_A_LINK: usize = 8;
+
+    /// The offer that a target took last.
+    #[derive(Debug)]
+    pub(crate) struct LastOffer {
+        /// One of [`OFFERS`].
+        number: AtomicUsize,
+        /// Connections that have ended without an answer since then.
+        ends: AtomicUsize,
+    }
+
+    impl Default for LastOffer {
+        fn default() -> LastOffer {
+            LastOffer { number: AtomicUsize::new(0), ends: AtomicUsize::new(ENDS_OF_A_LINK) }
+        }
+    }
+
+    impl LastOffer {
+        fn taken(&self, number: usize) {
+            self.number.store(number, Ordering::Relaxed);
+            self.ends.store(0, Ordering::Relaxed);
+        }
+
+        /// Whether an end without an answer, which is counted, is more likely one of the link than the target's no.
+        fn ended_by_the_link(&self) -> bool {
+            self.ends.fetch_add(1, Ordering::Relaxed) < ENDS_OF_A_LINK
+        }
+    }
+
     /// Goes through the handshake, with the key of this host for the subsystem.
     ///
     /// # Errors
@@ -54,7 +85,7 @@ mod secure {
         channel: Channel,
     ) -> Result<Channel> {
         let key = options.tls_key(subnqn).map_err(|why| endpoint.refused(WHAT, why))?;
-        let known = endpoint.offer.load(Ordering::Relaxed);
+        let known = endpoint.offer.number.load(Ordering::Relaxed);
         let others = (0..OFFERS.len()).filter(|number| *number != known);
         let is_answer = |e: &SecureError| matches!(e, SecureError::Tls(_));
         let (mut made, mut most) = (Some(channel), OFFERS.len());
@@ -75,13 +106,15 @@ mod secure {
             };
             let e = match longhaul_conn::connect(&channel, &psks).await {
                 Ok(session) => {
-                    endpoint.offer.store(number, Ordering::Relaxed);
+                    endpoint.offer.taken(number);
                     return Ok(channel.with_session(session));
                 }
                 Err(e) => e,
             };
             most = match &e {
                 SecureError::Tls(TlsError::UnknownIdentity | TlsError::WrongKey) if known == 0 => TO_THOROUGH,
+                // The next attempt to connect makes the same offer first.
+                SecureError::Io(_) | SecureError::Eof if n == 0 && endpoint.offer.ended_by_the_link() => 0,
                 SecureError::Tls(TlsError::UnknownIdentity | TlsError::WrongKey | TlsError::Alert(_))
                 | SecureError::Io(_)
                 | SecureError::Eof => most,

@@ -27,6 +27,8 @@ struct State {
     /// Connections beyond so many at a time are closed at once.
     limit: usize,
     accepted: usize,
+    /// So many connections to come are closed at once.
+    to_turn_away: usize,
     open: usize,
     live: Vec<TcpStream>,
     tamper: Option<Tamper>,
@@ -66,6 +68,7 @@ impl Relay {
             refusing: false,
             limit: usize::MAX,
             accepted: 0,
+            to_turn_away: 0,
             open: 0,
             live: Vec::new(),
             tamper: None,
@@ -128,6 +131,12 @@ impl Relay {
         self.shared.lock().accepted
     }
 
+    /// Cuts every connection, and closes so many new ones at once.
+    pub fn turn_away(&self, n: usize) {
+        self.shared.lock().to_turn_away = n;
+        self.flap();
+    }
+
     /// Changes bytes on their way from now on.
     pub fn tamper(&self, tamper: Option<Tamper>) {
         self.shared.lock().tamper = tamper;
@@ -145,8 +154,12 @@ impl Drop for Open {
 
 fn serve(shared: &Arc<Shared>, near: TcpStream) {
     let target = {
-        let state = shared.lock();
+        let mut state = shared.lock();
         if !state.takes_another() {
+            return;
+        }
+        if state.to_turn_away > 0 {
+            state.to_turn_away -= 1;
             return;
         }
         state.target
