@@ -6,7 +6,9 @@
 //! - a transaction is sent once; it is sent again only if the first one certainly was not proposed;
 //! - what can be repeated without harm (reads, leases) is repeated on the other members;
 //! - no range asks for an order: etcd has keys in ascending order anyway, but where an order is asked for it
-//!   reads all up to the end of the range, and applies the limit afterwards.
+//!   reads all up to the end of the range, and applies the limit afterwards;
+//! - ranges end where their reader knows that nothing more is wanted: whatever the limit, etcd counts all keys up to
+//!   the end of the range.
 
 mod client;
 mod watch;
@@ -21,8 +23,12 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Entries per request of a range: a page of small records is below a megabyte.
+/// Entries of the first request of a range: a page of small records is below a megabyte.
 const PAGE: usize = 1000;
+/// How many times as many entries the next request is for, up to [`PAGE_MAX`]: each costs etcd as much as all keys
+/// behind it.
+const GROWTH: usize = 4;
+const PAGE_MAX: usize = 16_000;
 /// Operations of a transaction within another one: both lists together are below etcd's limit.
 const NESTED: usize = MAX_OPERATIONS / 2;
 
@@ -69,9 +75,10 @@ impl EtcdCatalog {
         json!({ "request_range": { "key": self.key(key) } })
     }
 
-    /// The range of a page; `None` if nothing can be in it.
-    fn ask_page(&self, prefix: &[u8], after: &[u8], most: usize) -> Option<Value> {
-        if most == 0 || !after.starts_with(prefix) && after > prefix {
+    /// The range of a page that ends with the key `last`, if there is one; `None` if nothing can be in it.
+    fn ask_page(&self, prefix: &[u8], after: &[u8], last: Option<&[u8]>, most: usize) -> Option<Value> {
+        let is_behind = |last: &[u8]| last < prefix || last <= after;
+        if most == 0 || !after.starts_with(prefix) && after > prefix || last.is_some_and(is_behind) {
             return None;
         }
         let whole = [&self.prefix, prefix].concat();
@@ -81,10 +88,19 @@ impl EtcdCatalog {
         };
         // etcd has no empty key: the first one is a zero byte.
         let next = if next.is_empty() { vec![0] } else { next };
+        let end = match last.filter(|last| last.starts_with(prefix)) {
+            Some(last) => [&self.prefix, last, &[0]].concat(),
+            None => self::after(&whole),
+        };
         Some(json!({
-            "key": STANDARD.encode(&next), "range_end": STANDARD.encode(self::after(&whole)),
-            "limit": most.to_string(),
+            "key": STANDARD.encode(&next), "range_end": STANDARD.encode(end), "limit": most.to_string(),
         }))
+    }
+
+    fn ask_for(&self, page: Option<Value>) -> Result<Vec<Entry>> {
+        let Some(request) = page else { return Ok(Vec::new()) };
+        let reply = self.client.repeat("kv/range", &request).map_err(|fault| self.client.error(fault))?;
+        self.entries(&reply)
     }
 
     /// Reads by several operations as of one revision: the entries of each.
@@ -201,10 +217,10 @@ impl Catalog for EtcdCatalog {
         let end = STANDARD.encode(after(&whole));
         // etcd has no empty key: the first one is a zero byte.
         let mut next = if whole.is_empty() { vec![0] } else { whole };
-        let (mut revision, mut entries) = (at, Vec::new());
+        let (mut revision, mut entries, mut most) = (at, Vec::new(), PAGE);
         loop {
             let request = json!({
-                "key": STANDARD.encode(&next), "range_end": end, "limit": PAGE.to_string(),
+                "key": STANDARD.encode(&next), "range_end": end, "limit": most.to_string(),
                 "revision": revision.unwrap_or(0).to_string(),
             });
             let reply = self.client.repeat("kv/range", &request).map_err(|fault| match fault {
@@ -222,6 +238,7 @@ impl Catalog for EtcdCatalog {
             match entries.last() {
                 Some(last) if reply["more"].as_bool().unwrap_or(false) => {
                     next = [&*self.prefix, &last.key, &[0]].concat();
+                    most = (most * GROWTH).min(PAGE_MAX);
                 }
                 _ => return Ok(Snapshot { revision, entries }),
             }
@@ -252,7 +269,8 @@ impl Catalog for EtcdCatalog {
         after: &[u8],
         most: usize,
     ) -> Result<(Vec<Entry>, Vec<Entry>)> {
-        let Some(page) = self.ask_page(prefix, after, most).filter(|_| keys.len() < MAX_OPERATIONS) else {
+        let Some(page) = self.ask_page(prefix, after, None, most).filter(|_| keys.len() < MAX_OPERATIONS)
+        else {
             return Ok((self.get_all(keys)?, self.page(prefix, after, most)?));
         };
         let ask: Vec<Value> =
@@ -263,9 +281,11 @@ impl Catalog for EtcdCatalog {
     }
 
     fn page(&self, prefix: &[u8], after: &[u8], most: usize) -> Result<Vec<Entry>> {
-        let Some(request) = self.ask_page(prefix, after, most) else { return Ok(Vec::new()) };
-        let reply = self.client.repeat("kv/range", &request).map_err(|fault| self.client.error(fault))?;
-        self.entries(&reply)
+        self.ask_for(self.ask_page(prefix, after, None, most))
+    }
+
+    fn page_until(&self, prefix: &[u8], after: &[u8], last: &[u8], most: usize) -> Result<Vec<Entry>> {
+        self.ask_for(self.ask_page(prefix, after, Some(last), most))
     }
 
     fn watch(&self, prefix: &[u8], from: Revision) -> Result<Box<dyn Watch>> {
@@ -315,10 +335,23 @@ mod tests {
     #[test]
     fn a_page_is_limited_before_it_is_sorted() {
         let catalog = EtcdCatalog::new(&["a:1"], "longhaul/").expect("an address");
-        let page = catalog.ask_page(b"fs/", b"fs/5", 10).expect("a range");
+        let page = catalog.ask_page(b"fs/", b"fs/5", None, 10).expect("a range");
         let keys: Vec<&str> = page.as_object().expect("an object").keys().map(String::as_str).collect();
         assert_eq!(keys, ["key", "limit", "range_end"]);
         assert_eq!(page["limit"], "10");
+    }
+
+    /// etcd counts all keys of a range, whatever the limit.
+    #[test]
+    fn a_page_ends_where_nothing_more_is_wanted() {
+        let catalog = EtcdCatalog::new(&["a:1"], "longhaul/").expect("an address");
+        let end = |last| {
+            let page = catalog.ask_page(b"fs/", b"fs/5", Some(last), 10)?;
+            bytes(&page["range_end"])
+        };
+        assert_eq!(end(b"fs/7").as_deref(), Some(&b"longhaul/fs/7\0"[..]));
+        assert_eq!(end(b"g").as_deref(), Some(&b"longhaul/fs0"[..]), "the end of the prefix is earlier");
+        assert_eq!((end(b"fs/5"), end(b"fs/4"), end(b"f")), (None, None, None));
     }
 
     #[test]

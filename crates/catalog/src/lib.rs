@@ -112,6 +112,17 @@ pub trait Catalog: Send + Sync {
         Ok(all.into_iter().filter(|entry| *entry.key > *after).take(most).collect())
     }
 
+    /// As [`page`](Self::page), of keys that are not greater than `last`: a store in which a page costs as much as
+    /// all keys behind it looks no further.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    fn page_until(&self, prefix: &[u8], after: &[u8], last: &[u8], most: usize) -> Result<Vec<Entry>> {
+        let mut page = self.page(prefix, after, most)?;
+        page.retain(|entry| *entry.key <= *last);
+        Ok(page)
+    }
+
     /// As [`get_all`](Self::get_all) and [`page`](Self::page), in one round trip: the page is not older than the
     /// entries of the keys.
     ///

@@ -117,6 +117,22 @@ fn a_range_is_read_page_by_page(Pair(a, b): &Pair) {
     assert_eq!(page(b"", 2), keys[..2]);
     assert_eq!(page(b"pages/105", 2), keys[11..13]);
     assert!([page(b"pages/49", 5), page(b"q", 5), page(b"pages/", 0)].iter().all(Vec::is_empty));
+    let until = |after: &[u8], last: &[u8], most| -> Vec<Vec<u8>> {
+        let page = b.page_until(b"pages/", after, last, most).expect("read");
+        page.into_iter().map(|entry| entry.key).collect()
+    };
+    assert_eq!(until(&keys[3], &keys[7], 50), keys[4..=7]);
+    assert_eq!(until(&keys[3], &keys[7], 2), keys[4..6]);
+    assert_eq!(until(b"", b"q", 50), keys);
+    assert_eq!(
+        until(b"pages/", b"pages/1999", 50),
+        keys[..=keys.partition_point(|key| **key <= b"pages/1999"[..]) - 1]
+    );
+    assert!(
+        [until(&keys[7], &keys[7], 5), until(&keys[7], &keys[3], 5), until(b"", b"a", 5)]
+            .iter()
+            .all(Vec::is_empty)
+    );
 }
 
 fn several_keys_are_read_at_once(Pair(a, b): &Pair) {

@@ -163,8 +163,7 @@ impl FsSession {
                 end = at + (end - at) / 2;
             }
             if end > at + 1 && close(end) {
-                let most = (wanted[end - 1] - first + 1) as usize;
-                let found = self.store.page(&keys.inodes(), &keys.inode(first - 1), most)?;
+                let found = self.store.inodes(first, wanted[end - 1])?;
                 add(found
                     .into_iter()
                     .filter(|entry| {

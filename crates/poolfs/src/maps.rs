@@ -18,7 +18,7 @@ use crate::store::{failed, pages};
 use longhaul_fs::Errno;
 
 /// Inodes, and chunks, that are read at a time.
-const INODES: usize = 500;
+const INODES: usize = 4000;
 const CHUNKS: usize = 64;
 
 impl FsSession {

@@ -202,6 +202,15 @@ impl Store {
         self.catalog.page(prefix, after, most).map_err(|e| failed(&e))
     }
 
+    /// The entries of these inodes and of those between them, which are one after the other.
+    pub(crate) fn inodes(&self, first: u64, last: u64) -> Result<Vec<Entry>, Errno> {
+        let keys = &self.keys;
+        let most = (last - first + 1) as usize;
+        self.catalog
+            .page_until(&keys.inodes(), &keys.inode(first - 1), &keys.inode(last), most)
+            .map_err(|e| failed(&e))
+    }
+
     /// The entries of some keys, and a page that is not older.
     pub(crate) fn page_with(
         &self,

@@ -1,8 +1,11 @@
-//! WalkListings of directories that a walk through a tree will ask for next.
+//! Listings of directories that a walk through a tree will ask for next.
 //!
 //! `find`, `du` and `ls -R` list one directory after the other, each a round trip away. When a directory is
-//! listed that an earlier listing has shown, the others that were shown and not listed yet are listed ahead,
-//! [`WINDOW`] of them at a time.
+//! listed that an earlier listing has shown, the others that were shown and not listed yet are listed ahead, and so
+//! are the directories in these, in the order in which a walk gets to them.
+//!
+//! How many are listed ahead at a time is learned: more with each that a reader asks for, and half as many when
+//! something is changed and those that are there are dropped. `rm -r` changes something in each directory.
 //!
 //! Invariants:
 //! - a listing that is handed out is younger than [`NAMES_VALID`], and no change was made through the cache
@@ -17,23 +20,27 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Directories that are listed ahead, requested and not handed out yet.
+/// Directories that are listed ahead, requested and not handed out yet: at the beginning, and at most.
 const WINDOW: usize = 64;
+const WINDOW_MAX: usize = 128;
 /// Most directories that are remembered to be listed.
 const KNOWN_MAX: usize = 20_000;
 /// Numbers of listings that this cache makes; those of its user are smaller.
 const OWN: u64 = 1 << 63;
 
-/// Place in the order of a walk: the newest listing first, as a walk goes down before it goes on.
-type WalkOrder = (std::cmp::Reverse<u64>, usize);
+/// Place in the order of a walk: the number of a listing that was handed out, and the index of a directory in it, in
+/// the listing of that directory, and so on. A walk goes down before it goes on: the newest listing is first, and a
+/// directory is before the next one in the same listing with all that is below it.
+type WalkOrder = (std::cmp::Reverse<u64>, Vec<u32>);
 
-#[derive(Default)]
 pub(super) struct WalkListings {
     ahead: HashMap<Node, ListedAhead>,
+    /// How many there may be in `ahead`.
+    window: usize,
     /// Directories that were shown and not listed, in the order in which a walk will get to them.
     order: BTreeMap<WalkOrder, Node>,
     places: HashMap<Node, WalkOrder>,
-    /// WalkListings that were shown.
+    /// Listings that were handed out.
     shown: u64,
     /// Rises with each change: what was requested before is not handed out.
     epoch: u64,
@@ -42,13 +49,30 @@ pub(super) struct WalkListings {
 
 /// A listing that was requested ahead.
 enum ListedAhead {
-    /// Calls that wait for it.
-    UnderWay(Vec<(Call, Done)>),
+    UnderWay {
+        place: WalkOrder,
+        /// Calls that wait for it.
+        waiting: Vec<(Call, Done)>,
+    },
     Here {
         entries: Vec<DirectoryEntry>,
         is_last: bool,
         since: Instant,
     },
+}
+
+impl Default for WalkListings {
+    fn default() -> WalkListings {
+        WalkListings {
+            ahead: HashMap::new(),
+            window: WINDOW,
+            order: BTreeMap::new(),
+            places: HashMap::new(),
+            shown: 0,
+            epoch: 0,
+            requested: 0,
+        }
+    }
 }
 
 impl WalkListings {
@@ -59,20 +83,34 @@ impl WalkListings {
         }
     }
 
-    /// Remembers the directories of a listing.
+    /// Remembers the directories of a listing that is handed out.
     fn show(&mut self, entries: &[DirectoryEntry]) {
         self.shown += 1;
+        self.place(&(std::cmp::Reverse(self.shown), Vec::new()), entries);
+    }
+
+    /// Remembers the directories of a listing at this place of a walk.
+    fn place(&mut self, (walk, of): &WalkOrder, entries: &[DirectoryEntry]) {
         let is_directory = |entry: &&DirectoryEntry| entry.attributes.kind() == FileKind::Directory;
-        for (index, entry) in entries.iter().filter(is_directory).enumerate() {
-            let (node, place) = (entry.attributes.node, (std::cmp::Reverse(self.shown), index));
+        for (index, entry) in (0..).zip(entries.iter().filter(is_directory)) {
+            let node = entry.attributes.node;
+            if self.ahead.contains_key(&node) {
+                continue;
+            }
+            let place = (*walk, of.iter().copied().chain([index]).collect::<Vec<u32>>());
             self.forget(node);
-            self.places.insert(node, place);
+            self.places.insert(node, place.clone());
             self.order.insert(place, node);
         }
         while self.order.len() > KNOWN_MAX {
             let Some((_, node)) = self.order.pop_last() else { return };
             self.places.remove(&node);
         }
+    }
+
+    /// A reader has asked for a listing that was requested ahead.
+    fn was_wanted(&mut self) {
+        self.window = (self.window + 1).min(WINDOW_MAX);
     }
 }
 
@@ -99,12 +137,13 @@ impl Shared {
         let listings = &mut state.listings;
         let was_shown = listings.forget(node);
         match listings.ahead.remove(&node) {
-            Some(ListedAhead::UnderWay(mut waiting)) => {
+            Some(ListedAhead::UnderWay { place, mut waiting }) => {
                 waiting.push((call, done));
-                listings.ahead.insert(node, ListedAhead::UnderWay(waiting));
+                listings.ahead.insert(node, ListedAhead::UnderWay { place, waiting });
                 return;
             }
             Some(ListedAhead::Here { entries, is_last, since }) if since.elapsed() < NAMES_VALID => {
+                listings.was_wanted();
                 listings.show(&entries);
                 steps.push(CacheStep::Finish(done, Ok(Reply::Listing(entries, is_last))));
                 return self.list_ahead(state, steps);
@@ -134,7 +173,7 @@ impl Shared {
     /// Requests listings of the directories that a walk will get to next.
     fn list_ahead(self: &Arc<Self>, state: &mut CacheState, steps: &mut Vec<CacheStep>) {
         let listings = &mut state.listings;
-        if listings.ahead.len() >= WINDOW {
+        if listings.ahead.len() >= listings.window {
             // A walk that has gone elsewhere leaves them.
             let old = |ahead: &ListedAhead| matches!(ahead, ListedAhead::Here { since, .. } if since.elapsed() >= NAMES_VALID);
             for (_, ahead) in listings.ahead.extract_if(|_, ahead| old(ahead)) {
@@ -143,10 +182,10 @@ impl Shared {
                 }
             }
         }
-        while listings.ahead.len() < WINDOW {
-            let Some((_, node)) = listings.order.pop_first() else { return };
+        while listings.ahead.len() < listings.window {
+            let Some((place, node)) = listings.order.pop_first() else { return };
             listings.places.remove(&node);
-            listings.ahead.insert(node, ListedAhead::UnderWay(Vec::new()));
+            listings.ahead.insert(node, ListedAhead::UnderWay { place, waiting: Vec::new() });
             listings.requested += 1;
             let (stream, epoch) = (Stream(OWN + listings.requested), listings.epoch);
             let shared = Arc::clone(self);
@@ -163,28 +202,31 @@ impl Shared {
         let mut state = self.lock();
         let listings = &mut state.listings;
         let is_current = listings.epoch == epoch;
-        let waiting = match listings.ahead.remove(&node) {
-            Some(ListedAhead::UnderWay(waiting)) if is_current => waiting,
+        let (place, waiting) = match listings.ahead.remove(&node) {
+            Some(ListedAhead::UnderWay { place, waiting }) if is_current => (Some(place), waiting),
             // One of a later time.
             Some(other) => {
                 listings.ahead.insert(node, other);
-                Vec::new()
+                (None, Vec::new())
             }
-            None => Vec::new(),
+            None => (None, Vec::new()),
         };
         let mut again = waiting.into_iter();
         if let Ok(Reply::Listing(entries, is_last)) = result {
-            match again.next() {
-                Some((_, done)) => {
+            match (again.next(), place) {
+                (Some((_, done)), _) => {
+                    listings.was_wanted();
                     listings.show(&entries);
                     steps.push(CacheStep::Finish(done, Ok(Reply::Listing(entries, is_last))));
                     self.list_ahead(&mut state, &mut steps);
                 }
-                None if is_current => {
+                (None, Some(place)) => {
+                    listings.place(&place, &entries);
                     let since = Instant::now();
                     listings.ahead.insert(node, ListedAhead::Here { entries, is_last, since });
+                    self.list_ahead(&mut state, &mut steps);
                 }
-                None => forget_entries(entries, &mut steps),
+                (None, None) => forget_entries(entries, &mut steps),
             }
         }
         // Other readers of the same directory, and all after an error, list it themselves.
@@ -200,10 +242,13 @@ impl CacheState {
     /// Something is changed: listings from before are not handed out.
     pub(super) fn drop_listings(&mut self, steps: &mut Vec<CacheStep>) {
         self.listings.epoch += 1;
+        if !self.listings.ahead.is_empty() {
+            self.listings.window = (self.listings.window / 2).max(1);
+        }
         for (_, ahead) in self.listings.ahead.drain() {
             match ahead {
                 ListedAhead::Here { entries, .. } => forget_entries(entries, steps),
-                ListedAhead::UnderWay(waiting) => {
+                ListedAhead::UnderWay { waiting, .. } => {
                     steps.extend(waiting.into_iter().map(|(call, done)| CacheStep::Start(call, done)));
                 }
             }

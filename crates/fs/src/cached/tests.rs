@@ -1,5 +1,5 @@
 use super::*;
-use crate::call::Stream;
+use crate::call::{DirectoryEntry, Stream};
 use crate::{Attributes, Changes, Directory};
 use longhaul_engine::Buf;
 use std::sync::mpsc::channel;
@@ -13,6 +13,8 @@ struct Held {
     /// The next write fails with this error.
     error: Mutex<Option<Errno>>,
     calls: Mutex<Vec<String>>,
+    /// How many listings were asked for.
+    listed: Mutex<u64>,
     /// What executes the calls instead.
     directory: Option<Arc<Directory>>,
 }
@@ -26,6 +28,9 @@ const FILE: Handle = Handle(9);
 
 impl FileSystem for Held {
     fn start(&self, call: Call, done: Done) {
+        if let Call::ReadDirectory { .. } = call {
+            *lock(&self.listed) += 1;
+        }
         if let Call::Open { .. } = call {
             return done(Ok(Reply::Opened(Held::attributes(0), FILE)));
         }
@@ -349,45 +354,125 @@ fn appended_writes_keep_their_order() {
     assert_eq!(lines, (0..100).map(|line| format!("{line}\n")).collect::<String>());
 }
 
-/// A walk through a tree of a few directories costs a few round trips, whatever the number of directories,
-/// and leaves nothing looked up that its reader did not get.
-#[test]
-fn a_walk_lists_directories_ahead() {
-    let dir = tempfile::tempdir().expect("a directory");
-    for number in 0..100 {
-        std::fs::create_dir(dir.path().join(number.to_string())).expect("made");
-        std::fs::write(dir.path().join(number.to_string()).join("file"), b"").expect("written");
+/// A tree on a file system that is far away.
+struct FarTree {
+    _dir: tempfile::TempDir,
+    directory: Arc<Directory>,
+    far: Arc<Held>,
+    cached: Cached,
+    round_trips: u32,
+    streams: u64,
+}
+
+impl FarTree {
+    /// With so many directories in each directory, level by level, and one file in each of the lowest level.
+    fn new(levels: &[u32]) -> FarTree {
+        fn make(at: &std::path::Path, levels: &[u32]) {
+            let Some((count, below)) = levels.split_first() else {
+                return std::fs::write(at.join("file"), b"").expect("written");
+            };
+            for number in 0..*count {
+                let at = at.join(number.to_string());
+                std::fs::create_dir(&at).expect("made");
+                make(&at, below);
+            }
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        make(dir.path(), levels);
+        let root = rustix::fs::open(dir.path(), OFlags::PATH, rustix::fs::Mode::empty()).expect("opened");
+        let directory = Arc::new(Directory::new(root, false).expect("a directory"));
+        let far = Arc::new(Held { directory: Some(Arc::clone(&directory)), ..Held::default() });
+        let cached = Cached::new(Arc::clone(&far) as Arc<dyn FileSystem>, CachedOptions::default());
+        FarTree { _dir: dir, directory, far, cached, round_trips: 0, streams: 0 }
     }
-    let root = rustix::fs::open(dir.path(), OFlags::PATH, rustix::fs::Mode::empty()).expect("opened");
-    let directory = Arc::new(Directory::new(root, false).expect("a directory"));
-    let far = Arc::new(Held { directory: Some(Arc::clone(&directory)), ..Held::default() });
-    let cached = Cached::new(Arc::clone(&far) as Arc<dyn FileSystem>, CachedOptions::default());
-    let mut round_trips = 0;
-    let mut list = |node, stream| {
-        let result = start(&cached, Call::ReadDirectory { node, stream: Stream(stream), after: 0 });
+
+    /// All that waits is answered a round trip later; what is asked for by an answer, another one later.
+    fn list(&mut self, node: Node) -> Vec<DirectoryEntry> {
+        self.streams += 1;
+        let call = Call::ReadDirectory { node, stream: Stream(self.streams), after: 0 };
+        let result = start(&self.cached, call);
         loop {
             match result.try_recv() {
                 Ok(Ok(Reply::Listing(entries, true))) => return entries,
                 Ok(other) => panic!("{other:?}"),
                 Err(_) => {
-                    round_trips += 1;
-                    far.answer_all();
+                    self.round_trips += 1;
+                    let waiting = lock(&self.far.waiting).len();
+                    for _ in 0..waiting {
+                        self.far.answer(0);
+                    }
                 }
             }
         }
-    };
-    let top = list(Node::ROOT, 1);
+    }
+
+    /// Goes down before it goes on; how many objects there are. `seen` is called after each directory was listed.
+    fn walk(&mut self, node: Node, seen: &mut dyn FnMut(&mut FarTree)) -> u64 {
+        let entries = self.list(node);
+        seen(self);
+        let directories =
+            entries.iter().filter(|entry| entry.attributes.kind() == crate::FileKind::Directory);
+        entries.len() as u64 + directories.map(|entry| self.walk(entry.attributes.node, seen)).sum::<u64>()
+    }
+}
+
+/// A walk through a tree of a few directories costs a few round trips, whatever the number of directories,
+/// and leaves nothing looked up that its reader did not get.
+#[test]
+fn a_walk_lists_directories_ahead() {
+    let mut tree = FarTree::new(&[100]);
+    let top = tree.list(Node::ROOT);
     assert_eq!(top.len(), 100);
     let mut found = top.len() as u64;
-    for (entry, stream) in top.iter().take(50).zip(2..) {
-        let entries = list(entry.attributes.node, stream);
+    for entry in top.iter().take(50) {
+        let entries = tree.list(entry.attributes.node);
         assert_eq!(entries[0].name, b"file");
         found += entries.len() as u64;
     }
-    assert!(round_trips <= 5, "{round_trips} round trips for 51 directories");
+    assert!(tree.round_trips <= 5, "{} round trips for 51 directories", tree.round_trips);
     // A change drops what was listed ahead, and that is forgotten.
     let make = Call::MakeDirectory { parent: Node::ROOT, name: b"new".to_vec(), mode: 0o700 };
-    drop(start(&cached, make));
-    far.answer_all();
-    assert_eq!(directory.known() as u64, found + 1);
+    drop(start(&tree.cached, make));
+    tree.far.answer_all();
+    assert_eq!(tree.directory.known() as u64, found + 1);
+}
+
+/// Directories below those that were listed ahead are listed ahead as well.
+#[test]
+fn a_walk_through_a_deep_tree_costs_as_few_round_trips_as_through_a_wide_one() {
+    for levels in [&[6, 6, 6][..], &[2; 7], &[250]] {
+        let mut tree = FarTree::new(levels);
+        let found = tree.walk(Node::ROOT, &mut |_| ());
+        let directories = 1 + levels
+            .iter()
+            .scan(1, |all, count| {
+                *all *= count;
+                Some(*all)
+            })
+            .sum::<u32>();
+        assert_eq!(found, u64::from(directories - 1 + levels.iter().product::<u32>()), "{levels:?}");
+        let most = 6 + 2 * levels.len() as u32;
+        assert!(tree.round_trips <= most, "{levels:?}: {} round trips for {directories}", tree.round_trips);
+        assert_eq!(tree.directory.known() as u64, found, "{levels:?}");
+    }
+}
+
+/// `rm -r` changes something in each directory: what is listed ahead for it is dropped.
+#[test]
+fn a_walk_that_changes_the_tree_lists_little_in_vain() {
+    let mut tree = FarTree::new(&[300]);
+    let mut changes = 0;
+    tree.walk(Node::ROOT, &mut |tree| {
+        changes += 1;
+        let make =
+            Call::MakeDirectory { parent: Node::ROOT, name: format!("new {changes}").into(), mode: 0o700 };
+        drop(start(&tree.cached, make));
+        tree.far.answer_all();
+    });
+    let listed = *lock(&tree.far.listed);
+    assert!(listed <= 301 * 2 + 150, "{listed} listings for 301 directories");
+    // A walk after it is as fast as any.
+    tree.round_trips = 0;
+    tree.walk(Node::ROOT, &mut |_| ());
+    assert!(tree.round_trips <= 16, "{} round trips", tree.round_trips);
 }
