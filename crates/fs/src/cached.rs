@@ -101,6 +101,10 @@ impl FileSystem for Cached {
         self.shared.start(call, done);
     }
 
+    fn refuses_xattr(&self, name: &[u8]) -> bool {
+        self.shared.below.refuses_xattr(name)
+    }
+
     fn locks(&self) -> Option<Arc<dyn Locks>> {
         let below = self.shared.below.locks()?;
         Some(Arc::new(locks::CachedLocks { shared: Arc::clone(&self.shared), below }))

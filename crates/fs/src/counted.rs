@@ -116,6 +116,10 @@ impl FileSystem for Counted {
         self.files.start(call, Box::new(counted));
     }
 
+    fn refuses_xattr(&self, name: &[u8]) -> bool {
+        self.files.refuses_xattr(name)
+    }
+
     fn locks(&self) -> Option<Arc<dyn crate::Locks>> {
         self.files.locks()
     }

@@ -83,6 +83,13 @@ pub trait FileSystem: Send + Sync {
         None
     }
 
+    /// Whether no object of it can have an extended attribute of this name. `ls -l` asks for those of access control
+    /// lists and labels, of each object unless it is told so of the first.
+    fn refuses_xattr(&self, name: &[u8]) -> bool {
+        let _ = name;
+        false
+    }
+
     /// Waits for the reply to a call; not for use on an engine's thread.
     ///
     /// # Errors

@@ -165,6 +165,33 @@ fn files_of_a_mounted_file_system_are_as_those_of_any_other() {
     assert_eq!(shared.site.last(&["fs", "status", "p/f"])["mounts"], json!([]));
 }
 
+/// `ls -l` asks for these of each object unless it is told so of the first.
+#[test]
+fn extended_attributes_that_nothing_checks_are_refused() {
+    use rustix::fs::{XattrFlags, getxattr, setxattr};
+    use rustix::io::Errno;
+    let Some(shared) = Shared::with_fuse(4, &["--size", "64MiB", "--layout", "parity"]) else { return };
+    shared.mount("here");
+    let file = shared.at("here").join("file");
+    fs::write(&file, b"1").expect("written");
+    let get = |name: &str| getxattr(&file, name, &mut vec![0; 64]);
+    let set = |name: &str| setxattr(&file, name, b"value", XattrFlags::empty());
+    for name in ["system.posix_acl_access", "security.selinux"] {
+        // A host with SELinux answers for its labels itself.
+        if name == "security.selinux" && std::path::Path::new("/sys/fs/selinux/enforce").exists() {
+            continue;
+        }
+        for _ in 0..2 {
+            assert_eq!(get(name), Err(Errno::OPNOTSUPP), "{name}");
+            assert!(matches!(set(name), Err(Errno::OPNOTSUPP | Errno::PERM | Errno::INVAL)), "{name}");
+            // Of an object with attributes, and without.
+            set("user.one").expect("set");
+        }
+    }
+    assert_eq!((get("user.one"), get("user.none")), (Ok(5), Err(Errno::NODATA)));
+    shared.umount("here");
+}
+
 #[test]
 fn content_survives_torture() {
     let Some(shared) = Shared::with_fuse(4, &["--size", "256MiB", "--layout", "parity"]) else { return };

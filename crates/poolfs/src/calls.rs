@@ -15,6 +15,12 @@ const XATTR_NAME: usize = 255;
 /// Unit of statistics.
 const STATISTICS_BLOCK: u64 = 4096;
 
+/// Whether an extended attribute is refused that says what nothing here would check: access control lists, and labels of
+/// SELinux, which it checks on a FUSE file system for all objects alike.
+pub(crate) fn refuses_xattr(name: &[u8]) -> bool {
+    name.starts_with(b"system.") || name == b"security.selinux"
+}
+
 /// The mode of a file with these permissions.
 fn regular(mode: u32) -> u32 {
     rustix::fs::FileType::RegularFile.as_raw_mode() | mode & 0o7777
@@ -120,6 +126,7 @@ impl FsSession {
             }
             Call::ReadDirectory { node, after, .. } => self.list(node.0, after),
             Call::Statistics => self.statistics(),
+            Call::GetXattr { name, .. } if refuses_xattr(&name) => Err(Errno::OPNOTSUPP),
             Call::GetXattr { node, name } => {
                 let all = self.xattrs(node.0)?;
                 all.get(&name).map(|value| Reply::Bytes(value.clone())).ok_or(Errno::NODATA)
@@ -420,8 +427,7 @@ impl FsSession {
         if name.len() > XATTR_NAME {
             return Err(Errno::RANGE);
         }
-        // Access control lists would say what is not checked.
-        if name.starts_with(b"system.") {
+        if refuses_xattr(name) {
             return Err(Errno::OPNOTSUPP);
         }
         self.settle(number)?;

@@ -141,6 +141,10 @@ impl PoolFs {
 }
 
 impl FileSystem for PoolFs {
+    fn refuses_xattr(&self, name: &[u8]) -> bool {
+        crate::calls::refuses_xattr(name)
+    }
+
     fn locks(&self) -> Option<Arc<dyn Locks>> {
         // What never changes is locked on this host alone.
         let session = &self.workers.session;

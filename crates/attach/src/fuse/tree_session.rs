@@ -548,6 +548,9 @@ impl Server for Tree {
                     reply,
                 );
             }
+            Operation::GetXattr { name, .. } if self.files.refuses_xattr(name) => {
+                reply.error(libc::EOPNOTSUPP);
+            }
             Operation::GetXattr { .. } if self.told.is_plain(node.0) => reply.error(libc::ENODATA),
             Operation::GetXattr { name, size } => {
                 self.xattr(Call::GetXattr { node, name: own(name) }, size, reply);
