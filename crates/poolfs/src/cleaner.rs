@@ -10,75 +10,145 @@
 use crate::schema::{Account, SegmentRecord, decode_orphan, unreadable};
 use crate::session::FsSession;
 use crate::store::{Draft, lock};
+use longhaul_catalog::Entry;
 use longhaul_fs::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 /// Records that one transaction adds up, and segments that it changes: half of what a transaction may have
 /// each.
 pub(crate) const FOLDED: usize = 48;
+/// Segments that it releases as well.
+const RELEASED: usize = 24;
+
+fn read_record(bytes: &[u8]) -> Result<SegmentRecord, Errno> {
+    SegmentRecord::decode(bytes).ok_or_else(|| unreadable("the record of a segment", bytes))
+}
+
+/// Puts the record of a segment, which is free if nothing is left of it.
+fn put_record(draft: &mut Draft<'_>, segment: u32, record: &SegmentRecord) {
+    let key = draft.keys().segment(segment);
+    match record.session == 0 && record.added == record.freed {
+        true => draft.delete(&key),
+        false => draft.put(&key, record.encode()),
+    }
+}
 
 impl FsSession {
-    /// Makes up the books of segments, frees those without content, and removes what lost hosts leave.
+    /// Makes up the books of segments, frees those without content, and removes what lost hosts leave. At the end of a
+    /// session, only what is its own.
     pub(crate) fn clean(&self) -> Result<(), Errno> {
         let _one = lock(&self.cleans);
-        self.follow()?;
-        // Others wait for what is not used: for room, or to fill a member.
-        if self.members.is_any_filling() || self.is_short_of_room()? {
-            self.segments.give_up_idle();
+        let is_ending = self.is_ending.load(Relaxed);
+        if !is_ending {
+            self.follow()?;
+            // Others wait for what is not used: for room, or to fill a member.
+            if self.members.is_any_filling() || self.is_short_of_room()? {
+                self.segments.give_up_idle();
+            }
         }
         let full = self.segments.full();
         // What is in the full ones was committed before this.
-        self.fold(self.store.session())?;
-        for segment in full {
-            self.release(segment, self.store.session())?;
-            self.segments.released(segment);
-        }
-        self.clean_up()
+        self.fold_and_release(self.store.session(), &full)?;
+        full.into_iter().for_each(|segment| self.segments.released(segment));
+        if is_ending { Ok(()) } else { self.clean_up() }
     }
 
     /// Adds up the records of a session.
     pub(crate) fn fold(&self, session: u64) -> Result<(), Errno> {
+        self.fold_and_release(session, &[])
+    }
+
+    /// As [`fold`](Self::fold); the session writes to the segments `full` no more, and has committed all that it wrote
+    /// there.
+    fn fold_and_release(&self, session: u64, full: &[u32]) -> Result<(), Errno> {
         let keys = self.store.keys();
         let prefix = keys.account(session, 0);
         let prefix = &prefix[..prefix.len() - 8];
+        let mut released: &[u32] = &[];
         loop {
             let page = self.store.page(prefix, prefix, FOLDED)?;
-            if page.is_empty() {
-                return Ok(());
+            let is_last = page.len() < FOLDED;
+            let release = if is_last && full.len() <= RELEASED { full } else { &[] };
+            if page.is_empty() && release.is_empty() {
+                break;
             }
-            let records: Vec<Vec<u8>> = page.into_iter().map(|entry| entry.key).collect();
-            self.store.change(|draft| {
-                let mut sum: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-                // Another session may have done it, if this one counts as lost.
-                for entry in draft.get_all(&records)? {
-                    let Account(mut account) = Account::decode(&entry.value)
-                        .ok_or_else(|| unreadable("an account", &entry.value))?;
-                    let mut left = BTreeMap::new();
-                    while let Some((segment, (added, freed))) = account.pop_first() {
-                        if sum.len() >= FOLDED && !sum.contains_key(&segment) {
-                            left.insert(segment, (added, freed));
-                            continue;
-                        }
-                        let of = sum.entry(segment).or_default();
-                        *of = (of.0 + added, of.1 + freed);
-                    }
-                    match left.is_empty() {
-                        true => draft.delete(&entry.key),
-                        false => draft.put(&entry.key, Account(left).encode()),
-                    }
-                }
-                for (segment, (added, freed)) in sum {
-                    self.book(draft, segment, |record| {
-                        record.added += added;
-                        record.freed += freed;
-                    })?;
-                }
-                Ok(())
-            })?;
+            let is_done = self.store.change(|draft| self.put_folded(draft, &page, session, release))?;
+            if is_last && is_done {
+                released = release;
+                break;
+            }
         }
+        full[released.len()..].iter().try_for_each(|segment| self.release(*segment, session))
+    }
+
+    /// Adds up a page of records, and releases segments if that is all of it; whether it is. A record of very many
+    /// segments is added up in parts.
+    fn put_folded(
+        &self,
+        draft: &mut Draft<'_>,
+        page: &[Entry],
+        session: u64,
+        release: &[u32],
+    ) -> Result<bool, Errno> {
+        let names: Vec<Vec<u8>> = page.iter().map(|entry| entry.key.clone()).collect();
+        // Another session may have done it, if this one counts as lost.
+        let accounts = match draft.is_again() {
+            true => draft.get_all(&names)?,
+            false => draft.suppose(page),
+        };
+        let mut sum: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        let mut is_done = true;
+        for entry in accounts {
+            let Account(mut account) =
+                Account::decode(&entry.value).ok_or_else(|| unreadable("an account", &entry.value))?;
+            let mut left = BTreeMap::new();
+            while let Some((segment, (added, freed))) = account.pop_first() {
+                if sum.len() >= FOLDED && !sum.contains_key(&segment) {
+                    left.insert(segment, (added, freed));
+                    continue;
+                }
+                let of = sum.entry(segment).or_default();
+                *of = (of.0 + added, of.1 + freed);
+            }
+            is_done &= left.is_empty();
+            match left.is_empty() {
+                true => draft.delete(&entry.key),
+                false => draft.put(&entry.key, Account(left).encode()),
+            }
+        }
+        let release = if is_done { release } else { &[] };
+        let touched: BTreeSet<u32> = sum.keys().chain(release).copied().collect();
+        let touched: Vec<Vec<u8>> = touched.iter().map(|segment| draft.keys().segment(*segment)).collect();
+        let records = draft.get_all(&touched)?;
+        let known = |segment: u32| records.iter().find(|entry| entry.key == draft.keys().segment(segment));
+        let mut booked: BTreeMap<u32, SegmentRecord> = BTreeMap::new();
+        for (segment, (added, freed)) in sum {
+            let Some(entry) = known(segment) else {
+                tracing::error!("segment {segment} has content, and counts as free: run 'longhaul fs check'");
+                continue;
+            };
+            let mut record = read_record(&entry.value)?;
+            record.added += added;
+            record.freed += freed;
+            booked.insert(segment, record);
+        }
+        for segment in release {
+            let record = match (booked.remove(segment), known(*segment)) {
+                (Some(record), _) => record,
+                (None, Some(entry)) => read_record(&entry.value)?,
+                (None, None) => continue,
+            };
+            let holder = if record.session == session { 0 } else { record.session };
+            booked.insert(*segment, SegmentRecord { session: holder, ..record });
+        }
+        for (segment, record) in booked {
+            put_record(draft, segment, &record);
+        }
+        Ok(is_done)
     }
 
     /// Adds up the records of all sessions: what others have freed may be all that is left of a segment.
@@ -86,38 +156,15 @@ impl FsSession {
         self.sessions_with_accounts(u64::MAX)?.into_iter().try_for_each(|session| self.fold(session))
     }
 
-    /// Changes the record of a segment, which is free if nothing is left of it.
-    fn book(
-        &self,
-        draft: &mut Draft<'_>,
-        segment: u32,
-        change: impl FnOnce(&mut SegmentRecord),
-    ) -> Result<(), Errno> {
-        let key = draft.keys().segment(segment);
-        let Some(bytes) = draft.get(&key)? else {
-            tracing::error!("segment {segment} has content, and counts as free: run 'longhaul fs check'");
-            return Ok(());
-        };
-        let mut record =
-            SegmentRecord::decode(&bytes).ok_or_else(|| unreadable("the record of a segment", &bytes))?;
-        change(&mut record);
-        match record.session == 0 && record.added == record.freed {
-            true => draft.delete(&key),
-            false => draft.put(&key, record.encode()),
-        }
-        Ok(())
-    }
-
     /// A session writes to a segment no more.
     pub(crate) fn release(&self, segment: u32, session: u64) -> Result<(), Errno> {
         self.store.change(|draft| {
-            let bytes = draft.get(&draft.keys().segment(segment))?;
-            match bytes.and_then(|bytes| SegmentRecord::decode(&bytes)) {
-                Some(record) if record.session == session => {
-                    self.book(draft, segment, |record| record.session = 0)
-                }
-                _ => Ok(()),
+            let Some(bytes) = draft.get(&draft.keys().segment(segment))? else { return Ok(()) };
+            let record = read_record(&bytes)?;
+            if record.session == session {
+                put_record(draft, segment, &SegmentRecord { session: 0, ..record });
             }
+            Ok(())
         })
     }
 

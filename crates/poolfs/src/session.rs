@@ -15,7 +15,7 @@ use crate::schema::{CountersRecord, InodeRecord, Keys, encode_knows, encode_sess
 use crate::segment::Segments;
 use crate::settings::{FsSettings, MemberPlace};
 use crate::snapshots::FsSnapshots;
-use crate::store::{Store, lock};
+use crate::store::{NUMBERS, Store, lock};
 use crate::view::SnapshotCatalog;
 use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, Revision, Txn};
 use longhaul_device::{Error, ErrorKind, Result};
@@ -252,7 +252,7 @@ impl FsSession {
         let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
         let valid = longhaul_engine::now() + options.ttl;
         let lease = catalog.grant(options.ttl).map_err(|e| of_catalog(&e))?;
-        let (session, at) = begin(&*catalog, &keys, lease, (&options.host, number))?;
+        let Begun { session, at, numbers } = begin(&*catalog, &keys, lease, (&options.host, number))?;
         // The removal of a snapshot is refused from here on.
         if let Some(name) = &options.snapshot
             && snapshots.find(name).map_or(0, |found| found.number) != number
@@ -270,7 +270,14 @@ impl FsSession {
             locks: LockTable::default(),
             segments: Segments::new(&settings),
             settings,
-            store: Store::new(catalog, keys, session, (lease, valid), settings_at, options.remembered),
+            store: Store::new(
+                catalog,
+                keys,
+                (session, numbers),
+                (lease, valid),
+                settings_at,
+                options.remembered,
+            ),
             members,
             dirty: AtomicUsize::new(0),
             memory: options.memory,
@@ -440,13 +447,22 @@ impl FsSession {
     }
 }
 
-/// Puts the record of a session; its number, and the revision of the catalog.
+/// What the beginning of a session has put into the catalog.
+struct Begun {
+    session: u64,
+    /// Revision of the catalog.
+    at: Revision,
+    /// Numbers of new inodes: the first ones.
+    numbers: std::ops::Range<u64>,
+}
+
+/// Puts the record of a session.
 fn begin(
     catalog: &dyn Catalog,
     keys: &Keys,
     lease: longhaul_catalog::LeaseId,
     (host, snapshot): (&str, u64),
-) -> Result<(u64, Revision)> {
+) -> Result<Begun> {
     for _ in 0..TRIES {
         let key = keys.counters();
         let entry = catalog.get(&key).map_err(|e| of_catalog(&e))?;
@@ -457,13 +473,17 @@ fn begin(
         };
         let session = counters.session;
         counters.session += 1;
+        // Nothing is made in a snapshot.
+        let count = if snapshot == 0 { NUMBERS[0] } else { 0 };
+        let numbers = counters.inode..counters.inode + count;
+        counters.inode += count;
         let txn = Txn::new()
             .expect(&key, Expect::Modified(entry.modified))
             .put(&key, &counters.encode())
             .put_leased(&keys.knows(session), &encode_knows(FsSettings::FORMAT_SNAPSHOTS, snapshot), lease)
             .put_leased(&keys.session(session), &encode_session(host), lease);
         match catalog.commit(&txn) {
-            Ok(Commit::Done(at)) => return Ok((session, at)),
+            Ok(Commit::Done(at)) => return Ok(Begun { session, at, numbers }),
             // A number that was taken by a try whose answer was lost stays unused.
             Ok(Commit::Conflict(_)) | Err(CatalogError::Unknown { .. }) => {}
             Err(e) => return Err(of_catalog(&e)),

@@ -17,6 +17,7 @@ use crate::snapshots::{self, Snapshots};
 use longhaul_catalog::{Catalog, Commit, Entry, Error as CatalogError, Expect, LeaseId, Revision, Txn};
 use longhaul_fs::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 /// How often a change is made again that others get ahead of.
 const TRIES: u32 = 200;
 /// Numbers of inodes that a session takes at a time, at first and later: what is not used of them is lost.
-const NUMBERS: [u64; 2] = [1024, 1 << 16];
+pub(crate) const NUMBERS: [u64; 2] = [1024, 1 << 16];
 /// Pause of a change that has to be made while the catalog is away.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -86,12 +87,12 @@ pub(crate) fn failed(e: &CatalogError) -> Errno {
 }
 
 impl Store {
-    /// The metadata, as the session `session` with this lease changes it.
-    /// It was granted at `valid` less its time to live.
+    /// The metadata, as the session `session` with this lease changes it. The first inodes that it makes have these
+    /// `numbers`. The lease was granted at `valid` less its time to live.
     pub(crate) fn new(
         catalog: Arc<dyn Catalog>,
         keys: Keys,
-        session: u64,
+        (session, numbers): (u64, Range<u64>),
         (lease, valid): (LeaseId, Instant),
         settings_at: Revision,
         most_inodes: usize,
@@ -105,7 +106,7 @@ impl Store {
             ended: AtomicBool::new(false),
             inodes: Mutex::default(),
             most_inodes,
-            numbers: Mutex::new((0, 0, NUMBERS[0])),
+            numbers: Mutex::new((numbers.start, numbers.end, NUMBERS[0])),
             valid: Mutex::new(valid),
             settings_at: AtomicU64::new(settings_at),
             snapshots: Mutex::default(),
@@ -640,6 +641,14 @@ impl<'s> Draft<'s> {
             self.note(key, found.iter().find(|entry| entry.key == *key));
         }
         Ok(found)
+    }
+
+    /// Supposes that entries that were just read are still so; returns them as [`get_all`](Self::get_all) does.
+    pub(crate) fn suppose(&mut self, entries: &[Entry]) -> Vec<Entry> {
+        for entry in entries {
+            self.note(&entry.key, Some(entry));
+        }
+        entries.to_vec()
     }
 
     fn note(&mut self, key: &[u8], found: Option<&Entry>) {

@@ -141,7 +141,7 @@ fn check_after(fs: &TestFs, history: &[Tree], (confirmed, done): (usize, usize),
 #[test]
 fn a_host_that_is_lost_at_any_transaction_leaves_what_it_confirmed() {
     let (history, transactions) = history();
-    assert!(transactions > 30, "only {transactions} transactions");
+    assert!(transactions > 20, "only {transactions} transactions");
     for end in [End::Before, End::After, End::AnswerLost] {
         for at in 1..transactions {
             let fs = parity();

@@ -142,6 +142,11 @@ impl Tree {
         self.fs().is_some()
     }
 
+    /// Whether it is known that names which differ are of different files.
+    pub(crate) fn tells_names_apart(&self) -> bool {
+        self.fs().is_some()
+    }
+
     /// The file to lock in place of one of this tree, whose files have no locks.
     ///
     /// # Errors

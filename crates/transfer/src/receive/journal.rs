@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs::TryLockError;
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
@@ -76,7 +76,7 @@ pub(crate) type Known = HashMap<FileKey, Vec<(u64, Digest)>>;
 #[derive(Debug)]
 pub(crate) struct Journal {
     /// The file, and where the next record is written.
-    file: Mutex<Cursor<File>>,
+    file: Mutex<Cursor<Arc<File>>>,
     _lock: LockedFile,
     name: Vec<u8>,
     /// Key of the copy.
@@ -109,22 +109,26 @@ impl Journal {
             None => {
                 let own = file.own_lock()?;
                 lock_file(&own)?;
+                // A run that ended meanwhile has unlinked the file that is locked now.
+                if file.status()?.links == 0 {
+                    drop(own);
+                    return Journal::open(tree, key);
+                }
                 own
             }
         };
-        // A run that ended meanwhile has unlinked the file that is locked now.
-        if file.status()?.links == 0 {
-            drop(locked);
-            return Journal::open(tree, key);
-        }
         let header = header(tree);
         let rebooted = resumed && is_of_another_boot(&file, &header);
-        let mut file = Cursor { file, at: 0 };
+        let mut file = Cursor { file: Arc::new(file), at: 0 };
         let known = read(&mut file)?;
         if !resumed {
-            // The header marks the journal as valid, however early this run ends.
             file.write_all(&header)?;
-            file.file.keep()?;
+            // The header marks the journal as valid, however early this run ends. Nothing waits for it: without it the
+            // next run compares the content of what is there.
+            if tree.is_far() {
+                let begun = Arc::clone(&file.file);
+                std::thread::Builder::new().name("transfer-journal".into()).spawn(move || begun.keep())?;
+            }
         }
         Ok(Journal { file: Mutex::new(file), _lock: locked, name, key, known, resumed, rebooted })
     }
@@ -222,9 +226,9 @@ fn name(key: u64) -> Vec<u8> {
 /// Reads all records, and positions the file behind the last whole one. If most records
 /// are obsolete, compacts the file in place: a crash meanwhile only causes blocks to be
 /// resent.
-fn read(file: &mut Cursor<File>) -> io::Result<Known> {
+fn read(file: &mut Cursor<Arc<File>>) -> io::Result<Known> {
     let (mut known, mut live, mut records) = (Known::new(), 0, 0);
-    let mut reader = BufReader::with_capacity(READ, Cursor { file: &file.file, at: 0 });
+    let mut reader = BufReader::with_capacity(READ, Cursor { file: &*file.file, at: 0 });
     let mut record = [0; RECORD];
     while read_whole(&mut reader, &mut record)? {
         records += 1;
@@ -239,7 +243,7 @@ fn read(file: &mut Cursor<File>) -> io::Result<Known> {
     drop(reader);
     assert!(live <= KNOWN, "{live} blocks of unfinished files in memory");
     if records > 2 * (live + COMPACT) {
-        let mut writer = BufWriter::with_capacity(READ, Cursor { file: &file.file, at: RECORD as u64 });
+        let mut writer = BufWriter::with_capacity(READ, Cursor { file: &*file.file, at: RECORD as u64 });
         for (key, blocks) in &known {
             for (offset, digest) in blocks {
                 writer.write_all(&record_of(*key, *offset, digest))?;

@@ -42,7 +42,7 @@ use crate::tree::case_folding::{FoldedNames, folds};
 use crate::tree::filter::Filter;
 use crate::tree::root::DestinationRoot;
 use crate::tree::stamps::unkept;
-use crate::tree::{self, Directory, Inode, MetadataPolicy, Walker};
+use crate::tree::{self, Directory, MetadataPolicy, Walker};
 use crate::wire::{
     Action, BATCH_ENTRIES, BatchReader, Compare, Content, Counts, Digest, Entry, EntryKind, Hash, Malformed,
     Op, Options, Planned, RelPath, Trouble, Want,
@@ -143,7 +143,7 @@ impl Writer {
 
     /// Device and inode of the destination directory.
     pub(crate) fn base(&self) -> Option<(u64, u64)> {
-        Some(self.tree.base.top().status().ok()?.identity())
+        self.tree.base.top().identity().ok()
     }
 
     /// Whether a write failed with a full or read-only file system.

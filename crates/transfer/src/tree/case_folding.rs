@@ -45,6 +45,9 @@ pub(crate) fn fold(name: &[u8]) -> Vec<u8> {
 /// Whether a tree's file system folds case: the existing file `name`, which has lower-case
 /// letters, is also found in upper case.
 pub(crate) fn folds(tree: &Tree, name: &[u8]) -> bool {
+    if tree.tells_names_apart() {
+        return false;
+    }
     let look = |name: &[u8]| tree.top().look(name);
     match (look(name), look(&name.to_ascii_uppercase())) {
         (Ok(one), Ok(other)) => one.identity() == other.identity(),

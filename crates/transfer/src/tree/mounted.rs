@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! - a [`MountedNode`] is one lookup of its object, which the file system forgets with it;
-//! - what is remembered of a name is dropped when the name is changed here, and at most [`NAMES`] are;
+//! - what is remembered of a name is dropped when the name is changed here, and at most [`NAMES`] are; that there is
+//!   no such name is remembered for [`ABSENT_AGE`];
 //! - the content of each file is with the file system before the file gets its final name; while room is
 //!   short, it is durable by then, since only then the file system has said that it has room.
 
@@ -24,12 +25,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Names that are remembered: some hundred bytes each.
 const NAMES: usize = 64 << 10;
+/// Names that are remembered as absent, and for how long: a copy asks several times for its journal and its destination
+/// before it begins.
+const ABSENT: usize = 1024;
+const ABSENT_AGE: Duration = Duration::from_secs(1);
 /// Threads that help with steps for many objects.
 const HELPERS: usize = 48;
 /// Room is short below this many free bytes, or a sixteenth of the file system: more than what a session
@@ -49,6 +54,35 @@ pub struct MountedFs(Arc<Mounted>);
 /// Objects by directory and name.
 type KnownNames = HashMap<(Node, Vec<u8>), (Arc<MountedNode>, Attributes)>;
 
+/// Names that were not there.
+#[derive(Default)]
+struct AbsentNames {
+    since: HashMap<(Node, Vec<u8>), Instant>,
+    /// How often something was made: what was asked before may be outdated.
+    made: u64,
+}
+
+impl AbsentNames {
+    fn holds(&self, key: &(Node, Vec<u8>)) -> bool {
+        self.since.get(key).is_some_and(|since| since.elapsed() < ABSENT_AGE)
+    }
+
+    /// There was nothing of this name when this many things were made.
+    fn add(&mut self, key: (Node, Vec<u8>), made: u64) {
+        if self.since.len() >= ABSENT {
+            self.since.clear();
+        }
+        if self.made == made {
+            self.since.insert(key, Instant::now());
+        }
+    }
+
+    fn made(&mut self, key: &(Node, Vec<u8>)) {
+        self.made += 1;
+        self.since.remove(key);
+    }
+}
+
 struct Mounted {
     name: String,
     files: Arc<dyn FileSystem>,
@@ -58,9 +92,12 @@ struct Mounted {
     device: u64,
     streams: AtomicU64,
     names: Mutex<KnownNames>,
+    absent: Mutex<AbsentNames>,
     /// Directories in which files were made.
     touched: Mutex<BTreeMap<Node, Arc<MountedNode>>>,
     room: Mutex<Option<Room>>,
+    /// It is known soon, or was.
+    asks_for_room: AtomicBool,
     helpers: Helpers,
     /// Names of directories that are being made.
     making: Mutex<HashSet<(Node, Vec<u8>)>>,
@@ -84,6 +121,17 @@ struct Room {
     reserve: u64,
     /// Bytes that were written since.
     written: u64,
+}
+
+impl Room {
+    fn of(found: Result<Reply, Errno>) -> Option<Room> {
+        let Ok(Reply::Statistics(Statistics { block_size, blocks, available, .. })) = found else {
+            return None;
+        };
+        let bytes = |blocks: u64| blocks.saturating_mul(block_size.into());
+        let reserve = RESERVE.max(bytes(blocks) / RESERVED_SHARE);
+        Some(Room { seen: Instant::now(), free: bytes(available), reserve, written: 0 })
+    }
 }
 
 /// An object that was looked up.
@@ -131,8 +179,10 @@ impl MountedFs {
             device: DEVICE.fetch_add(1, Relaxed),
             streams: AtomicU64::new(1),
             names: Mutex::default(),
+            absent: Mutex::default(),
             touched: Mutex::default(),
             room: Mutex::default(),
+            asks_for_room: AtomicBool::new(false),
             helpers: Helpers::new(HELPERS),
             making: Mutex::default(),
             made: Condvar::new(),
@@ -224,6 +274,11 @@ impl MountedFs {
         drop(gone);
     }
 
+    /// Something gets this name, or has got it.
+    fn may_be_present(&self, parent: Node, name: &[u8]) {
+        lock(&self.0.absent).made(&(parent, name.to_vec()));
+    }
+
     fn remembered(&self, parent: Node, name: &[u8]) -> Option<(Arc<MountedNode>, Attributes)> {
         lock(&self.0.names).get(&(parent, name.to_vec())).cloned()
     }
@@ -250,23 +305,33 @@ impl MountedFs {
         }
     }
 
+    /// Asks for the free bytes when the first file is made: they are known when it ends.
+    fn look_for_room(&self) {
+        if self.0.asks_for_room.swap(true, Relaxed) {
+            return;
+        }
+        let mounted = Arc::downgrade(&self.0);
+        let note = move |found| {
+            if let (Some(mounted), Some(room)) = (mounted.upgrade(), Room::of(found)) {
+                lock(&mounted.room).get_or_insert(room);
+            }
+        };
+        self.0.files.start(Call::Statistics, Box::new(note));
+    }
+
     /// Whether there may be no room for what is written behind.
     fn is_short(&self) -> bool {
         let known = *lock(&self.0.room);
         let is_new = |room: &Room| room.seen.elapsed() < ROOM_AGE && room.written < ROOM_BYTES;
         let room = match known.filter(is_new) {
             Some(room) => room,
-            None => match self.wait(Call::Statistics) {
-                Ok(Reply::Statistics(Statistics { block_size, blocks, available, .. })) => {
-                    let bytes = |blocks: u64| blocks.saturating_mul(block_size.into());
-                    let reserve = RESERVE.max(bytes(blocks) / RESERVED_SHARE);
-                    let free = bytes(available);
-                    let room = Room { seen: Instant::now(), free, reserve, written: 0 };
+            None => match Room::of(self.wait(Call::Statistics)) {
+                Some(room) => {
                     *lock(&self.0.room) = Some(room);
                     room
                 }
                 // It is not known.
-                _ => return true,
+                None => return true,
             },
         };
         room.free.saturating_sub(room.written) < room.reserve
@@ -333,11 +398,26 @@ impl MountedDirectory {
         self.node.node
     }
 
+    pub(super) fn identity(&self) -> (u64, u64) {
+        (self.fs.0.device, self.number().0)
+    }
+
     /// Asks for a name.
     fn lookup(&self, name: &[u8]) -> Result<(Arc<MountedNode>, Attributes), Errno> {
-        match self.fs.wait(Call::Lookup { parent: self.number(), name: name.to_vec() })? {
-            Reply::Entry(attributes) => Ok((self.fs.found(&attributes), attributes)),
-            other => unexpected(other),
+        let key = (self.number(), name.to_vec());
+        let made = match lock(&self.fs.0.absent) {
+            absent if absent.holds(&key) => return Err(Errno::NOENT),
+            absent => absent.made,
+        };
+        match self.fs.wait(Call::Lookup { parent: self.number(), name: name.to_vec() }) {
+            Ok(Reply::Entry(attributes)) => Ok((self.fs.found(&attributes), attributes)),
+            Ok(other) => unexpected(other),
+            Err(e) => {
+                if e == Errno::NOENT {
+                    lock(&self.fs.0.absent).add(key, made);
+                }
+                Err(e)
+            }
         }
     }
 
@@ -382,6 +462,7 @@ impl MountedDirectory {
         let Some(_making) = self.fs.begin_to_make((self.number(), name.to_vec())) else {
             return Err(Errno::EXIST);
         };
+        self.fs.may_be_present(self.number(), name);
         let call = Call::MakeDirectory { parent: self.number(), name: name.to_vec(), mode };
         match self.fs.wait(call)? {
             Reply::Entry(attributes) => {
@@ -423,10 +504,12 @@ impl MountedDirectory {
 
     pub(super) fn create_file(&self, name: &[u8], mode: u32) -> Result<MountedFile, Errno> {
         let flags = (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).bits();
+        self.fs.may_be_present(self.number(), name);
         let call = Call::Create { parent: self.number(), name: name.to_vec(), mode, flags };
         match self.fs.wait(call)? {
             Reply::Created(attributes, handle) => {
                 self.touch();
+                self.fs.look_for_room();
                 let node = self.fs.found(&attributes);
                 Ok(MountedFile { fs: self.fs.clone(), node, handle, opened: Box::new(attributes) })
             }
@@ -442,6 +525,7 @@ impl MountedDirectory {
 
     pub(super) fn make_symlink(&self, target: &[u8], name: &[u8]) -> Result<(), Errno> {
         let (name, target) = (name.to_vec(), target.to_vec());
+        self.fs.may_be_present(self.number(), &name);
         let call = Call::MakeSymlink { parent: self.number(), name: name.clone(), target };
         match self.fs.wait(call)? {
             Reply::Entry(attributes) => {
@@ -455,6 +539,7 @@ impl MountedDirectory {
 
     pub(super) fn link(&self, from: &[u8], at: &MountedDirectory, to: &[u8]) -> Result<(), Errno> {
         let (node, _) = self.lookup(from)?;
+        at.fs.may_be_present(at.number(), to);
         let call = Call::Link { node: node.node, parent: at.number(), name: to.to_vec() };
         match self.fs.wait(call)? {
             // The reply is a lookup of its own.
@@ -468,6 +553,7 @@ impl MountedDirectory {
     pub(super) fn rename(&self, from: &[u8], at: &MountedDirectory, to: &[u8]) -> Result<(), Errno> {
         let (name, new_name) = (from.to_vec(), to.to_vec());
         let (parent, new_parent) = (self.number(), at.number());
+        at.fs.may_be_present(new_parent, to);
         let renamed = self.fs.wait(Call::Rename { parent, name, new_parent, new_name, flags: 0 });
         self.fs.forget(self.number(), from);
         at.fs.forget(at.number(), to);

@@ -192,6 +192,14 @@ pub(crate) enum Directory {
 inode_of_variants!(Directory);
 
 impl Directory {
+    /// Device and inode.
+    pub(crate) fn identity(&self) -> io::Result<(u64, u64)> {
+        match self {
+            Directory::Os(_) => Ok(self.status()?.identity()),
+            Directory::Mounted(directory) => Ok(directory.identity()),
+        }
+    }
+
     /// The status of a name, or of the directory for an empty one.
     pub(crate) fn look(&self, name: &[u8]) -> io::Result<Status> {
         match self {
