@@ -187,6 +187,16 @@ impl Pool {
     /// It does not exist, is being made, or is not for this host.
     pub fn usable_volume(&self, name: &str, opener: &Opener) -> longhaul_device::Result<VolumeRecord> {
         let volume = self.volume(name)?;
+        self.check_usable(&volume, opener)?;
+        Ok(volume)
+    }
+
+    /// That a volume was made, and is for this host.
+    ///
+    /// # Errors
+    /// It is being made, or is not for this host.
+    pub fn check_usable(&self, volume: &VolumeRecord, opener: &Opener) -> longhaul_device::Result<()> {
+        let name = &volume.name;
         if volume.state == VolumeState::Creating {
             let what = format!("volume {name} of pool {} is being made: open it later", self.record.name);
             return Err(longhaul_device::Error::new(ErrorKind::Refused, what));
@@ -200,7 +210,7 @@ impl Pool {
             );
             return Err(longhaul_device::Error::new(ErrorKind::Refused, why));
         }
-        Ok(volume)
+        Ok(())
     }
 
     fn open_single(&self, volume: &VolumeRecord, opener: &Opener) -> longhaul_device::Result<Device> {

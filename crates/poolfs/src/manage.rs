@@ -435,8 +435,8 @@ fn sweep(pool: &Pool) -> Result<()> {
 /// # Errors
 /// It does not exist, is not for this host, or has too few members that can be reached.
 pub fn open(pool: &Pool, name: &str, opener: &Opener, options: FsOptions) -> Result<PoolFs> {
-    find(pool, name)?;
-    let volume = pool.usable_volume(name, opener)?;
+    let volume = find(pool, name)?;
+    pool.check_usable(&volume, opener)?;
     open_volume(pool, &volume, opener, options)
 }
 
