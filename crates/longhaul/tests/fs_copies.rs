@@ -5,10 +5,15 @@
 #[allow(dead_code, unreachable_pub, reason = "a part of it is used")]
 mod dying;
 
+#[path = "../../poolfs/tests/common/counting.rs"]
+#[allow(dead_code, unreachable_pub, reason = "a part of it is used")]
+mod counting;
+
 mod common;
 
 use common::site::{ADMIN, Site};
 use common::{finish, signal, text};
+use counting::Counting;
 use dying::{Dying, End};
 use longhaul_catalog::{Catalog, FileCatalog};
 use longhaul_poolfs::testing::TestFs;
@@ -604,6 +609,27 @@ fn hosts_that_use_the_directory_meanwhile_and_the_copy_lose_nothing() {
             assert!(two.get(name) == Some(seen), "{name:?}, leases {leases}");
         }
         assert_eq!(bed.fs.check().expect("checked").problems, Vec::<String>::new());
+    }
+}
+
+/// The catalog is a round trip away. A larger file costs three more for each segment that it fills.
+#[test]
+fn a_copy_of_one_file_costs_few_round_trips() {
+    let bed = Bed::new(16);
+    for (name, len) in [("small", 100), ("large", 300_000)] {
+        fs::write(bed.path(name), noise(&mut fastrand::Rng::with_seed(1), len)).expect("written");
+        let catalog = Counting::new(&bed.fs.catalog);
+        let below: Arc<dyn Catalog> = Arc::clone(&catalog) as _;
+        let files = Arc::new(bed.fs.open_by(below, &TestFs::leased()).expect("opened"));
+        let opened = catalog.take();
+        let one =
+            CopySpec { place: Placement::Guess, ..spec(at(&bed.path(name)), end(&format!("fs:p/f/{name}"))) };
+        let mounted = bed.mounted("p/f", &files);
+        done(&one, vec![mounted]);
+        let copied = catalog.take();
+        drop(files);
+        let ended = catalog.take();
+        assert!(opened <= 4 && copied <= 20 && ended <= 5, "{name}: {opened}, {copied}, {ended} round trips");
     }
 }
 

@@ -265,7 +265,7 @@ impl Segments {
             let record = SegmentRecord { session: store.session(), added: 0, freed: 0 };
             let key = store.keys().segment(*number);
             let is_taken = store.change(|draft| {
-                if draft.get(&key)?.is_some() {
+                if !draft.suppose_absent(&key)? {
                     return Ok(false);
                 }
                 draft.put(&key, record.encode());

@@ -2,13 +2,13 @@
 
 mod common;
 
+use common::counting::Counting;
 use common::{Calls, ROOT, Result, WRITE, mount, parity};
-use longhaul_catalog::{Catalog, Commit, Entry, LeaseId, Revision, Snapshot, Txn, Watch};
+use longhaul_catalog::Catalog;
 use longhaul_fs::{Errno, FileLock, FileSystem as _, GivenUp, Handle, LockCall, LockReply, Locks, Node};
 use longhaul_poolfs::PoolFs;
 use longhaul_poolfs::testing::TestFs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -311,66 +311,10 @@ fn random_locks_of_two_hosts_are_those_of_a_map_of_bytes() {
     }
 }
 
-/// A catalog that counts the calls for which a host waits: a round trip each.
-struct Counting {
-    catalog: Arc<dyn Catalog>,
-    calls: AtomicUsize,
-}
-
-impl Counting {
-    fn counted(&self) -> &dyn Catalog {
-        self.calls.fetch_add(1, SeqCst);
-        &*self.catalog
-    }
-
-    /// Round trips since the last time.
-    fn take(&self) -> usize {
-        self.calls.swap(0, SeqCst)
-    }
-}
-
-impl Catalog for Counting {
-    fn name(&self) -> String {
-        self.catalog.name()
-    }
-
-    fn commit(&self, txn: &Txn) -> longhaul_catalog::Result<Commit> {
-        self.counted().commit(txn)
-    }
-
-    fn range(&self, prefix: &[u8], at: Option<Revision>) -> longhaul_catalog::Result<Snapshot> {
-        self.counted().range(prefix, at)
-    }
-
-    fn get(&self, key: &[u8]) -> longhaul_catalog::Result<Option<Entry>> {
-        self.counted().get(key)
-    }
-
-    fn get_all(&self, keys: &[Vec<u8>]) -> longhaul_catalog::Result<Vec<Entry>> {
-        self.counted().get_all(keys)
-    }
-
-    fn watch(&self, prefix: &[u8], from: Revision) -> longhaul_catalog::Result<Box<dyn Watch>> {
-        self.catalog.watch(prefix, from)
-    }
-
-    fn grant(&self, ttl: Duration) -> longhaul_catalog::Result<LeaseId> {
-        self.catalog.grant(ttl)
-    }
-
-    fn keep(&self, lease: LeaseId) -> longhaul_catalog::Result<Duration> {
-        self.catalog.keep(lease)
-    }
-
-    fn revoke(&self, lease: LeaseId) -> longhaul_catalog::Result<()> {
-        self.catalog.revoke(lease)
-    }
-}
-
 #[test]
 fn a_lock_of_a_file_that_one_host_uses_is_a_round_trip_and_its_unlock_another() {
     let fs = parity();
-    let catalog = Arc::new(Counting { catalog: Arc::clone(&fs.catalog), calls: AtomicUsize::new(0) });
+    let catalog = Counting::new(&fs.catalog);
     let a =
         Host::of(fs.open_by(Arc::clone(&catalog) as Arc<dyn Catalog>, &TestFs::options()).expect("opened"));
     let b = Host::new(&fs);

@@ -11,6 +11,7 @@ use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+pub mod counting;
 pub mod dying;
 pub mod model;
 
