@@ -269,6 +269,12 @@ pub trait BlockIo {
         None
     }
 
+    /// The commands of the reservation that all registered hosts hold, if the device has it: several hosts
+    /// change the device, and one that is lost is kept out.
+    fn shared_reservations(&self) -> Option<Rc<dyn Reservations>> {
+        None
+    }
+
     /// The device's own memory behind the range, for I/O without a copy, if
     /// it has such memory. The range has been checked by the caller.
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {

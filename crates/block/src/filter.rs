@@ -216,6 +216,10 @@ impl<F: Around> BlockIo for FilteredIo<F> {
         self.inner.reservations()
     }
 
+    fn shared_reservations(&self) -> Option<Rc<dyn Reservations>> {
+        self.inner.shared_reservations()
+    }
+
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {
         let op = Op { kind: OpKind::Read, offset, len: len as u64 };
         if self.filter.lends(op) { self.inner.map_read(offset, len) } else { None }

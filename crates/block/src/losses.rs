@@ -200,6 +200,10 @@ impl BlockIo for TellingIo {
         self.inner.reservations()
     }
 
+    fn shared_reservations(&self) -> Option<Rc<dyn Reservations>> {
+        self.inner.shared_reservations()
+    }
+
     fn map_read(&self, offset: u64, len: usize) -> Option<Segment> {
         self.inner.map_read(offset, len)
     }

@@ -144,6 +144,10 @@ impl BlockIo for RemoteIo {
         self.lasting_reservations()
     }
 
+    fn shared_reservations(&self) -> Option<Rc<dyn Reservations>> {
+        RemoteIo::shared_reservations(self)
+    }
+
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
         let max = self.max_transfer();
         let whole = Rc::clone(&self.pool);

@@ -26,10 +26,6 @@ use std::rc::Rc;
 /// Bytes of a report that are requested first: room for 63 registrants.
 const REPORT: usize = 4096;
 
-/// The type of reservation that [`Reservations`] stands for: the connections of one host share its
-/// identifier, so the holder alone is to write.
-const EXCLUSIVE: ReservationType = ReservationType::WriteExclusive;
-
 /// The reservation commands of a namespace (NVMe Base 2.1, "Reservations"). The host is
 /// [`Options::hostid`](crate::Options::hostid), whichever connection a command takes.
 ///
@@ -60,11 +56,25 @@ impl RemoteIo {
         has_some.then(|| Reservation { pool: Rc::clone(&self.pool), nsid: self.nsid })
     }
 
-    /// As [`BlockIo::reservations`](longhaul_block::BlockIo::reservations) has them.
+    /// As [`BlockIo::reservations`](longhaul_block::BlockIo::reservations) has them: the connections of one host
+    /// share its identifier, so the holder alone is to write.
     pub(crate) fn lasting_reservations(&self) -> Option<Rc<dyn Reservations>> {
         let needed = rescap::PERSISTS | rescap::WRITE_EXCLUSIVE;
+        self.reservations_of(ReservationType::WriteExclusive, needed)
+    }
+
+    /// As [`BlockIo::shared_reservations`](longhaul_block::BlockIo::shared_reservations) has them.
+    pub(crate) fn shared_reservations(&self) -> Option<Rc<dyn Reservations>> {
+        self.reservations_of(ReservationType::WriteExclusiveAll, rescap::WRITE_EXCLUSIVE_ALL)
+    }
+
+    fn reservations_of(&self, kind: ReservationType, needed: u8) -> Option<Rc<dyn Reservations>> {
         let reservation = self.reservation().filter(|_| self.rescap & needed == needed)?;
-        Some(Rc::new(LastingReservation(reservation)))
+        let persist = match self.rescap & rescap::PERSISTS {
+            0 => PersistChange::None,
+            _ => PersistChange::Set,
+        };
+        Some(Rc::new(TypedReservation { reservation, kind, persist }))
     }
 }
 
@@ -202,25 +212,30 @@ pub(crate) async fn check_registered(
     Err(endpoint.unreachable(IoError::Reserved))
 }
 
-/// Reservations of one type that outlast a restart of the target.
-struct LastingReservation(Reservation);
+/// Reservations of one type, which outlast a restart of the target where it can keep them.
+struct TypedReservation {
+    reservation: Reservation,
+    kind: ReservationType,
+    persist: PersistChange,
+}
 
-impl LastingReservation {
+impl TypedReservation {
     fn run<T: 'static, F: Future<Output = IoResult<T>> + 'static>(
         &self,
         command: impl FnOnce(Reservation) -> F,
     ) -> IoFuture<T> {
         // A command begins when it is called: it is submitted when its future is first polled.
         let (done, result) = futures_channel::oneshot::channel();
-        let command = command(self.0.clone());
+        let command = command(self.reservation.clone());
         longhaul_engine::spawn(async move { drop(done.send(command.await)) }).detach();
         IoFuture::new(async move { result.await.unwrap_or(Err(IoError::Aborted)) })
     }
 }
 
-impl Reservations for LastingReservation {
+impl Reservations for TypedReservation {
     fn register(&self, key: u64) -> IoFuture<()> {
-        self.run(move |this| async move { this.register(key, PersistChange::Set).await })
+        let persist = self.persist;
+        self.run(move |this| async move { this.register(key, persist).await })
     }
 
     fn unregister(&self, key: u64) -> IoFuture<()> {
@@ -228,11 +243,13 @@ impl Reservations for LastingReservation {
     }
 
     fn acquire(&self, key: u64) -> IoFuture<()> {
-        self.run(move |this| async move { this.acquire(key, EXCLUSIVE).await })
+        let kind = self.kind;
+        self.run(move |this| async move { this.acquire(key, kind).await })
     }
 
     fn preempt(&self, key: u64, other: u64) -> IoFuture<()> {
-        self.run(move |this| async move { this.preempt(key, other, EXCLUSIVE).await })
+        let kind = self.kind;
+        self.run(move |this| async move { this.preempt(key, other, kind).await })
     }
 
     fn report(&self) -> IoFuture<ReservationState> {
@@ -243,7 +260,8 @@ impl Reservations for LastingReservation {
             let mut registered: Vec<u64> = report.registrants.iter().map(|one| one.key).collect();
             registered.sort_unstable();
             registered.dedup();
-            Ok(ReservationState { holder: holder.map(|one| one.key), registered })
+            let is_shared = report.kind.is_some_and(ReservationType::is_all);
+            Ok(ReservationState { holder: holder.map(|one| one.key), is_shared, registered })
         })
     }
 }

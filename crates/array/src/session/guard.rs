@@ -204,7 +204,7 @@ impl Core {
         let reports = devices.iter().map(|device| self.in_time(device.reservations.report()));
         let (mut keys, mut lives) = (Vec::new(), false);
         for (report, device) in join_all(reports).await.into_iter().zip(devices) {
-            let ReservationState { holder, registered } = match report {
+            let ReservationState { holder, registered, .. } = match report {
                 Ok(state) => state,
                 Err(source) if device.needed => {
                     return Err(ArrayError::Device { device: device.name.clone(), source });

@@ -269,6 +269,11 @@ impl FaultDisk {
         FaultDisk { host: Some(host), ..self.clone() }
     }
 
+    /// As after a restart of a device that keeps no registrations.
+    pub fn forget_registrations(&self) {
+        self.state().reservations.forget();
+    }
+
     /// Its reservation.
     pub fn reservation(&self) -> ReservationState {
         self.state().reservations.state()
@@ -514,7 +519,12 @@ impl BlockIo for FaultDiskIo {
 
     fn reservations(&self) -> Option<Rc<dyn Reservations>> {
         let host = self.0.host?;
-        Some(Rc::new(DiskReservations { disk: self.0.clone(), host }))
+        Some(Rc::new(DiskReservations { disk: self.0.clone(), host, is_shared: false }))
+    }
+
+    fn shared_reservations(&self) -> Option<Rc<dyn Reservations>> {
+        let host = self.0.host?;
+        Some(Rc::new(DiskReservations { disk: self.0.clone(), host, is_shared: true }))
     }
 }
 
@@ -522,6 +532,7 @@ impl BlockIo for FaultDiskIo {
 struct DiskReservations {
     disk: FaultDisk,
     host: u64,
+    is_shared: bool,
 }
 
 impl DiskReservations {
@@ -547,7 +558,7 @@ impl Reservations for DiskReservations {
     }
 
     fn acquire(&self, key: u64) -> IoFuture<()> {
-        self.run(|table| table.acquire(self.host, key))
+        self.run(|table| table.acquire(self.host, key, self.is_shared))
     }
 
     fn preempt(&self, key: u64, other: u64) -> IoFuture<()> {

@@ -11,7 +11,9 @@ use crate::{IoError, IoResult, ReservationState};
 pub struct ReservationTable {
     /// Hosts and their keys.
     registered: Vec<(u64, u64)>,
+    /// The holder; of a shared reservation, one of those that hold it.
     holder: Option<u64>,
+    is_shared: bool,
     preempted: Vec<u64>,
 }
 
@@ -20,7 +22,27 @@ impl ReservationTable {
     /// register.
     pub fn allows(&self, host: Option<u64>) -> bool {
         let is_out = host.is_some_and(|host| self.preempted.contains(&host));
-        !is_out && (self.holder.is_none() || self.holder == host)
+        let may = self.holder == host || (self.is_shared && host.is_some_and(|host| self.is_registered(host)));
+        !is_out && (self.holder.is_none() || may)
+    }
+
+    fn is_registered(&self, host: u64) -> bool {
+        self.registered.iter().any(|(other, _)| *other == host)
+    }
+
+    /// What all registered hosts hold ends with the last of them.
+    fn keep_holder(&mut self) {
+        if self.is_shared && self.holder.is_some_and(|holder| !self.is_registered(holder)) {
+            self.holder = self.registered.first().map(|(host, _)| *host);
+        }
+        self.is_shared &= self.holder.is_some();
+    }
+
+    /// As a device that has restarted, and keeps nothing: hosts that were registered are out as those that
+    /// were preempted, until they register.
+    pub fn forget(&mut self) {
+        let all = std::mem::take(self);
+        self.preempted = all.registered.into_iter().map(|(host, _)| host).chain(all.preempted).collect();
     }
 
     /// As [`Reservations::register`](crate::Reservations::register).
@@ -39,7 +61,10 @@ impl ReservationTable {
     pub fn unregister(&mut self, host: u64, key: u64) -> IoResult<()> {
         self.check(host, key)?;
         self.registered.retain(|(other, _)| *other != host);
-        self.holder = self.holder.filter(|holder| *holder != host);
+        if !self.is_shared {
+            self.holder = self.holder.filter(|holder| *holder != host);
+        }
+        self.keep_holder();
         Ok(())
     }
 
@@ -47,12 +72,14 @@ impl ReservationTable {
     ///
     /// # Errors
     /// As there.
-    pub fn acquire(&mut self, host: u64, key: u64) -> IoResult<()> {
+    pub fn acquire(&mut self, host: u64, key: u64, is_shared: bool) -> IoResult<()> {
         self.check(host, key)?;
         match self.holder {
-            Some(holder) if holder != host => Err(IoError::Reserved),
-            _ => {
-                self.holder = Some(host);
+            Some(_) if is_shared != self.is_shared => Err(IoError::Reserved),
+            Some(holder) if holder != host && !is_shared => Err(IoError::Reserved),
+            Some(_) => Ok(()),
+            None => {
+                (self.holder, self.is_shared) = (Some(host), is_shared);
                 Ok(())
             }
         }
@@ -72,9 +99,10 @@ impl ReservationTable {
             return Err(IoError::Reserved);
         }
         self.registered.retain(|one| !gone(one));
-        if self.holder.is_some_and(|holder| hosts.contains(&holder)) {
+        if !self.is_shared && self.holder.is_some_and(|holder| hosts.contains(&holder)) {
             self.holder = Some(host);
         }
+        self.keep_holder();
         self.preempted.extend(hosts);
         Ok(())
     }
@@ -84,6 +112,7 @@ impl ReservationTable {
         let key = |host| self.registered.iter().find(|(of, _)| *of == host).map(|(_, key)| *key);
         ReservationState {
             holder: self.holder.and_then(key),
+            is_shared: self.is_shared,
             registered: self.registered.iter().map(|(_, key)| *key).collect(),
         }
     }
@@ -101,19 +130,43 @@ mod tests {
     fn a_preempted_host_stays_out_until_it_registers() {
         let mut table = ReservationTable::default();
         assert!(table.allows(None) && table.allows(Some(1)));
-        assert_eq!(table.acquire(1, 10), Err(IoError::Reserved), "not registered");
+        assert_eq!(table.acquire(1, 10, false), Err(IoError::Reserved), "not registered");
         table.register(1, 10);
-        table.acquire(1, 10).expect("free");
+        table.acquire(1, 10, false).expect("free");
         table.register(2, 20);
-        assert_eq!(table.acquire(2, 20), Err(IoError::Reserved), "held");
+        assert_eq!(table.acquire(2, 20, false), Err(IoError::Reserved), "held");
         assert!(table.allows(Some(1)) && !table.allows(Some(2)) && !table.allows(None));
         assert_eq!(table.preempt(2, 20, 11), Err(IoError::Reserved), "no host has this key");
         table.preempt(2, 20, 10).expect("taken over");
-        assert_eq!(table.state(), ReservationState { holder: Some(20), registered: vec![20] });
+        assert_eq!(table.state(), ReservationState { holder: Some(20), is_shared: false, registered: vec![20] });
         assert!(table.allows(Some(2)) && !table.allows(Some(1)));
         table.unregister(2, 20).expect("given back");
         assert!(table.allows(Some(3)) && !table.allows(Some(1)), "the one that was preempted stays out");
         table.register(1, 11);
+        assert!(table.allows(Some(1)));
+    }
+
+    #[test]
+    fn all_registered_hosts_hold_a_shared_reservation() {
+        let mut table = ReservationTable::default();
+        table.register(1, 10);
+        table.register(2, 20);
+        table.acquire(1, 10, true).expect("free");
+        table.acquire(2, 20, true).expect("it holds it too");
+        assert_eq!(table.acquire(2, 20, false), Err(IoError::Reserved), "of another kind");
+        assert!(table.allows(Some(1)) && table.allows(Some(2)) && !table.allows(Some(3)));
+        table.preempt(2, 20, 10).expect("kept out");
+        assert!(table.allows(Some(2)) && !table.allows(Some(1)) && !table.allows(Some(3)));
+        assert_eq!(table.state(), ReservationState { holder: Some(20), is_shared: true, registered: vec![20] });
+        table.register(1, 11);
+        table.unregister(2, 20).expect("it leaves");
+        assert!(table.allows(Some(1)) && !table.allows(Some(2)), "it stays with those that are left");
+        table.unregister(1, 11).expect("it leaves");
+        assert!(table.allows(Some(3)), "it ends with the last one");
+        table.register(1, 12);
+        table.forget();
+        assert!(!table.allows(Some(1)) && table.allows(Some(3)), "a host learns that it is registered no more");
+        table.register(1, 12);
         assert!(table.allows(Some(1)));
     }
 }

@@ -192,10 +192,11 @@ impl BlockIo for MultipathIo {
     }
 
     fn reservations(&self) -> Option<Rc<dyn Reservations>> {
-        let mut paths: Vec<_> = self.0.all().collect();
-        paths.sort_by_key(|(path, _)| !path.is_usable());
-        let first = paths.into_iter().find_map(|(_, io)| io.lasting_reservations())?;
-        Some(Rc::new(AllPaths { first, user: Rc::clone(&self.0) }))
+        self.0.reservations_of(RemoteIo::lasting_reservations)
+    }
+
+    fn shared_reservations(&self) -> Option<Rc<dyn Reservations>> {
+        self.0.reservations_of(RemoteIo::shared_reservations)
     }
 
     fn read(&self, offset: u64, dst: BufMut) -> IoFuture<BufMut> {
@@ -249,6 +250,19 @@ impl BlockIo for MultipathIo {
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         self.0.submit(IoDirection::Write, 0, move |io| io.write_zeroes(offset, len, flags))
+    }
+}
+
+impl User {
+    /// Those of the first path that has them, of those that are usable if there are any.
+    fn reservations_of(
+        self: &Rc<User>,
+        of: impl Fn(&RemoteIo) -> Option<Rc<dyn Reservations>>,
+    ) -> Option<Rc<dyn Reservations>> {
+        let mut paths: Vec<_> = self.all().collect();
+        paths.sort_by_key(|(path, _)| !path.is_usable());
+        let first = paths.into_iter().find_map(|(_, io)| of(&io))?;
+        Some(Rc::new(AllPaths { first, user: Rc::clone(self) }))
     }
 }
 

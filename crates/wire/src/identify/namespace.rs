@@ -153,6 +153,8 @@ pub mod rescap {
     pub const PERSISTS: u8 = 1 << 0;
     /// There is the type Write Exclusive.
     pub const WRITE_EXCLUSIVE: u8 = 1 << 1;
+    /// There is the type Write Exclusive - All Registrants.
+    pub const WRITE_EXCLUSIVE_ALL: u8 = 1 << 5;
 }
 
 /// Bits of NSTAT.
