@@ -5,7 +5,7 @@ use crate::content::by_chunk;
 use crate::extent::{BLOCK, Extent, ExtentList, Stripe};
 use crate::schema::{
     Account, Content, EntryRecord, InodeRecord, KeptChunk, Keys, SegmentRecord, SnapshotRecord,
-    decode_extents, decode_filled, decode_kept, decode_knows, decode_locks, decode_orphan, decode_session,
+    decode_extents, decode_filled, decode_kept, decode_knows, decode_locks, decode_orphan, decode_session, decode_unfenced,
     decode_snapshot_changes, decode_xattrs, range_of,
 };
 use crate::segment::Segments;
@@ -149,6 +149,9 @@ impl All {
             }
             b'e' => {
                 decode_knows(value)?;
+            }
+            b'u' => {
+                decode_unfenced(value)?;
             }
             b't' => {
                 let record = SnapshotRecord::decode(value)?;

@@ -195,20 +195,11 @@ impl FsSession {
         let all_named = named.iter().chain(&live);
         let accounted = self.sessions_with_accounts(all_named.copied().max().unwrap_or(0))?;
         named.extend(accounted);
-        let now = longhaul_engine::now();
-        let mut over = lock(&self.over);
-        over.retain(|session, _| named.contains(session) && !live.contains(session));
-        let settled: Vec<u64> = named
-            .iter()
-            .copied()
-            .filter(|session| !live.contains(session))
-            .filter(|session| {
-                let since = *over.entry(*session).or_insert(now);
-                now.saturating_duration_since(since) >= self.settle
-            })
-            .collect();
-        drop(over);
-        for session in settled {
+        lock(&self.over).retain(|session, _| named.contains(session) && !live.contains(session));
+        for session in named.into_iter().filter(|session| !live.contains(session)) {
+            if !self.is_settled(session) {
+                continue;
+            }
             tracing::info!("session {session} is over: what it leaves is taken over");
             self.locks.sweep_later();
             for inode in orphans.remove(&session).unwrap_or_default() {
@@ -246,6 +237,8 @@ impl FsSession {
         if self.locks.sweeps() {
             self.sweep_locks()?;
         }
+        self.begin_fencing()?;
+        self.sweep_registrations()?;
         self.repair_noted().map(drop)?;
         self.compact_ahead()
     }

@@ -71,6 +71,7 @@ impl FsSession {
             self.members.follow(member, &place, u64::from(filled) * self.settings.segment);
         }
         self.segments.set_count(now.segments);
+        self.follow_fencing(&now);
         if has_changed {
             // What is in them may be at the former place: they are released, so that they are filled.
             self.segments.end();

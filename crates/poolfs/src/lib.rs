@@ -36,6 +36,7 @@ mod client;
 mod compact;
 mod content;
 mod extent;
+mod fence;
 mod fill;
 mod lease;
 mod listing;

@@ -131,7 +131,7 @@ fn settings_of(pool: &Pool, volume: &VolumeRecord) -> Result<FsSettings> {
     };
     let segment = file_segment(shape.member_size);
     Ok(FsSettings {
-        format: FsSettings::FORMAT,
+        format: FsSettings::FORMAT_FENCES,
         pool: pool.record().uuid,
         members: shape.width,
         data,
@@ -140,6 +140,7 @@ fn settings_of(pool: &Pool, volume: &VolumeRecord) -> Result<FsSettings> {
         segment,
         segments: u32::try_from(shape.member_size / segment).unwrap_or(u32::MAX),
         places: Vec::new(),
+        fences: Some(1),
     })
 }
 
@@ -452,7 +453,10 @@ fn open_volume(pool: &Pool, volume: &VolumeRecord, opener: &Opener, options: FsO
         let why = format!("file system {}/{name} is being made: mount it later", pool.record().name);
         return Err(Error::new(ErrorKind::Refused, why));
     }
-    let connections = Opener::new(Options { ctrl_loss: Some(PATIENCE), ..opener.options().clone() });
+    // Each session is a host of its own for the targets: so it is fenced alone, and a host may have several. Its
+    // name (NQN), by which the targets allow it, is that of this host.
+    let own = Options { hostid: Uuid::new_v4(), ctrl_loss: Some(PATIENCE), ..opener.options().clone() };
+    let connections = Opener::new(own);
     let uris = pool.member_uris(volume)?;
     let member = |(uri, member): (Option<String>, &longhaul_pool::Member)| {
         let name = uri.clone().unwrap_or_else(|| "a member that was not found".into());

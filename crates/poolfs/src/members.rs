@@ -9,17 +9,18 @@
 //! - a write is waited for until its device has ended it: what was given up here cannot change the device
 //!   later. Reads are given up when their device is away.
 
+use crate::fence::{Fence, Guard};
 use crate::settings::MemberPlace;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags};
 use longhaul_engine::{Buf, BufMut, Config, Thread, since, spawn, timeout};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc as std_mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -38,8 +39,23 @@ pub type OpenMember = Box<dyn Fn(Option<Uuid>) -> IoResult<Arc<dyn BlockDevice>>
 type MemberJob = Box<dyn FnOnce(&OpenDevices) + Send>;
 /// The devices that are open, by member.
 type OpenDevices = Rc<RefCell<Vec<Option<MemberDevice>>>>;
-/// A device, and the number of the place that it is at.
-type MemberDevice = (Rc<dyn BlockIo>, u64);
+
+/// A device of a member.
+#[derive(Clone)]
+struct MemberDevice {
+    io: Rc<dyn BlockIo>,
+    /// The number of the place that it is at.
+    place: u64,
+    /// The number of the opening, which no other one has.
+    opening: u64,
+}
+
+impl MemberDevice {
+    /// What tells one life of the device from others: what was written in another one may be lost.
+    fn generation(&self) -> u64 {
+        self.opening << 40 | self.io.generation()
+    }
+}
 
 /// What becomes of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +74,10 @@ struct MemberState {
     namespace: Option<Option<Uuid>>,
     /// Rises with each place.
     place: u64,
+    /// The number of the opening of its device.
+    opening: u64,
+    /// Whether it has reservations, once the session has registered with it.
+    is_reservable: Option<bool>,
 }
 
 /// A place of a member: where it is, or was.
@@ -66,6 +86,8 @@ struct Member {
     state: Mutex<MemberState>,
     /// Bytes from here on are to be read at the former place; the largest number if all are here.
     filled: AtomicU64,
+    /// When it was opened again last because it had forgotten this session. One thread does that at a time.
+    registered: Mutex<Option<Instant>>,
 }
 
 /// See the module.
@@ -79,6 +101,10 @@ struct Shared {
     /// The members, and then the former places of each.
     all: Vec<Member>,
     jobs: mpsc::UnboundedSender<MemberJob>,
+    /// Openings of devices so far.
+    openings: AtomicU64,
+    /// What the session registers with the members that it writes to.
+    guard: Arc<OnceLock<Arc<Guard>>>,
     /// The members are closed, and the thread that watches them ends.
     ends: Mutex<bool>,
     changed: Condvar,
@@ -87,6 +113,8 @@ struct Shared {
 /// The result of an operation under way.
 pub(crate) struct Pending<T> {
     at: usize,
+    /// The opening of its device.
+    opening: u64,
     result: std_mpsc::Receiver<IoResult<T>>,
 }
 
@@ -94,20 +122,13 @@ impl<T> Pending<T> {
     fn ready(at: usize, result: IoResult<T>) -> Pending<T> {
         let (sender, receiver) = std_mpsc::channel();
         let _ = sender.send(result);
-        Pending { at, result: receiver }
+        Pending { at, opening: 0, result: receiver }
     }
-}
 
-impl<T> Pending<T> {
     /// Where it is under way, for [`Members::read_other`].
     pub(crate) fn place(&self) -> usize {
         self.at
     }
-}
-
-/// What tells one place of a member, and one life of its device, from others.
-fn generation(io: &Rc<dyn BlockIo>, place: u64) -> u64 {
-    place << 40 | io.generation()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -154,15 +175,20 @@ impl Members {
                 down: Some(("it was not opened yet".into(), longhaul_engine::now())),
                 namespace,
                 place: 0,
+                opening: 0,
+                is_reservable: None,
             };
-            Member { open: Arc::clone(open), state: Mutex::new(state), filled: AtomicU64::new(u64::MAX) }
+            let (filled, registered) = (AtomicU64::new(u64::MAX), Mutex::new(None));
+            Member { open: Arc::clone(open), state: Mutex::new(state), filled, registered }
         };
         let opens: Vec<(String, Arc<OpenMember>)> =
             all.into_iter().map(|(name, open)| (name, Arc::new(open))).collect();
         let now = opens.iter().zip(places).map(|(open, place)| member(open, Some(place.namespace)));
         let former = opens.iter().map(|open| member(open, None));
         let all: Vec<Member> = now.chain(former).collect();
-        let shared = Arc::new(Shared { all, jobs, ends: Mutex::new(false), changed: Condvar::new() });
+        let (guard, ends, changed) = (Arc::default(), Mutex::new(false), Condvar::new());
+        let openings = AtomicU64::new(0);
+        let shared = Arc::new(Shared { all, jobs, openings, guard, ends, changed });
         std::thread::scope(|scope| {
             for index in 0..count {
                 let shared = &shared;
@@ -194,6 +220,90 @@ impl Members {
     /// Which members are used.
     pub(crate) fn live(&self) -> Vec<bool> {
         self.now().iter().map(|member| lock(&member.state).down.is_none()).collect()
+    }
+
+    /// Registers the session with the members, all at the same time, and with those that are opened later. One that
+    /// does not take the registration is down.
+    pub(crate) fn guard(&self, guard: Guard) {
+        let guard = Arc::new(guard);
+        let _ = self.shared.guard.set(Arc::clone(&guard));
+        let registered = self.each_now(move |io| {
+            let (guard, io) = (Arc::clone(&guard), Rc::clone(io));
+            IoFuture::new(async move { guard.register(&io).await })
+        });
+        for (member, result) in self.now().iter().zip(registered) {
+            if let Ok(is_reservable) = self.wait(result) {
+                lock(&member.state).is_reservable = Some(is_reservable);
+            }
+        }
+    }
+
+    /// The members are reserved from now on for the sessions that are registered.
+    pub(crate) fn reserve(&self) {
+        let Some(guard) = self.shared.guard.get() else { return };
+        guard.begin_to_reserve();
+        let guard = Arc::clone(guard);
+        drop(self.each_now(move |io| {
+            guard.reserve(io);
+            IoFuture::ready(Ok(()))
+        }));
+    }
+
+    /// Ends what another session may change at the members.
+    pub(crate) fn fence(&self, session: u64) -> Vec<Fence> {
+        let Some(guard) = self.shared.guard.get() else { return vec![Fence::Impossible] };
+        let guard = Arc::clone(guard);
+        let fencing = self.each_now(move |io| {
+            let (guard, io) = (Arc::clone(&guard), Rc::clone(io));
+            IoFuture::new(async move { guard.fence(&io, session).await })
+        });
+        let fence = |result| match self.wait(result) {
+            Ok(true) => Fence::Fenced,
+            Ok(false) => Fence::Impossible,
+            Err(e) => Fence::Failed(e),
+        };
+        fencing.into_iter().map(fence).collect()
+    }
+
+    /// Sessions that are registered with members that can be asked.
+    pub(crate) fn registered(&self) -> BTreeSet<u64> {
+        let asked = self.each_now(|io| {
+            let io = Rc::clone(io);
+            IoFuture::new(async move { Guard::registered(&io).await })
+        });
+        asked.into_iter().filter_map(|result| self.wait(result).ok()).flatten().collect()
+    }
+
+    /// Begins to end what this session has registered.
+    pub(crate) fn leave(&self) -> Leaving {
+        let Some(guard) = self.shared.guard.get() else { return Leaving(Vec::new()) };
+        guard.end();
+        let guard = Arc::clone(guard);
+        Leaving(self.each_now(move |io| {
+            let (guard, io) = (Arc::clone(&guard), Rc::clone(io));
+            IoFuture::new(async move { guard.leave(&io).await })
+        }))
+    }
+
+    /// Names of members that have no reservations.
+    pub(crate) fn without_reservations(&self) -> Vec<String> {
+        let name = |member: &Member| {
+            let state = lock(&member.state);
+            (state.is_reservable == Some(false)).then(|| state.name.clone())
+        };
+        self.now().iter().filter_map(name).collect()
+    }
+
+    /// Begins something at each member, where it is now.
+    fn each_now<T: Send + Unpin + 'static>(
+        &self,
+        begin: impl Fn(&Rc<dyn BlockIo>) -> IoFuture<T> + Clone + Send + 'static,
+    ) -> Vec<Pending<T>> {
+        let one = |member| {
+            let begin = begin.clone();
+            self.shared.start(member, move |device| begin(&device.io))
+        };
+        (0..self.count()).map(one).collect()
     }
 
     fn now(&self) -> &[Member] {
@@ -282,9 +392,9 @@ impl Members {
     }
 
     fn read_at(&self, at: usize, offset: u64, len: usize) -> Pending<BufMut> {
-        self.shared.start(at, move |io, _| {
-            let operation = io.read(offset, BufMut::zeroed(len));
-            let io = Rc::clone(io);
+        self.shared.start(at, move |device| {
+            let operation = device.io.read(offset, BufMut::zeroed(len));
+            let io = Rc::clone(&device.io);
             match operation.try_ready() {
                 Ok(result) => IoFuture::ready(result),
                 Err(operation) => IoFuture::new(patient(io, operation)),
@@ -294,9 +404,9 @@ impl Members {
 
     /// Writes; gives the [generation](BlockIo::generation) that the device had before.
     pub(crate) fn write(&self, member: u8, offset: u64, data: Buf) -> Pending<u64> {
-        self.shared.start(member.into(), move |io, place| {
-            let generation = generation(io, place);
-            match io.write(offset, data, WriteFlags::default()).try_ready() {
+        self.shared.start(member.into(), move |device| {
+            let generation = device.generation();
+            match device.io.write(offset, data, WriteFlags::default()).try_ready() {
                 Ok(result) => IoFuture::ready(result.map(|()| generation)),
                 Err(operation) => IoFuture::new(async move { operation.await.map(|()| generation) }),
             }
@@ -305,9 +415,9 @@ impl Members {
 
     /// Makes what was written to a member durable; gives the generation that it has afterwards.
     fn flush(&self, member: u8) -> Pending<u64> {
-        self.shared.start(member.into(), |io, place| {
-            let (operation, io) = (io.flush(), Rc::clone(io));
-            IoFuture::new(async move { operation.await.map(|()| generation(&io, place)) })
+        self.shared.start(member.into(), |device| {
+            let (operation, device) = (device.io.flush(), device.clone());
+            IoFuture::new(async move { operation.await.map(|()| device.generation()) })
         })
     }
 
@@ -323,9 +433,23 @@ impl Members {
     pub(crate) fn wait<T>(&self, pending: Pending<T>) -> IoResult<T> {
         let result = pending.result.recv().unwrap_or_else(|_| Err(gone()));
         if let Err(e) = &result {
-            self.shared.failed(pending.at, e);
+            self.shared.failed((pending.at, pending.opening), e);
         }
         result
+    }
+}
+
+/// A session that ends what it has registered.
+pub(crate) struct Leaving(Vec<Pending<()>>);
+
+impl Leaving {
+    /// Waits until that is done; of a member that does not answer, others do it.
+    pub(crate) fn wait(self) {
+        for Pending { at, result, .. } in self.0 {
+            if let Ok(Err(e)) = result.recv() {
+                tracing::debug!("the registration with member {at} has not ended: {e}");
+            }
+        }
     }
 }
 
@@ -344,7 +468,7 @@ impl Shared {
     fn start<T: Send + Unpin + 'static>(
         &self,
         member: usize,
-        begin: impl FnOnce(&Rc<dyn BlockIo>, u64) -> IoFuture<T> + Send + 'static,
+        begin: impl FnOnce(&MemberDevice) -> IoFuture<T> + Send + 'static,
     ) -> Pending<T> {
         let Some(state) = self.all.get(member).map(|member| lock(&member.state)) else {
             return Pending::ready(member, Err(IoError::Offline(format!("there is no member {member}"))));
@@ -352,34 +476,66 @@ impl Shared {
         if let Some((why, _)) = &state.down {
             return Pending::ready(member, Err(IoError::Offline(why.clone())));
         }
+        let opening = state.opening;
         drop(state);
         let (done, result) = std_mpsc::channel();
         let job: MemberJob = Box::new(move |devices| {
-            let Some((io, place)) = devices.borrow().get(member).cloned().flatten() else {
+            let Some(device) = devices.borrow().get(member).cloned().flatten() else {
                 let _ = done.send(Err(gone()));
                 return;
             };
-            match begin(&io, place).try_ready() {
+            match begin(&device).try_ready() {
                 Ok(result) => drop(done.send(result)),
                 Err(under_way) => spawn(async move { drop(done.send(under_way.await)) }).detach(),
             }
         });
         // If the thread has ended the job is dropped, and `wait` says so.
         let _ = self.jobs.unbounded_send(job);
-        Pending { at: member, result }
+        Pending { at: member, opening, result }
     }
 
-    fn failed(&self, index: usize, e: &IoError) {
+    fn failed(&self, (index, opening): (usize, u64), e: &IoError) {
         // The data is wrong, not the member; and a full medium can be read.
         if matches!(e, IoError::Integrity(_) | IoError::NoSpace) {
             return;
         }
         let Some(member) = self.all.get(index) else { return };
+        if let (IoError::Reserved, Some(guard)) = (e, self.guard.get()) {
+            return self.unregistered((index, opening), guard);
+        }
         let mut state = lock(&member.state);
         if state.down.is_none() {
             tracing::warn!("member {} is not used any more: {e}", state.name);
             state.down = Some((e.to_string(), longhaul_engine::now()));
             self.changed.notify_all();
+        }
+    }
+
+    /// A member refuses this session: another one has ended its registration, as its record is gone, and it is over;
+    /// or the target has forgotten it, and the session registers again.
+    fn unregistered(&self, (index, opening): (usize, u64), guard: &Guard) {
+        let member = &self.all[index];
+        let mut registered = lock(&member.registered);
+        let mut state = lock(&member.state);
+        if state.opening != opening {
+            return;
+        }
+        if state.down.is_none() {
+            state.down = Some((IoError::Reserved.to_string(), longhaul_engine::now()));
+        }
+        let name = state.name.clone();
+        drop(state);
+        match guard.check() {
+            Ok(()) if registered.is_some_and(|then| since(then) < AGAIN) => {
+                tracing::warn!("member {name} is not used any more: {}", IoError::Reserved);
+            }
+            Ok(()) => {
+                *registered = Some(longhaul_engine::now());
+                tracing::info!("member {name} does not know this session any more: it registers again");
+                self.open(index);
+            }
+            // It is tried again as for other members that are down.
+            Err(e) => tracing::debug!("member {name} is not used any more: {e}"),
         }
     }
 
@@ -391,6 +547,10 @@ impl Shared {
             let Some(namespace) = state.namespace else { return };
             (namespace, state.place)
         };
+        // The former place is read only.
+        let is_written = index < self.all.len() / 2;
+        let guard = Arc::clone(&self.guard);
+        let opening = self.openings.fetch_add(1, Relaxed) + 1;
         let opened = (member.open)(namespace).and_then(|device| {
             let info = device.info();
             let (done, result) = std_mpsc::channel();
@@ -398,25 +558,36 @@ impl Shared {
                 let devices = Rc::clone(devices);
                 // One that is opened at the next place meanwhile stays.
                 let is_later =
-                    move |slot: &Option<MemberDevice>| slot.as_ref().is_some_and(|(_, at)| *at > place);
+                    move |slot: &Option<MemberDevice>| slot.as_ref().is_some_and(|device| device.place > place);
                 if !is_later(&devices.borrow()[index]) {
                     devices.borrow_mut()[index] = None;
                 }
                 // Other members have work meanwhile.
                 spawn(async move {
-                    let opened = device.open().await.map(|io| {
+                    let opened = async {
+                        let io = device.open().await?;
+                        // One that comes later registers with all that are open then.
+                        let is_reservable = match guard.get().filter(|_| is_written) {
+                            Some(guard) => Some(guard.register(&io).await?),
+                            None => None,
+                        };
                         let slot = &mut devices.borrow_mut()[index];
                         if !is_later(slot) {
-                            *slot = Some((io, place));
+                            *slot = Some(MemberDevice { io, place, opening });
                         }
-                    });
-                    let _ = done.send(opened);
+                        Ok(is_reservable)
+                    };
+                    let _ = done.send(opened.await);
                 })
                 .detach();
             });
             let _ = self.jobs.unbounded_send(job);
-            result.recv().unwrap_or_else(|_| Err(gone()))?;
-            Ok(info)
+            let is_reservable = result.recv().unwrap_or_else(|_| Err(gone()))?;
+            // Another session may have ended the registrations of this one before that.
+            if let Some(guard) = self.guard.get().filter(|_| is_reservable == Some(true)) {
+                guard.check()?;
+            }
+            Ok((info, is_reservable))
         });
         let mut state = lock(&member.state);
         if state.place != place {
@@ -424,14 +595,15 @@ impl Shared {
             return;
         }
         match opened {
-            Ok(info) => {
+            Ok((info, is_reservable)) => {
                 if state.info.is_some() {
                     tracing::info!("member {} is used again", state.name);
                 }
                 if place > 0 {
                     state.name.clone_from(&info.name);
                 }
-                (state.info, state.down) = (Some(info), None);
+                state.is_reservable = is_reservable.or(state.is_reservable);
+                (state.info, state.down, state.opening) = (Some(info), None, opening);
             }
             Err(e) => state.down = Some((e.to_string(), longhaul_engine::now())),
         }

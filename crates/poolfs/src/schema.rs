@@ -22,6 +22,7 @@
 //! | `k` INODE | the transaction that has taken a lock of the file last: session and number |
 //! | `k` INODE SESSION | the locks that a session has of the file, under its lease |
 //! | `e` SESSION | what the program of a session knows, and the snapshot that it has mounted, under its lease |
+//! | `u` SESSION | the members of which a session has found that they have no reservations, under its lease |
 //! | `v` | counts changes of the snapshots; each transaction expects it |
 //! | `t` SNAPSHOT | a snapshot |
 //! | `p` KIND … SNAPSHOT | the record `i`, `d` or `a` of that key as it was when the snapshot was made |
@@ -46,8 +47,6 @@ pub(crate) fn range_of(chunk: u64) -> Range<u64> {
     chunk.saturating_mul(CHUNK)..chunk.saturating_add(1).saturating_mul(CHUNK)
 }
 
-/// Version of the counters of a file system with snapshots: programs that do not know these begin no session.
-const FORMAT_COUNTERS: u8 = 2;
 /// Most extents that an inode has in its own record: a kilobyte or two.
 pub(crate) const INLINE: usize = 24;
 /// Most bytes of extended attributes of an inode.
@@ -189,6 +188,15 @@ impl Keys {
 
     pub(crate) fn all_known(&self) -> Vec<u8> {
         self.key(b'e', &[], b"")
+    }
+
+    /// Members that cannot be fenced.
+    pub(crate) fn unfenced(&self, session: u64) -> Vec<u8> {
+        self.key(b'u', &[session], b"")
+    }
+
+    pub(crate) fn all_unfenced(&self) -> Vec<u8> {
+        self.key(b'u', &[], b"")
     }
 
     /// Counts changes of the snapshots.
@@ -506,27 +514,36 @@ pub(crate) fn decode_extents(bytes: &[u8]) -> Option<ExtentList> {
 pub(crate) struct CountersRecord {
     pub(crate) inode: u64,
     pub(crate) session: u64,
-    /// Only programs that know snapshots begin sessions.
-    pub(crate) has_snapshots: bool,
+    /// Only programs that know it begin sessions.
+    pub(crate) version: u8,
 }
 
 impl CountersRecord {
+    /// Every program begins sessions.
+    pub(crate) const FIRST: u8 = FORMAT;
+    /// Those that know snapshots.
+    pub(crate) const SNAPSHOTS: u8 = 2;
+    /// Those that know snapshots, and register their sessions with the members.
+    pub(crate) const FENCES: u8 = 3;
+
+    /// Only programs that know this version begin sessions from now on.
+    pub(crate) fn raise(&mut self, version: u8) {
+        self.version = self.version.max(version);
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
-        to.u8(if self.has_snapshots { FORMAT_COUNTERS } else { FORMAT });
+        to.u8(self.version);
         to.u64(self.inode).u64(self.session);
         to.end()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<CountersRecord> {
         let mut from = Reader(bytes);
-        let has_snapshots = match from.u8()? {
-            FORMAT => false,
-            FORMAT_COUNTERS => true,
-            _ => return None,
-        };
-        let counters = CountersRecord { inode: from.u64()?, session: from.u64()?, has_snapshots };
-        from.is_at_end().then_some(counters)
+        let version = from.u8()?;
+        let counters = CountersRecord { inode: from.u64()?, session: from.u64()?, version };
+        let is_known = (CountersRecord::FIRST..=CountersRecord::FENCES).contains(&version);
+        (is_known && from.is_at_end()).then_some(counters)
     }
 }
 
@@ -540,6 +557,22 @@ pub(crate) fn encode_knows(format: u64, snapshot: u64) -> Vec<u8> {
 
 pub(crate) fn decode_knows(bytes: &[u8]) -> Option<(u64, u64)> {
     whole(bytes, |from| Some((from.u64()?, from.u64()?)))
+}
+
+/// Names of the members of which a session has found that they have no reservations.
+pub(crate) fn encode_unfenced(names: &[String]) -> Vec<u8> {
+    let mut to = writer();
+    to.u32(names.len() as u32);
+    for name in names {
+        to.bytes(name.as_bytes());
+    }
+    to.end()
+}
+
+pub(crate) fn decode_unfenced(bytes: &[u8]) -> Option<Vec<String>> {
+    whole(bytes, |from| {
+        (0..from.u32()?).map(|_| Some(String::from_utf8_lossy(from.bytes()?).into_owned())).collect()
+    })
 }
 
 /// How often the snapshots were changed: also the number of the next one.
@@ -871,6 +904,8 @@ mod tests {
         assert_eq!(decode_xattrs(&encode_xattrs(&xattrs)), Some(xattrs));
         assert_eq!(decode_session(&encode_session("host")), Some("host".to_owned()));
         assert_eq!(decode_orphan(&encode_orphan(4)), Some(4));
+        let names = ["one".to_owned(), "two".to_owned()];
+        assert_eq!(decode_unfenced(&encode_unfenced(&names)), Some(names.to_vec()));
     }
 
     #[test]

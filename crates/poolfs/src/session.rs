@@ -5,6 +5,7 @@
 //! long as the lease lasts, the record is gone: other sessions release its segments then, and remove the
 //! files that it had open without names.
 
+use crate::fence::{Guard, OverSession};
 use crate::lease::Leases;
 use crate::listing::Pages;
 use crate::locks::LockTable;
@@ -113,8 +114,12 @@ pub(crate) struct FsSession {
     pub(crate) next_handle: AtomicU64,
     pub(crate) pages: Mutex<Pages>,
     pub(crate) settle: Duration,
-    /// Sessions that were found to be over, and since when that is known.
-    pub(crate) over: Mutex<HashMap<u64, std::time::Instant>>,
+    /// Sessions that were found to be over.
+    pub(crate) over: Mutex<HashMap<u64, OverSession>>,
+    /// Sessions from this number on are registered with the members; the largest number if none is known to be.
+    pub(crate) fenced_from: AtomicU64,
+    /// What lost sessions have left registered was looked for.
+    pub(crate) has_swept: AtomicBool,
     /// One thread makes up the books at a time, and one moves content out of segments.
     pub(crate) cleans: Mutex<()>,
     pub(crate) compacts: Mutex<()>,
@@ -156,7 +161,10 @@ pub(crate) fn format(
     let root = InodeRecord::new(0o40_755, owner, now());
     // The top directory is inode 1, and the one that it is in is itself.
     let root = InodeRecord { parent: ROOT, ..root };
-    let counters = CountersRecord { inode: ROOT + 1, session: 1, has_snapshots: false };
+    let mut counters = CountersRecord { inode: ROOT + 1, session: 1, version: CountersRecord::FIRST };
+    if settings.fences.is_some() {
+        counters.raise(CountersRecord::FENCES);
+    }
     let key = keys.settings();
     let txn = Txn::new()
         .expect(&key, Expect::Absent)
@@ -229,23 +237,7 @@ impl FsSession {
         }
         let places: Vec<MemberPlace> = (0..settings.members).map(|member| settings.place(member)).collect();
         let members = Members::open(members, &places, options.engine.clone()).map_err(|e| failed(&e))?;
-        let down: Vec<MemberStatus> =
-            members.status().into_iter().filter(|member| member.down.is_some()).collect();
-        if down.len() > settings.parity {
-            let why = |member: &MemberStatus| {
-                format!("{}: {}", member.name, member.down.as_deref().unwrap_or_default())
-            };
-            let all: Vec<String> = down.iter().map(why).collect();
-            let what = format!(
-                "file system {} has too few members: {} of {} cannot be reached, and {} may be missing: {}",
-                options.name,
-                down.len(),
-                settings.members,
-                settings.parity,
-                all.join("; ")
-            );
-            return Err(Error::new(ErrorKind::Unreachable, what));
-        }
+        check_members(&members, &settings, &options.name)?;
         let keys = Keys::new(uuid);
         let snapshots = FsSnapshots { catalog: &*catalog, uuid, name: options.name.clone() };
         let snapshot = options.snapshot.as_ref().map(|snapshot| snapshots.find(snapshot)).transpose()?;
@@ -261,6 +253,7 @@ impl FsSession {
             return Err(failed(&"its snapshot was removed meanwhile"));
         }
         let is_snapshot = snapshot.is_some();
+        let fenced_from = settings.fences.unwrap_or(u64::MAX);
         let catalog: Arc<dyn Catalog> = match snapshot {
             Some(snapshot) => Arc::new(SnapshotCatalog::new(catalog, keys.clone(), &snapshot)),
             None => catalog,
@@ -289,6 +282,8 @@ impl FsSession {
             pages: Mutex::default(),
             settle: options.settle,
             over: Mutex::default(),
+            fenced_from: AtomicU64::new(fenced_from),
+            has_swept: AtomicBool::new(false),
             cleans: Mutex::default(),
             compacts: Mutex::default(),
             stuck: Mutex::default(),
@@ -298,7 +293,19 @@ impl FsSession {
             large_kept: Mutex::default(),
             is_snapshot,
         };
+        if !is_snapshot {
+            // Before it has a segment: see the invariants of fencing.
+            let record = Arc::clone(session.store.record());
+            session.members.guard(Guard::new(session.store.session(), record, fenced_from < u64::MAX));
+            if let Err(e) = check_members(&session.members, &session.settings, &options.name) {
+                session.revoke();
+                return Err(e);
+            }
+        }
         session.store.read_snapshots().map_err(|e| failed(&e))?;
+        if fenced_from < u64::MAX {
+            session.note_unfenced();
+        }
         Ok((session, at))
     }
 
@@ -386,11 +393,7 @@ impl FsSession {
                         store.kept(begun + left.min(ttl));
                     }
                     Err(CatalogError::LeaseExpired(_)) => {
-                        tracing::error!(
-                            "the session of this mount has run out, as the catalog did not hear of it for \
-                             long: unmount it, and mount it again"
-                        );
-                        return store.end();
+                        return store.record().run_out("");
                     }
                     // The next time may be in time yet.
                     Err(e) => {
@@ -441,10 +444,32 @@ impl FsSession {
 
     fn revoke(&self) {
         self.store.end();
+        let leaving = self.members.leave();
         if let Err(e) = self.store.catalog().revoke(self.store.lease()) {
             tracing::debug!("the session is left to run out: {e}");
         }
+        leaving.wait();
     }
+}
+
+/// Refuses to go on with too few members.
+fn check_members(members: &Members, settings: &FsSettings, name: &str) -> Result<()> {
+    let down: Vec<MemberStatus> =
+        members.status().into_iter().filter(|member| member.down.is_some()).collect();
+    if down.len() <= settings.parity {
+        return Ok(());
+    }
+    let why =
+        |member: &MemberStatus| format!("{}: {}", member.name, member.down.as_deref().unwrap_or_default());
+    let all: Vec<String> = down.iter().map(why).collect();
+    let what = format!(
+        "file system {name} has too few members: {} of {} cannot be reached, and {} may be missing: {}",
+        down.len(),
+        settings.members,
+        settings.parity,
+        all.join("; ")
+    );
+    Err(Error::new(ErrorKind::Unreachable, what))
 }
 
 /// What the beginning of a session has put into the catalog.
@@ -480,7 +505,7 @@ fn begin(
         let txn = Txn::new()
             .expect(&key, Expect::Modified(entry.modified))
             .put(&key, &counters.encode())
-            .put_leased(&keys.knows(session), &encode_knows(FsSettings::FORMAT_SNAPSHOTS, snapshot), lease)
+            .put_leased(&keys.knows(session), &encode_knows(FsSettings::FORMAT_FENCES, snapshot), lease)
             .put_leased(&keys.session(session), &encode_session(host), lease);
         match catalog.commit(&txn) {
             Ok(Commit::Done(at)) => return Ok(Begun { session, at, numbers }),

@@ -26,6 +26,10 @@ pub(crate) struct FsSettings {
     /// Where the members are, once one has moved; otherwise where they were made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) places: Vec<MemberPlace>,
+    /// Sessions from this number on are registered with the members, which are reserved for them; none is before
+    /// all programs that use the file system know that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fences: Option<u64>,
 }
 
 /// Where a member is.
@@ -58,6 +62,9 @@ impl FsSettings {
     pub(crate) const FORMAT_PLACES: u64 = 2;
     /// The version of those of file systems that have snapshots, or had some.
     pub(crate) const FORMAT_SNAPSHOTS: u64 = 3;
+    /// The version of those of file systems whose members are reserved for registered sessions: also the latest
+    /// one that this program knows.
+    pub(crate) const FORMAT_FENCES: u64 = 4;
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         // unwrap: numbers only, and writing to memory does not fail.
@@ -70,11 +77,11 @@ impl FsSettings {
             |why: String| Error::new(ErrorKind::Failed, format!("file system {name} cannot be used: {why}"));
         let damaged = |e: serde_json::Error| failed(format!("its settings are damaged: {e}"));
         let version: SettingsVersion = serde_json::from_slice(bytes).map_err(damaged)?;
-        if !(FsSettings::FORMAT..=FsSettings::FORMAT_SNAPSHOTS).contains(&version.format) {
+        if !(FsSettings::FORMAT..=FsSettings::FORMAT_FENCES).contains(&version.format) {
             return Err(failed(format!(
                 "it has format {}, and this program knows format {}: use a newer program",
                 version.format,
-                FsSettings::FORMAT_SNAPSHOTS
+                FsSettings::FORMAT_FENCES
             )));
         }
         serde_json::from_slice(bytes).map_err(damaged)
@@ -92,6 +99,12 @@ impl FsSettings {
         if let Some(of) = self.places.get_mut(member) {
             *of = place;
         }
+    }
+
+    /// Sessions from this number on are registered with the members.
+    pub(crate) fn fence_from(&mut self, session: u64) {
+        self.format = self.format.max(FsSettings::FORMAT_FENCES);
+        self.fences = Some(session);
     }
 
     /// Bytes of content that a whole stripe has.
@@ -116,13 +129,14 @@ mod tests {
             segment: 1 << 26,
             segments: 16,
             places: Vec::new(),
+            fences: None,
         };
         let text = r#"{"format":1,"pool":"00000000-0000-0000-0000-000000000000","members":3,"data":2,"parity":1,"unit":262144,"segment":67108864,"segments":16}"#;
         assert_eq!(settings.encode(), text.as_bytes());
         assert_eq!(FsSettings::decode("p/f", text.as_bytes()).expect("read"), settings);
-        let later = text.replace("\"format\":1", "\"format\":4");
+        let later = text.replace("\"format\":1", "\"format\":5");
         let error = FsSettings::decode("p/f", later.as_bytes()).expect_err("later").to_string();
-        assert!(error.contains("it has format 4, and this program knows format 3"), "{error}");
+        assert!(error.contains("it has format 5, and this program knows format 4"), "{error}");
         let error = FsSettings::decode("p/f", b"{").expect_err("damaged").to_string();
         assert!(error.contains("its settings are damaged"), "{error}");
     }

@@ -29,6 +29,7 @@ use crate::schema::{
     decode_knows, decode_snapshot_changes, encode_kept, encode_snapshot_changes, range_of, unreadable,
 };
 use crate::segment::Filler;
+use crate::fence::earlier_programs;
 use crate::session::{FsSession, now};
 use crate::settings::FsSettings;
 use crate::store::{Draft, Store, failed, lock, pages};
@@ -572,7 +573,8 @@ impl FsSnapshots<'_> {
                 let mut count = CountersRecord::decode(&counters.value).ok_or_else(|| self.damaged())?;
                 // A session that begins meanwhile changes the counters.
                 self.refuse_earlier_programs()?;
-                (settings.format, count.has_snapshots) = (FsSettings::FORMAT_SNAPSHOTS, true);
+                settings.format = FsSettings::FORMAT_SNAPSHOTS;
+                count.raise(CountersRecord::SNAPSHOTS);
                 txn = txn
                     .expect(&keys.counters(), Expect::Modified(counters.modified))
                     .put(&keys.counters(), &count.encode())
@@ -589,17 +591,8 @@ impl FsSnapshots<'_> {
 
     /// Programs that do not know snapshots would not keep what they change.
     fn refuse_earlier_programs(&self) -> Result<()> {
-        let keys = self.keys();
-        let sessions = self.catalog.range(&keys.sessions(), None).map_err(of_catalog)?.entries;
-        let known = self.known()?;
-        let earlier: BTreeSet<String> = sessions
-            .iter()
-            .filter(|entry| {
-                let number = keys.parse(&entry.key, 1).map_or(0, |(numbers, _)| numbers[0]);
-                known.get(&number).is_none_or(|(format, _)| *format < FsSettings::FORMAT_SNAPSHOTS)
-            })
-            .map(|entry| crate::schema::decode_session(&entry.value).unwrap_or_else(|| "a host".to_owned()))
-            .collect();
+        let earlier = earlier_programs(self.catalog, &self.keys(), FsSettings::FORMAT_SNAPSHOTS);
+        let earlier = earlier.map_err(of_catalog)?;
         if earlier.is_empty() {
             return Ok(());
         }

@@ -39,16 +39,57 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The record of a session, which is there until it has run out.
+pub(crate) struct SessionRecord {
+    catalog: Arc<dyn Catalog>,
+    key: Vec<u8>,
+    /// Set once the session has run out, or is given up.
+    ended: AtomicBool,
+}
+
+impl SessionRecord {
+    pub(crate) fn new(catalog: Arc<dyn Catalog>, keys: &Keys, session: u64) -> SessionRecord {
+        SessionRecord { catalog, key: keys.session(session), ended: AtomicBool::new(false) }
+    }
+
+    /// Whether the session has run out, as far as it was found out.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Relaxed)
+    }
+
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Relaxed);
+    }
+
+    /// The session has run out, which is in the log once, with what shows it.
+    pub(crate) fn run_out(&self, sign: &str) {
+        if !self.ended.swap(true, Relaxed) {
+            tracing::error!(
+                "the session of this mount has run out, as the catalog did not hear of it for long{sign}: \
+                 unmount it, and mount it again"
+            );
+        }
+    }
+
+    /// Whether the session is there still; otherwise it has ended here, and `sign` is in the log.
+    pub(crate) fn is_there(&self, sign: &str) -> longhaul_catalog::Result<bool> {
+        let is_there = !self.has_ended() && self.catalog.get(&self.key)?.is_some();
+        if !is_there {
+            self.run_out(sign);
+        }
+        Ok(is_there)
+    }
+}
+
 /// See the module.
 pub(crate) struct Store {
     catalog: Arc<dyn Catalog>,
     keys: Keys,
     session: u64,
+    record: Arc<SessionRecord>,
     lease: LeaseId,
     /// Number of the next transaction.
     next: AtomicU64,
-    /// Set once the session has run out.
-    ended: AtomicBool,
     inodes: Mutex<HashMap<u64, (InodeRecord, Revision)>>,
     /// How many are remembered.
     most_inodes: usize,
@@ -98,12 +139,12 @@ impl Store {
         most_inodes: usize,
     ) -> Store {
         Store {
+            record: Arc::new(SessionRecord::new(Arc::clone(&catalog), &keys, session)),
             catalog,
             keys,
             session,
             lease,
             next: AtomicU64::new(1),
-            ended: AtomicBool::new(false),
             inodes: Mutex::default(),
             most_inodes,
             numbers: Mutex::new((numbers.start, numbers.end, NUMBERS[0])),
@@ -175,14 +216,19 @@ impl Store {
         &self.catalog
     }
 
+    /// The record of the session.
+    pub(crate) fn record(&self) -> &Arc<SessionRecord> {
+        &self.record
+    }
+
     /// Whether the session has run out.
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(Relaxed)
+        self.record.has_ended()
     }
 
     /// The session has run out, or is given up.
     pub(crate) fn end(&self) {
-        self.ended.store(true, Relaxed);
+        self.record.end();
     }
 
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Entry>, Errno> {
@@ -469,16 +515,11 @@ impl Store {
 
     /// Refuses to go on once the session has run out.
     pub(crate) fn check_session(&self) -> Result<(), Errno> {
-        if self.get(&self.keys.session(self.session))?.is_none() {
-            if !self.ended.swap(true, Relaxed) {
-                tracing::error!(
-                    "the session of this mount has run out, as the catalog did not hear of it for long: \
-                     unmount it, and mount it again"
-                );
-            }
-            return Err(Errno::IO);
+        match self.record.is_there("") {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Errno::IO),
+            Err(e) => Err(failed(&e)),
         }
-        Ok(())
     }
 }
 
@@ -613,7 +654,10 @@ impl<'s> Draft<'s> {
     }
 
     fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.inodes.is_empty() && self.account.0.is_empty()
+        self.changes.is_empty()
+            && self.leased.is_empty()
+            && self.inodes.is_empty()
+            && self.account.0.is_empty()
     }
 
     pub(crate) fn keys(&self) -> &'s Keys {

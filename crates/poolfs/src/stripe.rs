@@ -279,7 +279,7 @@ mod tests {
         let (unit, segment, segments) = (256 << 10, 4 << 20, 16);
         let members = if data == 1 { 2 } else { data + parity };
         let (pool, places) = (Uuid::nil(), Vec::new());
-        FsSettings { format: 1, pool, members, data, parity, unit, segment, segments, places }
+        FsSettings { format: 1, pool, members, data, parity, unit, segment, segments, places, fences: None }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use longhaul_catalog::Catalog;
 use longhaul_device::Result;
 use longhaul_fs::Errno;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use uuid::Uuid;
 
@@ -21,6 +21,8 @@ use uuid::Uuid;
 pub const SEGMENT: u64 = 256 << 10;
 /// Largest unit of a stripe.
 pub const UNIT: u64 = 64 << 10;
+/// Hosts of disks so far.
+static HOSTS: AtomicU64 = AtomicU64::new(1);
 
 /// A disk that hosts reach, or do not.
 #[derive(Clone)]
@@ -51,6 +53,8 @@ pub struct TestFs {
     pub disks: Vec<TestDisk>,
     /// Disks that members may move to.
     others: Arc<Mutex<BTreeMap<Uuid, TestDisk>>>,
+    /// The disks have reservations, and each session is a host of its own for them.
+    fences: bool,
     /// Identifies it.
     pub uuid: Uuid,
 }
@@ -66,8 +70,32 @@ impl TestFs {
         (data, parity): (usize, usize),
         segments: u32,
     ) -> Result<TestFs> {
+        TestFs::made(catalog, members, (data, parity), segments, None)
+    }
+
+    /// The same on disks with reservations, by which lost sessions are fenced.
+    ///
+    /// # Errors
+    /// The catalog cannot be changed.
+    pub fn fenced(
+        catalog: Arc<dyn Catalog>,
+        members: usize,
+        stripe: (usize, usize),
+        segments: u32,
+    ) -> Result<TestFs> {
+        let fs = TestFs::made(catalog, members, stripe, segments, Some(1))?;
+        Ok(TestFs { fences: true, ..fs })
+    }
+
+    fn made(
+        catalog: Arc<dyn Catalog>,
+        members: usize,
+        (data, parity): (usize, usize),
+        segments: u32,
+        fences: Option<u64>,
+    ) -> Result<TestFs> {
         let settings = FsSettings {
-            format: FsSettings::FORMAT,
+            format: if fences.is_some() { FsSettings::FORMAT_FENCES } else { FsSettings::FORMAT },
             pool: Uuid::nil(),
             members,
             data,
@@ -76,11 +104,12 @@ impl TestFs {
             segment: SEGMENT,
             segments,
             places: Vec::new(),
+            fences,
         };
         let uuid = Uuid::new_v4();
         format(&*catalog, uuid, &settings, (1, 2))?;
         let disks = (0..members).map(|_| TestDisk::new(segments)).collect();
-        Ok(TestFs { catalog, disks, others: Arc::default(), uuid })
+        Ok(TestFs { catalog, disks, others: Arc::default(), fences: false, uuid })
     }
 
     /// A disk of this many segments that a member can move to.
@@ -114,6 +143,7 @@ impl TestFs {
     /// # Errors
     /// Those of [`PoolFs::open`].
     pub fn open_by(&self, catalog: Arc<dyn Catalog>, options: &FsOptions) -> Result<PoolFs> {
+        let host = self.fences.then(|| HOSTS.fetch_add(1, Relaxed));
         let member = |(index, disk): (usize, &TestDisk)| {
             let (own, others) = (disk.clone(), Arc::clone(&self.others));
             let open: OpenMember = Box::new(move |namespace| {
@@ -123,10 +153,11 @@ impl TestFs {
                     }
                     None => own.clone(),
                 };
-                match disk.gone.load(Relaxed) {
-                    true => Err(IoError::Unreachable("the disk is gone".into())),
-                    false => Ok(Arc::new(disk.disk.clone()) as Arc<dyn BlockDevice>),
+                if disk.gone.load(Relaxed) {
+                    return Err(IoError::Unreachable("the disk is gone".into()));
                 }
+                let disk = host.map_or_else(|| disk.disk.clone(), |host| disk.disk.for_host(host));
+                Ok(Arc::new(disk) as Arc<dyn BlockDevice>)
             });
             (format!("disk {index}"), open)
         };
