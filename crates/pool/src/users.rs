@@ -60,13 +60,29 @@ pub(crate) async fn preempt(devices: &[Arc<dyn BlockDevice>]) -> Result<(), Spac
         return array.stop().await.map_err(failed);
     }
     for device in devices {
-        let Some((reservations, ReservationState { holder: Some(holder), .. })) =
-            reserved(device).await.map_err(failed)?
+        let io: Rc<dyn BlockIo> = device.open().await.map_err(failed)?;
+        let exclusive = io.reservations();
+        let Some(reservations) = io.shared_reservations().or_else(|| exclusive.clone()) else { continue };
+        let ReservationState { holder: Some(holder), is_shared, registered } =
+            reservations.report().await.map_err(failed)?
         else {
             continue;
         };
+        // Each session of a file system holds it.
+        let (reservations, others) = match (is_shared, exclusive) {
+            (true, _) => (reservations, registered),
+            (false, Some(exclusive)) => (exclusive, vec![holder]),
+            (false, None) => continue,
+        };
         reservations.register(KEY).await.map_err(failed)?;
-        let preempted = reservations.preempt(KEY, holder).await;
+        let mut preempted = Ok(());
+        for other in others {
+            match reservations.preempt(KEY, other).await {
+                // It has left by now.
+                Err(IoError::Reserved) if is_shared => {}
+                result => preempted = preempted.and(result),
+            }
+        }
         let _ = reservations.unregister(KEY).await;
         preempted.map_err(failed)?;
     }

@@ -5,8 +5,9 @@
 //! and is removed by the next one; a volume without metadata is what a crash leaves of making, and can only be
 //! removed.
 
+use crate::fence::earlier_programs;
 use crate::members::OpenMember;
-use crate::schema::{Keys, SegmentRecord, decode_filled, decode_session};
+use crate::schema::{Keys, SegmentRecord, decode_filled, decode_session, decode_unfenced};
 use crate::scrub::ScrubReport;
 use crate::segment::{SegmentUse, Segments};
 use crate::session::{FsOptions, format, settings};
@@ -110,6 +111,9 @@ pub struct FsStatus {
     pub filling: Vec<(usize, u32, u32)>,
     /// Hosts that have it mounted, by session.
     pub sessions: Vec<(u64, String)>,
+    /// Why a host that is lost is not fenced, and its segments are used by others a minute later; `None` if the
+    /// targets refuse its writes.
+    pub not_fenced: Option<String>,
 }
 
 /// Whether a volume is the data of a file system.
@@ -339,6 +343,7 @@ pub fn status(pool: &Pool, name: &str) -> Result<FsStatus> {
             free: 0,
             filling: Vec::new(),
             sessions: Vec::new(),
+            not_fenced: None,
         });
     };
     let used = segments_in_use(catalog, &Keys::new(volume.uuid), &shown)?;
@@ -348,8 +353,26 @@ pub fn status(pool: &Pool, name: &str) -> Result<FsStatus> {
         free: Segments::available(&settings, settings.segments, &used),
         filling: filling(catalog, &Keys::new(volume.uuid), &settings)?,
         sessions: sessions(catalog, volume.uuid)?,
+        not_fenced: not_fenced(catalog, &Keys::new(volume.uuid), &settings)?,
         volume,
     })
+}
+
+/// Why a host that is lost is not fenced.
+fn not_fenced(catalog: &dyn Catalog, keys: &Keys, settings: &FsSettings) -> Result<Option<String>> {
+    if settings.fences.is_none() {
+        let earlier = earlier_programs(catalog, keys, FsSettings::FORMAT_FENCES).map_err(of_catalog)?;
+        let hosts = earlier.into_iter().collect::<Vec<_>>().join(", ");
+        return Ok(Some(match hosts.is_empty() {
+            true => "until it is mounted next".into(),
+            false => format!("an earlier program has it mounted on {hosts}"),
+        }));
+    }
+    let found = catalog.range(&keys.all_unfenced(), None).map_err(of_catalog)?.entries;
+    let without: BTreeSet<String> =
+        found.iter().filter_map(|entry| decode_unfenced(&entry.value)).flatten().collect();
+    let without = without.into_iter().collect::<Vec<_>>().join(", ");
+    Ok((!without.is_empty()).then(|| format!("{without} has no reservations")))
 }
 
 /// Removes a file system and its files. One that a host has mounted only if `force` is set: calls there fail

@@ -87,6 +87,20 @@ impl TestFs {
         Ok(TestFs { fences: true, ..fs })
     }
 
+    /// On disks with reservations, as an earlier program has made it, which does not know them.
+    ///
+    /// # Errors
+    /// The catalog cannot be changed.
+    pub fn earlier(
+        catalog: Arc<dyn Catalog>,
+        members: usize,
+        stripe: (usize, usize),
+        segments: u32,
+    ) -> Result<TestFs> {
+        let fs = TestFs::made(catalog, members, stripe, segments, None)?;
+        Ok(TestFs { fences: true, ..fs })
+    }
+
     fn made(
         catalog: Arc<dyn Catalog>,
         members: usize,
@@ -232,6 +246,20 @@ impl PoolFs {
     /// `EIO` if the catalog cannot be changed.
     pub fn tidy(&self) -> std::result::Result<(), Errno> {
         self.session().clean()
+    }
+
+    /// Begins to fence, if no earlier program has it mounted; and ends what lost sessions have left registered.
+    ///
+    /// # Errors
+    /// `EIO` if the catalog cannot be changed.
+    pub fn begin_fencing(&self) -> std::result::Result<(), Errno> {
+        self.session().begin_fencing()?;
+        self.session().sweep_registrations()
+    }
+
+    /// Number of its session.
+    pub fn number(&self) -> u64 {
+        self.session().store.session()
     }
 
     /// Frees what only snapshots have that are being removed.

@@ -207,11 +207,11 @@ fn metadata_of_a_later_version_is_refused() {
     let fs = parity();
     let settings = format!("fs/{}/s", fs.uuid).into_bytes();
     let entry = fs.catalog.get(&settings).expect("read").expect("there");
-    let later = String::from_utf8(entry.value).expect("text").replace("\"format\":1", "\"format\":7");
+    let later = String::from_utf8(entry.value).expect("text").replace("\"format\":4", "\"format\":7");
     fs.catalog.commit(&Txn::new().put(&settings, later.as_bytes())).expect("changed");
     for error in [fs.open().expect_err("later").to_string(), fs.check().expect_err("later").to_string()] {
         assert!(
-            error.contains("it has format 7, and this program knows format 3: use a newer program"),
+            error.contains("it has format 7, and this program knows format 4: use a newer program"),
             "{error}"
         );
     }

@@ -142,7 +142,8 @@ struct Site {
 
 impl Site {
     fn new(seed: u64, leases: bool) -> Site {
-        let fs = TestFs::new(memory(), 3, (2, 1), 256).expect("made");
+        let make = if seed % 2 == 0 { TestFs::fenced } else { TestFs::new };
+        let fs = make(memory(), 3, (2, 1), 256).expect("made");
         let options = if leases { TestFs::leased() } else { TestFs::options() };
         let options = FsOptions {
             // What a lost host has sent may arrive later: its segments are not used again meanwhile.

@@ -88,6 +88,9 @@ pub(crate) struct FsShown {
     pub(crate) hosts: Vec<String>,
     /// The hosts that have it mounted.
     pub(crate) mounts: Vec<FsMount>,
+    /// How writes of a host that was lost are kept from segments that others use: `at the targets`, which refuse
+    /// them, or `by time`, with the reason in parentheses.
+    pub(crate) fencing: String,
 }
 
 /// A member of a file system.

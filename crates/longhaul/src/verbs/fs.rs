@@ -260,7 +260,7 @@ fn list(args: &ListFs, output: Output) -> Outcome {
 
 fn status(args: &FsNamed, output: Output) -> Outcome {
     let opened = args.access.open(&args.name.pool)?;
-    let FsStatus { volume, is_whole, size, free, filling, sessions } =
+    let FsStatus { volume, is_whole, size, free, filling, sessions, not_fenced } =
         longhaul_poolfs::status(&opened.pool, &args.name.name)?;
     let targets = opened.pool.status()?.targets;
     let uris = opened.pool.member_uris(&volume)?;
@@ -300,6 +300,7 @@ fn status(args: &FsNamed, output: Output) -> Outcome {
         members,
         hosts: volume.hosts.clone(),
         mounts: sessions.into_iter().map(|(session, host)| FsMount { session, host }).collect(),
+        fencing: not_fenced.map_or_else(|| "at the targets".into(), |why| format!("by time ({why})")),
     };
     if !output.is_json() {
         tell(&shown, output);
@@ -331,6 +332,7 @@ fn tell(shown: &FsShown, output: Output) {
         output.line(format_args!("member {index}: {uri}, {}{filled}{why}", format_size(member.size)));
     }
     output.line(format_args!("for {}", shown.hosts.join(", ")));
+    output.line(format_args!("fencing of lost hosts: {}", shown.fencing));
     for mount in &shown.mounts {
         output.line(format_args!("mounted on {} (session {})", mount.host, mount.session));
     }

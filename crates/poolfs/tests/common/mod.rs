@@ -23,9 +23,9 @@ pub const EXCLUSIVE: u32 = OFlags::RDWR.bits() | OFlags::EXCL.bits();
 
 pub type Result<T> = std::result::Result<T, Errno>;
 
-/// A file system with parity on three disks.
+/// A file system with parity on three disks, by which lost hosts are fenced.
 pub fn parity() -> TestFs {
-    TestFs::new(memory(), 3, (2, 1), 64).expect("made")
+    TestFs::fenced(memory(), 3, (2, 1), 64).expect("made")
 }
 
 /// A number of the environment, for runs with more seeds than usual.
