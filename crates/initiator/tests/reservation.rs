@@ -102,6 +102,43 @@ fn a_preempted_host_writes_nothing_after_the_reservation_has_ended() {
     });
 }
 
+/// Sessions of one host, each with a host identifier of its own, share a namespace; one that is lost is kept out.
+#[test]
+fn of_hosts_that_share_a_namespace_one_is_kept_out() {
+    let target = target(|_| {});
+    let uri = export(&target, "mem:16MiB,block=4096");
+    let options = Options::default();
+    Engine::new(&options.engine).expect("engine").block_on(async {
+        let session = async |id: u128| {
+            let options = Options { hostid: Uuid::from_u128(id), ..options.clone() };
+            let io = connect(&uri, options).expect("connected").open_io().await.expect("opened");
+            let shared = io.shared_reservations().expect("also of what does not persist");
+            shared.register(id as u64).await.expect("registered");
+            (io, shared)
+        };
+        let ((one, first), (two, second), (three, third)) = (session(1).await, session(2).await, session(3).await);
+        first.acquire(1).await.expect("reserved");
+        second.acquire(2).await.expect("it holds it too");
+        let stranger = host(&uri, &options, 9).await;
+        assert_eq!(write(&stranger).await, Err(IoError::Reserved), "it is not registered");
+        stranger.read(0, BufMut::zeroed(4096)).await.expect("it reads");
+        for io in [&one, &two, &three] {
+            write(io).await.expect("each of them writes");
+        }
+        let seen = second.report().await.expect("a report");
+        assert!(seen.is_shared && seen.holder.is_some() && seen.registered == [1, 2, 3], "{seen:?}");
+        second.preempt(2, 1).await.expect("kept out");
+        assert_eq!(write(&one).await, Err(IoError::Reserved));
+        assert_eq!(second.preempt(2, 1).await, Err(IoError::Reserved), "it is out");
+        write(&three).await.expect("the others are as before");
+        second.unregister(2).await.expect("it leaves");
+        assert_eq!(write(&two).await, Err(IoError::Reserved));
+        third.unregister(3).await.expect("the last one leaves");
+        assert_eq!(write(&one).await, Err(IoError::Reserved), "also when no host holds it");
+        write(&stranger).await.expect("it is not reserved");
+    });
+}
+
 /// More registrants than the first request has room for.
 #[test]
 fn a_long_report_is_read_to_its_end() {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::site::{ADMIN, Site};
-use common::{Ran, finish, mounts_below, text, until};
+use common::{Ran, finish, kill_and_wait, mounts_below, text, until};
 use longhaul_torture::fsx::Fsx;
 use longhaul_torture::stress::Plan;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A pool with a file system, and places to mount it at.
 struct Shared {
@@ -320,6 +320,34 @@ fn two_mounts_read_what_the_other_has_closed() {
     }
     shared.umount("one");
     shared.umount("two");
+    shared.check();
+}
+
+/// The former session is registered with the targets until its lease has run out, and is in the way of nothing. What it
+/// had is used again then, without another minute.
+#[test]
+fn after_a_kill_the_same_host_mounts_again_and_takes_over() {
+    let Some(mut shared) = Shared::with_fuse(3, &["--size", "64MiB", "--layout", "parity"]) else { return };
+    let killed = shared.mount("killed");
+    fs::write(shared.at("killed").join("file"), vec![1; 300_000]).expect("written");
+    kill_and_wait(&killed["pid"].as_u64().expect("a process").to_string());
+    shared.run(&["umount", "--lazy", text(&shared.at("killed"))]);
+    let begun = Instant::now();
+    shared.mount("again");
+    let again = shared.at("again");
+    fs::write(again.join("at once"), vec![2; 300_000]).expect("written");
+    let left = |shared: &Shared| shared.check()["left"].clone();
+    assert_eq!(left(&shared), 1);
+    // A target that restarts knows who is registered.
+    let at = shared.site.kill(0);
+    shared.site.restart(0, &at);
+    fs::write(again.join("after a restart"), vec![3; 3 << 20]).expect("written");
+    until("it is taken over", || left(&shared) == 0);
+    assert!(begun.elapsed() < Duration::from_secs(75), "{:?}: a lease is 30 s", begun.elapsed());
+    let status = shared.site.last(&["fs", "status", "p/f"]);
+    assert_eq!((&status["fencing"], &status["health"]), (&json!("at the targets"), &json!("healthy")));
+    assert_eq!(fs::read(again.join("file")).expect("read"), vec![1; 300_000]);
+    shared.umount("again");
     shared.check();
 }
 

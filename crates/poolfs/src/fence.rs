@@ -61,7 +61,7 @@ impl Guard {
 
     /// Registers with a device, and has it reserved; false if it has no such reservations.
     pub(crate) async fn register(&self, io: &Rc<dyn BlockIo>) -> IoResult<bool> {
-        if self.ends.load(Relaxed) {
+        if self.ends.load(Relaxed) || self.record.has_ended() {
             return Err(ended());
         }
         let Some(reservations) = io.shared_reservations() else { return Ok(false) };
@@ -133,6 +133,11 @@ impl Guard {
     /// The session registers no more.
     pub(crate) fn end(&self) {
         self.ends.store(true, Relaxed);
+    }
+
+    /// Whether the session is known to have ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.record.has_ended()
     }
 
     /// Ends the registration of this session.

@@ -585,7 +585,7 @@ impl Shared {
             let is_reservable = result.recv().unwrap_or_else(|_| Err(gone()))?;
             // Another session may have ended the registrations of this one before that.
             if let Some(guard) = self.guard.get().filter(|_| is_reservable == Some(true)) {
-                guard.check()?;
+                guard.check().inspect_err(|_| self.withdraw(index, guard))?;
             }
             Ok((info, is_reservable))
         });
@@ -607,6 +607,19 @@ impl Shared {
             }
             Err(e) => state.down = Some((e.to_string(), longhaul_engine::now())),
         }
+    }
+
+    /// Ends the registration of a session that is over.
+    fn withdraw(&self, index: usize, guard: &Arc<Guard>) {
+        if !guard.has_ended() {
+            return;
+        }
+        let guard = Arc::clone(guard);
+        let job: MemberJob = Box::new(move |devices| {
+            let Some(MemberDevice { io, .. }) = devices.borrow_mut()[index].take() else { return };
+            spawn(async move { drop(guard.leave(&io).await) }).detach();
+        });
+        let _ = self.jobs.unbounded_send(job);
     }
 
     /// Closes the device of a place that is not used any more.

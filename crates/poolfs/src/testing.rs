@@ -171,7 +171,7 @@ impl TestFs {
                     return Err(IoError::Unreachable("the disk is gone".into()));
                 }
                 let disk = host.map_or_else(|| disk.disk.clone(), |host| disk.disk.for_host(host));
-                Ok(Arc::new(disk) as Arc<dyn BlockDevice>)
+                Ok(Arc::new(disk.as_remote()) as Arc<dyn BlockDevice>)
             });
             (format!("disk {index}"), open)
         };

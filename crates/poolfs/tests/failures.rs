@@ -8,6 +8,7 @@ use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
 use longhaul_catalog::Txn;
 use longhaul_fs::{Call, Errno, FileSystem, Reply, Stream};
 use longhaul_poolfs::testing::TestFs;
+use std::sync::Arc;
 
 #[test]
 fn with_a_member_missing_files_are_read_and_written() {
@@ -96,6 +97,38 @@ fn what_members_lose_before_it_is_durable_is_written_again() {
     drop(mounted);
     let mounted = fs.open().expect("mounted");
     assert!(mounted.content(ROOT, b"file").expect("the old content") == content);
+    drop(mounted);
+    assert_right(&fs);
+}
+
+/// The device of a member knows of its own life only: another one says nothing of what was written before.
+#[test]
+fn what_a_member_has_lost_that_was_opened_again_is_written_again() {
+    let fs = parity();
+    let mounted = Arc::new(fs.open().expect("mounted"));
+    mounted.put(ROOT, b"other", &pattern(400_000, 1)).expect("written");
+    let (lost, slow) = (&fs.disks[0], &fs.disks[1]);
+    slow.disk.hold(OpKind::Write, 1);
+    let (_, handle) = mounted.create(ROOT, b"file", WRITE).expect("made");
+    mounted.write(handle, 0, &pattern(400_000, 2)).expect("in memory");
+    let closing = {
+        let mounted = Arc::clone(&mounted);
+        std::thread::spawn(move || mounted.close(handle))
+    };
+    while slow.disk.held() == 0 {
+        std::thread::yield_now();
+    }
+    mounted.scrub().expect("behind what is written to the others");
+    lost.disk.cut_power();
+    lost.set_gone(true);
+    assert!(mounted.scrub().expect("read").missing > 0);
+    lost.set_gone(false);
+    mounted.find_members();
+    assert_eq!(mounted.trouble(), None);
+    slow.disk.release();
+    closing.join().expect("no panic").expect("durable");
+    assert_eq!(mounted.scrub().expect("read").wrong, 0);
+    assert!(mounted.content(ROOT, b"file").expect("read") == pattern(400_000, 2));
     drop(mounted);
     assert_right(&fs);
 }

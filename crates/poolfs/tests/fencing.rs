@@ -208,8 +208,8 @@ fn a_session_that_has_run_out_does_not_register_again() {
     assert_eq!(write(&lost, b"later", &pattern(200_000, 2)), Err(Errno::IO));
     let trouble = lost.trouble().expect("it has ended");
     assert!(trouble.starts_with("failed: its session has run out"), "{trouble}");
-    assert!(registered(&fs).iter().all(|(_, keys)| !keys.contains(&key(&lost))), "{:?}", registered(&fs));
     write(&other, b"other", &pattern(200_000, 3)).expect("it registers again");
+    until("it is withdrawn", || registered(&fs).iter().all(|(_, keys)| *keys == [key(&other)]));
     drop((lost, other));
     assert_right(&fs);
 }
@@ -321,4 +321,56 @@ fn members_without_reservations_are_named() {
     drop(next);
     assert_eq!(fs.catalog.range(&unfenced, None).expect("read").entries.len(), 0, "with the session");
     assert_right(&fs);
+}
+
+/// A registration that was under way when the session ran out, and arrives when others have taken over.
+#[test]
+fn a_registration_that_arrives_late_is_not_used() {
+    let fs = small(true);
+    let lost = Arc::new(mount(&fs, Duration::ZERO));
+    write(&lost, b"file", &pattern(200_000, 1)).expect("written");
+    fs.disks[0].set_gone(true);
+    write(&lost, b"narrow", &pattern(100_000, 2)).expect("the others have it");
+    fs.disks[0].set_gone(false);
+    let late = Duration::from_millis(600);
+    fs.disks[0].disk.delay_reservations(late);
+    let begun = Instant::now();
+    let opening = Arc::clone(&lost);
+    let opening = spawn(move || opening.find_members());
+    until("it is not opened", || begun.elapsed() > late / 3);
+    fs.disks[0].disk.delay_reservations(Duration::ZERO);
+    fs.catalog.revoke(lost.lease()).expect("it has run out");
+    let other = mount(&fs, Duration::from_secs(3600));
+    other.tidy().expect("cleaned");
+    assert!(fs.check().expect("checked").left.is_empty(), "it is fenced, and taken over");
+    assert!(begun.elapsed() < late, "the machine is too slow for this test");
+    opening.join().expect("no panic");
+    let files = all_that_fits(&other);
+    assert_eq!(write(&lost, b"later", &pattern(200_000, 3)), Err(Errno::IO));
+    assert!(lost.trouble().expect("it has ended").starts_with("failed: its session has run out"));
+    assert_eq!(other.scrub().expect("read").wrong, 0);
+    for (name, data) in files {
+        assert!(other.content(ROOT, &name).expect("read") == data);
+    }
+    until("it is withdrawn", || fs.disks[0].disk.reservation().registered == [key(&other)]);
+}
+
+#[test]
+fn a_mount_waits_for_one_round_trip_to_the_members_at_its_begin_and_at_its_end() {
+    let fs = small(true);
+    let trip = Duration::from_millis(400);
+    fs.disks.iter().for_each(|disk| disk.disk.delay_reservations(trip));
+    let begun = Instant::now();
+    let mounted = mount(&fs, Duration::ZERO);
+    let took = begun.elapsed();
+    assert!(took >= trip && took < trip * 2, "the mount took {took:?}");
+    let begun = Instant::now();
+    write(&mounted, b"file", &pattern(200_000, 1)).expect("written");
+    assert!(begun.elapsed() < trip, "a write waits for no reservation: {:?}", begun.elapsed());
+    until("it is not reserved", || registered(&fs).iter().all(|(is_reserved, _)| *is_reserved));
+    let begun = Instant::now();
+    drop(mounted);
+    let took = begun.elapsed();
+    assert!(took >= trip && took < trip * 2, "its end took {took:?}");
+    assert_eq!(registered(&fs), vec![(false, vec![]); 3]);
 }

@@ -149,6 +149,8 @@ struct FaultDiskState {
     advice: Option<Advice>,
     counts: DiskCounts,
     reservations: ReservationTable,
+    /// How long a reservation command is on its way.
+    reservations_take: Duration,
 }
 
 impl FaultDiskState {
@@ -237,6 +239,8 @@ pub struct FaultDisk {
     shared: Arc<Shared>,
     /// See [`FaultDisk::for_host`].
     host: Option<u64>,
+    /// See [`FaultDisk::as_remote`].
+    is_remote: bool,
 }
 
 impl FaultDisk {
@@ -260,13 +264,25 @@ impl FaultDisk {
         };
         change(&mut info);
         let state = FaultDiskState { content: vec![0; info.size as usize], ..FaultDiskState::default() };
-        FaultDisk { shared: Arc::new(Shared { info, state: Mutex::new(state) }), host: None }
+        FaultDisk { shared: Arc::new(Shared { info, state: Mutex::new(state) }), host: None, is_remote: false }
     }
 
     /// The same disk as a host with this number sees it: it has reservations.
     #[must_use]
     pub fn for_host(&self, host: u64) -> FaultDisk {
         FaultDisk { host: Some(host), ..self.clone() }
+    }
+
+    /// The same disk, whose [generations](BlockIo::generation) count from its opening, as those of a remote device
+    /// do.
+    #[must_use]
+    pub fn as_remote(&self) -> FaultDisk {
+        FaultDisk { is_remote: true, ..self.clone() }
+    }
+
+    /// Reservation commands have an effect after this time from now on.
+    pub fn delay_reservations(&self, time: Duration) {
+        self.state().reservations_take = time;
     }
 
     /// As after a restart of a device that keeps no registrations.
@@ -373,12 +389,14 @@ impl BlockDevice for FaultDisk {
             if let Some(gate) = gate {
                 let _ = gate.await;
             }
-            Ok(Rc::new(FaultDiskIo(self.clone())) as Rc<dyn BlockIo>)
+            let before = if self.is_remote { self.state().generation } else { 0 };
+            Ok(Rc::new(FaultDiskIo(self.clone(), before)) as Rc<dyn BlockIo>)
         })
     }
 }
 
-struct FaultDiskIo(FaultDisk);
+/// The disk, and generations that do not count.
+struct FaultDiskIo(FaultDisk, u64);
 
 impl FaultDiskIo {
     /// Executes an operation of `bytes` with its fault, if it has one; `does` is the operation
@@ -514,7 +532,7 @@ impl BlockIo for FaultDiskIo {
     }
 
     fn generation(&self) -> u64 {
-        self.0.state().generation
+        self.0.state().generation - self.1
     }
 
     fn reservations(&self) -> Option<Rc<dyn Reservations>> {
@@ -528,7 +546,7 @@ impl BlockIo for FaultDiskIo {
     }
 }
 
-/// The reservation commands, which take no time.
+/// The reservation commands.
 struct DiskReservations {
     disk: FaultDisk,
     host: u64,
@@ -536,37 +554,52 @@ struct DiskReservations {
 }
 
 impl DiskReservations {
-    fn run<T>(&self, change: impl FnOnce(&mut ReservationTable) -> IoResult<T>) -> IoFuture<T> {
-        let mut state = self.disk.state();
+    fn run<T: 'static>(
+        &self,
+        change: impl FnOnce(&mut ReservationTable, u64) -> IoResult<T> + 'static,
+    ) -> IoFuture<T> {
+        let state = self.disk.state();
         if state.disconnected {
             return IoFuture::ready(Err(IoError::Unreachable("the fault disk is disconnected".into())));
         }
-        IoFuture::ready(change(&mut state.reservations))
+        let (disk, host, time) = (self.disk.clone(), self.host, state.reservations_take);
+        drop(state);
+        if time.is_zero() {
+            return IoFuture::ready(change(&mut disk.state().reservations, host));
+        }
+        let (sender, receiver) = oneshot::channel();
+        spawn(async move {
+            sleep(time).await;
+            let _ = sender.send(change(&mut disk.state().reservations, host));
+        })
+        .detach();
+        IoFuture::new(async move { receiver.await.unwrap_or(Err(IoError::Aborted)) })
     }
 }
 
 impl Reservations for DiskReservations {
     fn register(&self, key: u64) -> IoFuture<()> {
-        self.run(|table| {
-            table.register(self.host, key);
+        self.run(move |table, host| {
+            table.register(host, key);
             Ok(())
         })
     }
 
     fn unregister(&self, key: u64) -> IoFuture<()> {
-        self.run(|table| table.unregister(self.host, key))
+        self.run(move |table, host| table.unregister(host, key))
     }
 
     fn acquire(&self, key: u64) -> IoFuture<()> {
-        self.run(|table| table.acquire(self.host, key, self.is_shared))
+        let is_shared = self.is_shared;
+        self.run(move |table, host| table.acquire(host, key, is_shared))
     }
 
     fn preempt(&self, key: u64, other: u64) -> IoFuture<()> {
-        self.run(|table| table.preempt(self.host, key, other))
+        self.run(move |table, host| table.preempt(host, key, other))
     }
 
     fn report(&self) -> IoFuture<ReservationState> {
-        self.run(|table| Ok(table.state()))
+        self.run(|table, _| Ok(table.state()))
     }
 }
 
