@@ -109,7 +109,11 @@ impl FsSession {
             Call::Write { handle, offset, data } => {
                 let (node, appends) = self.handle(handle)?;
                 self.check_locks(node.inode)?;
-                self.report(handle.0, self.write(&node, offset, &data, appends))?;
+                match self.write(&node, offset, &data, appends) {
+                    // Nothing was lost: what was written before is committed yet, or fails then.
+                    Err(Errno::DQUOT) => return Err(Errno::DQUOT),
+                    written => self.report(handle.0, written)?,
+                }
                 Ok(Reply::Written(data.len() as u32))
             }
             Call::Flush { handle } => {

@@ -3,10 +3,11 @@
 use crate::bytes::Reader;
 use crate::content::by_chunk;
 use crate::extent::{BLOCK, Extent, ExtentList, Stripe};
+use crate::quota::{Owner, Phase, QuotaRecord, QuotaState, Usage};
 use crate::schema::{
     Account, Content, EntryRecord, InodeRecord, KeptChunk, Keys, SegmentRecord, SnapshotRecord,
-    decode_extents, decode_filled, decode_kept, decode_knows, decode_locks, decode_orphan, decode_session, decode_unfenced,
-    decode_snapshot_changes, decode_xattrs, range_of,
+    decode_extents, decode_filled, decode_kept, decode_knows, decode_locks, decode_orphan, decode_session,
+    decode_snapshot_changes, decode_unfenced, decode_xattrs, range_of,
 };
 use crate::segment::Segments;
 use crate::session::{ROOT, settings};
@@ -41,7 +42,9 @@ pub struct FsReport {
     pub sessions: Vec<(u64, String)>,
     /// Sessions that are over, whose things are removed by the next mount.
     pub left: Vec<u64>,
-    /// Number of problems.
+    /// Users and groups whose usage is wrong.
+    pub wrong_usage: usize,
+    /// Number of problems, with those.
     pub count: usize,
     /// The first of them, a sentence each.
     pub problems: Vec<String>,
@@ -84,6 +87,8 @@ struct All {
     accounts: BTreeMap<u64, Vec<Account>>,
     orphans: BTreeMap<u64, u64>,
     sessions: BTreeMap<u64, String>,
+    quotas: QuotaState,
+    usage: BTreeMap<Owner, QuotaRecord>,
 }
 
 /// Checks the metadata of the file system `uuid`, called `name`.
@@ -104,6 +109,7 @@ pub fn check(catalog: &dyn Catalog, uuid: Uuid, name: &str) -> Result<FsReport> 
     all.check_content(&settings, &mut report);
     all.check_kept(&keys, &mut report);
     all.check_sessions(&mut report);
+    all.check_usage(&mut report);
     let (files, directories, bytes) = (report.files, report.directories, report.bytes);
     for (number, (at, snapshot)) in all.snapshots.iter().filter(|(_, (_, one))| !one.is_removed) {
         let view = all.at(&keys, *number, *at, &mut report);
@@ -150,7 +156,7 @@ impl All {
             b'e' => {
                 decode_knows(value)?;
             }
-            b'u' => {
+            b'm' => {
                 decode_unfenced(value)?;
             }
             b't' => {
@@ -198,6 +204,13 @@ impl All {
             b'o' => {
                 self.orphans.insert(one()?, decode_orphan(value)?);
             }
+            b'u' => match keys.parse(key, 2) {
+                Some((numbers, _)) => {
+                    let owner = Owner::of_numbers(numbers[0], numbers[1])?;
+                    self.usage.insert(owner, QuotaRecord::decode(value)?);
+                }
+                None => self.quotas = QuotaState::decode(value)?,
+            },
             b'c' => {
                 self.sessions.insert(one()?, decode_session(value)?);
             }
@@ -462,8 +475,8 @@ impl All {
     fn check_segments(&self, live: &BTreeMap<u32, u64>, report: &mut FsReport) {
         let mut books: BTreeMap<u32, (u64, u64)> =
             self.segments.iter().map(|(segment, record)| (*segment, (record.added, record.freed))).collect();
-        for Account(account) in self.accounts.values().flatten() {
-            for (segment, (added, freed)) in account {
+        for account in self.accounts.values().flatten() {
+            for (segment, (added, freed)) in &account.segments {
                 let book = books.entry(*segment).or_default();
                 *book = (book.0 + added, book.1 + freed);
             }
@@ -483,9 +496,46 @@ impl All {
                 ));
             }
             let is_left = self.segments.get(&segment).is_some_and(|record| record.session == 0);
-            if is_left && bytes == 0 && !self.accounts.values().flatten().any(|a| a.0.contains_key(&segment))
+            if is_left
+                && bytes == 0
+                && !self.accounts.values().flatten().any(|a| a.segments.contains_key(&segment))
             {
                 report.problem(format_args!("segment {segment} has nothing, and is not free"));
+            }
+        }
+    }
+
+    /// What users and groups have is what their inodes have.
+    fn check_usage(&self, report: &mut FsReport) {
+        let generation = self.quotas.generation;
+        if self.quotas.phase != Phase::On {
+            return;
+        }
+        let mut said: BTreeMap<Owner, Usage> = BTreeMap::new();
+        for (owner, record) in &self.usage {
+            said.insert(*owner, record.used(generation));
+        }
+        let accounts = self.accounts.values().flatten().map(|account| &account.usage);
+        for (owner, change) in
+            accounts.filter(|usage| usage.generation == generation).flat_map(|usage| &usage.of)
+        {
+            *said.entry(*owner).or_default() += *change;
+        }
+        let mut found: BTreeMap<Owner, Usage> = BTreeMap::new();
+        for inode in self.inodes.values() {
+            let (owners, usage) = inode.usage();
+            owners.into_iter().for_each(|owner| *found.entry(owner).or_default() += usage);
+        }
+        let owners: BTreeSet<Owner> = said.keys().chain(found.keys()).copied().collect();
+        for owner in owners {
+            let of = |all: &BTreeMap<Owner, Usage>| all.get(&owner).copied().unwrap_or_default();
+            let (said, found) = (of(&said), of(&found));
+            if said != found {
+                report.wrong_usage += 1;
+                report.problem(format_args!(
+                    "{owner} has {} files with {} bytes, and its usage says {} with {}",
+                    found.files, found.bytes, said.files, said.bytes
+                ));
             }
         }
     }

@@ -7,6 +7,7 @@
 //! added and not freed are those of extents, and a segment without a session in which both are equal has no
 //! extent and gets none.
 
+use crate::quota::{Owner, Usage, add_usage};
 use crate::schema::{Account, SegmentRecord, decode_orphan, unreadable};
 use crate::session::FsSession;
 use crate::store::{Draft, lock};
@@ -18,8 +19,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// Records that one transaction adds up, and segments that it changes: half of what a transaction may have
-/// each.
+/// Records that one transaction adds up, and segments, users and groups that it changes: half of what a transaction
+/// may have each.
 pub(crate) const FOLDED: usize = 48;
 /// Segments that it releases as well.
 const RELEASED: usize = 24;
@@ -54,7 +55,11 @@ impl FsSession {
         // What is in the full ones was committed before this.
         self.fold_and_release(self.store.session(), &full)?;
         full.into_iter().for_each(|segment| self.segments.released(segment));
-        if is_ending { Ok(()) } else { self.clean_up() }
+        if is_ending {
+            return Ok(());
+        }
+        self.clean_up()?;
+        self.store.refresh_quotas()
     }
 
     /// Adds up the records of a session.
@@ -101,25 +106,38 @@ impl FsSession {
             false => draft.suppose(page),
         };
         let mut sum: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        let mut usage: BTreeMap<Owner, Usage> = BTreeMap::new();
+        let counted = draft.snapshots().quotas;
         let mut is_done = true;
         for entry in accounts {
-            let Account(mut account) =
+            let Account { segments: mut account, usage: mut changes } =
                 Account::decode(&entry.value).ok_or_else(|| unreadable("an account", &entry.value))?;
-            let mut left = BTreeMap::new();
+            let mut left = Account::default();
             while let Some((segment, (added, freed))) = account.pop_first() {
-                if sum.len() >= FOLDED && !sum.contains_key(&segment) {
-                    left.insert(segment, (added, freed));
+                if sum.len() + usage.len() >= FOLDED && !sum.contains_key(&segment) {
+                    left.segments.insert(segment, (added, freed));
                     continue;
                 }
                 let of = sum.entry(segment).or_default();
                 *of = (of.0 + added, of.1 + freed);
             }
+            left.usage.generation = changes.generation;
+            while counted.counts()
+                && changes.generation == counted.generation
+                && let Some((owner, change)) = changes.of.pop_first()
+            {
+                match sum.len() + usage.len() >= FOLDED && !usage.contains_key(&owner) {
+                    true => drop(left.usage.of.insert(owner, change)),
+                    false => *usage.entry(owner).or_default() += change,
+                }
+            }
             is_done &= left.is_empty();
             match left.is_empty() {
                 true => draft.delete(&entry.key),
-                false => draft.put(&entry.key, Account(left).encode()),
+                false => draft.put(&entry.key, left.encode()),
             }
         }
+        add_usage(draft, counted, usage)?;
         let release = if is_done { release } else { &[] };
         let touched: BTreeSet<u32> = sum.keys().chain(release).copied().collect();
         let touched: Vec<Vec<u8>> = touched.iter().map(|segment| draft.keys().segment(*segment)).collect();

@@ -185,12 +185,10 @@ pub(crate) fn earlier_programs(
         .iter()
         .filter_map(|entry| Some((number(&entry.key), decode_knows(&entry.value)?.0)))
         .collect();
-    let is_earlier = |entry: &&longhaul_catalog::Entry| {
-        known.get(&number(&entry.key)).is_none_or(|known| *known < format)
-    };
-    let host = |entry: &longhaul_catalog::Entry| {
-        decode_session(&entry.value).unwrap_or_else(|| "a host".to_owned())
-    };
+    let is_earlier =
+        |entry: &&longhaul_catalog::Entry| known.get(&number(&entry.key)).is_none_or(|known| *known < format);
+    let host =
+        |entry: &longhaul_catalog::Entry| decode_session(&entry.value).unwrap_or_else(|| "a host".to_owned());
     Ok(sessions.iter().filter(is_earlier).map(host).collect())
 }
 

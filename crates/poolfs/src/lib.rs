@@ -19,6 +19,7 @@
 //! | `compact`, `relocate`, `maps` | content moves out of segments that are mostly dead, and from there the map of a file is found |
 //! | `calls`, `workers` | the calls of the interface, each on a thread |
 //! | `snapshots`, `view` | what snapshots keep, and a snapshot as if it were the file system |
+//! | `quota` | what users and groups have, and how much they may have |
 //! | `check`, `scrub` | the metadata against itself; content against its checksums |
 //! | `client` | files by their paths, for programs |
 //! | `manage` | making, listing and removing file systems, and opening their members |
@@ -47,6 +48,7 @@ mod members;
 mod moving;
 mod names;
 mod node;
+mod quota;
 mod relocate;
 mod runs;
 mod schema;
@@ -65,11 +67,12 @@ pub use check::{FsReport, check};
 pub use client::{Client, OpenFile};
 pub use fill::FillProgress;
 pub use manage::{
-    FsName, FsRef, FsStatus, SCHEME, create, find, is_fs, list, make_snapshot, open, remove, remove_snapshot,
-    resize, scrub, snapshots, status,
+    FsName, FsRef, FsStatus, SCHEME, create, find, is_fs, list, make_snapshot, open, quotas, recount, remove,
+    remove_snapshot, resize, scrub, set_quota, snapshots, status,
 };
 pub use members::{MemberStatus, OpenMember};
 pub use moving::HostMembers;
+pub use quota::{FsQuota, LimitChange, Limits, Owner, Usage};
 pub use scrub::ScrubReport;
 pub use session::FsOptions;
 pub use snapshots::{FsSnapshot, kept};

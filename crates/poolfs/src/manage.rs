@@ -7,6 +7,7 @@
 
 use crate::fence::earlier_programs;
 use crate::members::OpenMember;
+use crate::quota::{FsQuota, FsQuotas, LimitChange, Owner};
 use crate::schema::{Keys, SegmentRecord, decode_filled, decode_session, decode_unfenced};
 use crate::scrub::ScrubReport;
 use crate::segment::{SegmentUse, Segments};
@@ -318,13 +319,50 @@ pub fn remove_snapshot(pool: &Pool, fs: &str, name: &str, opener: &Opener, force
 }
 
 fn with_snapshots<T>(pool: &Pool, fs: &str, call: impl FnOnce(FsSnapshots<'_>) -> Result<T>) -> Result<T> {
+    let (uuid, name) = with_metadata(pool, fs)?;
+    call(FsSnapshots { catalog: &*pool.host().catalog, uuid, name })
+}
+
+fn with_quotas<T>(pool: &Pool, fs: &str, call: impl FnOnce(FsQuotas<'_>) -> Result<T>) -> Result<T> {
+    let (uuid, name) = with_metadata(pool, fs)?;
+    call(FsQuotas { catalog: &*pool.host().catalog, uuid, name })
+}
+
+/// A file system that has metadata of a version that this program knows, and its name with that of the pool.
+fn with_metadata(pool: &Pool, fs: &str) -> Result<(Uuid, String)> {
     let volume = find(pool, fs)?;
-    let catalog = &*pool.host().catalog;
     let name = format!("{}/{fs}", pool.record().name);
-    if settings(catalog, volume.uuid, &name)?.is_none() {
-        return Err(Error::new(ErrorKind::Failed, format!("file system {name} has no metadata: remove it")));
+    match settings(&*pool.host().catalog, volume.uuid, &name)? {
+        Some(_) => Ok((volume.uuid, name)),
+        None => Err(Error::new(ErrorKind::Failed, format!("file system {name} has no metadata: remove it"))),
     }
-    call(FsSnapshots { catalog, uuid: volume.uuid, name })
+}
+
+/// Changes the limits of a user or a group, while the file system is used; what it has then. With the first limit of
+/// all, the inodes are counted.
+///
+/// # Errors
+/// The pool has no such file system, or its metadata cannot be read; [`ErrorKind::Refused`] if it is mounted by a
+/// program that does not know quotas.
+pub fn set_quota(pool: &Pool, fs: &str, owner: Owner, change: LimitChange) -> Result<FsQuota> {
+    with_quotas(pool, fs, |quotas| quotas.set(owner, change))
+}
+
+/// What users and groups have in a file system that has quotas, and may have; none of one that has no quotas.
+///
+/// # Errors
+/// The pool has no such file system, or its metadata cannot be read.
+pub fn quotas(pool: &Pool, fs: &str) -> Result<Vec<FsQuota>> {
+    with_quotas(pool, fs, |quotas| quotas.list())
+}
+
+/// Counts anew what users and groups have, while the file system is used; false if it has no quotas. No limit holds
+/// meanwhile.
+///
+/// # Errors
+/// The pool has no such file system, or its metadata cannot be read.
+pub fn recount(pool: &Pool, fs: &str) -> Result<bool> {
+    with_quotas(pool, fs, |quotas| quotas.recount())
 }
 
 /// What the metadata of a file system says.

@@ -557,8 +557,9 @@ impl Shared {
             let job: MemberJob = Box::new(move |devices| {
                 let devices = Rc::clone(devices);
                 // One that is opened at the next place meanwhile stays.
-                let is_later =
-                    move |slot: &Option<MemberDevice>| slot.as_ref().is_some_and(|device| device.place > place);
+                let is_later = move |slot: &Option<MemberDevice>| {
+                    slot.as_ref().is_some_and(|device| device.place > place)
+                };
                 if !is_later(&devices.borrow()[index]) {
                     devices.borrow_mut()[index] = None;
                 }

@@ -9,6 +9,7 @@ use crate::schema::InodeRecord;
 use crate::store::lock;
 use longhaul_fs::Time;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Identifies a stripe while it is in memory.
@@ -54,6 +55,8 @@ pub(crate) struct NodeState {
     pub(crate) append_base: Option<u64>,
     /// Appending waits for a commit.
     pub(crate) holds_appends: bool,
+    /// The last commit failed, as an owner may have no more: the next write tries it again first.
+    pub(crate) is_over_quota: bool,
 }
 
 /// A stripe as a key of tables.
@@ -67,6 +70,30 @@ impl NodeState {
     pub(crate) fn size(&self) -> u64 {
         let batches = self.batches.iter().map(|batch| batch.runs.end()).max().unwrap_or(0);
         self.inode.size.max(self.dirty.end()).max(batches).max(self.pending.end())
+    }
+
+    /// Bytes that a write of this range adds to the file, together with what is not committed: those behind the end
+    /// of what is.
+    pub(crate) fn unsaved_with(&self, range: &Range<u64>) -> u64 {
+        let end = self.inode.size;
+        let added = range.end.saturating_sub(range.start.max(end));
+        let in_memory = |runs: &Runs| -> u64 {
+            let part = |(at, bytes): (u64, &[u8])| {
+                let part = at.max(end)..at + bytes.len() as u64;
+                // What is written over is there once.
+                let over = part.end.min(range.end).saturating_sub(part.start.max(range.start));
+                (part.end.saturating_sub(part.start)).saturating_sub(over)
+            };
+            runs.iter().map(part).sum()
+        };
+        // Of what is being committed it is counted there.
+        let pending = match self.committing.is_empty() {
+            true => {
+                self.pending.iter().map(|extent| extent.end().saturating_sub(extent.offset.max(end))).sum()
+            }
+            false => 0,
+        };
+        added + in_memory(&self.dirty) + pending
     }
 
     /// The inode is this one from now on, and what was read of its chunks does not count.

@@ -13,7 +13,7 @@
 //! | `a` INODE | extended attributes |
 //! | `g` SEGMENT | a segment that is not free |
 //! | `c` SESSION | a session, under its lease |
-//! | `q` SESSION NUMBER | bytes that a transaction of the session has added to and freed in segments |
+//! | `q` SESSION NUMBER | what a transaction of the session has added to segments and freed there, and has changed of usage |
 //! | `o` INODE | an inode without a name, and the session that removed the last one |
 //! | `f` MEMBER | the segments before this one have their units at the place where the member is now |
 //! | `r` | moves of directories, which are made one after the other |
@@ -22,16 +22,19 @@
 //! | `k` INODE | the transaction that has taken a lock of the file last: session and number |
 //! | `k` INODE SESSION | the locks that a session has of the file, under its lease |
 //! | `e` SESSION | what the program of a session knows, and the snapshot that it has mounted, under its lease |
-//! | `u` SESSION | the members of which a session has found that they have no reservations, under its lease |
+//! | `m` SESSION | the members of which a session has found that they have no reservations, under its lease |
 //! | `v` | counts changes of the snapshots; each transaction expects it |
 //! | `t` SNAPSHOT | a snapshot |
 //! | `p` KIND … SNAPSHOT | the record `i`, `d` or `a` of that key as it was when the snapshot was made |
 //! | `y` INODE CHUNK SNAPSHOT | extents that a file had in [`CHUNK`] bytes when the snapshot was made |
+//! | `u` | whether the usage of users and groups is counted, and since when |
+//! | `u` KIND ID | usage and limits of a user or a group |
 //!
 //! Each value but the first begins with the version of its form; the settings are in `settings`.
 
 use crate::bytes::{Reader, Writer};
 use crate::extent::{Extent, ExtentList};
+use crate::quota::{Owner, Usage, UsageChanges};
 use longhaul_fs::{Attributes, Errno, FileKind, FileLock, Handle, Node, Time};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -47,6 +50,8 @@ pub(crate) fn range_of(chunk: u64) -> Range<u64> {
     chunk.saturating_mul(CHUNK)..chunk.saturating_add(1).saturating_mul(CHUNK)
 }
 
+/// Version of the account of a transaction that has changed the usage of users and groups.
+const ACCOUNT_USAGE: u8 = 2;
 /// Most extents that an inode has in its own record: a kilobyte or two.
 pub(crate) const INLINE: usize = 24;
 /// Most bytes of extended attributes of an inode.
@@ -192,11 +197,11 @@ impl Keys {
 
     /// Members that cannot be fenced.
     pub(crate) fn unfenced(&self, session: u64) -> Vec<u8> {
-        self.key(b'u', &[session], b"")
+        self.key(b'm', &[session], b"")
     }
 
     pub(crate) fn all_unfenced(&self) -> Vec<u8> {
-        self.key(b'u', &[], b"")
+        self.key(b'm', &[], b"")
     }
 
     /// Counts changes of the snapshots.
@@ -210,6 +215,17 @@ impl Keys {
 
     pub(crate) fn snapshots(&self) -> Vec<u8> {
         self.key(b't', &[], b"")
+    }
+
+    /// The state of quotas; what their keys begin with.
+    pub(crate) fn quotas(&self) -> Vec<u8> {
+        self.key(b'u', &[], b"")
+    }
+
+    /// Usage and limits of a user or a group.
+    pub(crate) fn quota(&self, owner: Owner) -> Vec<u8> {
+        let (kind, id) = owner.numbers();
+        self.key(b'u', &[kind, id], b"")
     }
 
     /// The kind of a key of this file system; 0 of others.
@@ -286,7 +302,7 @@ pub(crate) fn unreadable(what: &str, bytes: &[u8]) -> Errno {
     Errno::IO
 }
 
-fn writer() -> Writer {
+pub(crate) fn writer() -> Writer {
     let mut writer = Writer::default();
     writer.u8(FORMAT);
     writer
@@ -298,7 +314,7 @@ fn reader(bytes: &[u8]) -> Option<Reader<'_>> {
 }
 
 /// Reads the whole of a record.
-fn whole<'b, T>(bytes: &'b [u8], read: impl FnOnce(&mut Reader<'b>) -> Option<T>) -> Option<T> {
+pub(crate) fn whole<'b, T>(bytes: &'b [u8], read: impl FnOnce(&mut Reader<'b>) -> Option<T>) -> Option<T> {
     let mut reader = reader(bytes)?;
     let value = read(&mut reader)?;
     reader.is_at_end().then_some(value)
@@ -373,6 +389,12 @@ impl InodeRecord {
 
     pub(crate) fn is_directory(&self) -> bool {
         self.kind() == FileKind::Directory
+    }
+
+    /// Whom it counts for, and what.
+    pub(crate) fn usage(&self) -> ([Owner; 2], Usage) {
+        let bytes = i64::try_from(self.stored).unwrap_or(i64::MAX);
+        (Owner::both(self.uid, self.gid), Usage { bytes, files: 1 })
     }
 
     /// Its content or its entries have changed.
@@ -525,6 +547,8 @@ impl CountersRecord {
     pub(crate) const SNAPSHOTS: u8 = 2;
     /// Those that know snapshots, and register their sessions with the members.
     pub(crate) const FENCES: u8 = 3;
+    /// Those that know that, and quotas.
+    pub(crate) const QUOTAS: u8 = 4;
 
     /// Only programs that know this version begin sessions from now on.
     pub(crate) fn raise(&mut self, version: u8) {
@@ -542,7 +566,7 @@ impl CountersRecord {
         let mut from = Reader(bytes);
         let version = from.u8()?;
         let counters = CountersRecord { inode: from.u64()?, session: from.u64()?, version };
-        let is_known = (CountersRecord::FIRST..=CountersRecord::FENCES).contains(&version);
+        let is_known = (CountersRecord::FIRST..=CountersRecord::QUOTAS).contains(&version);
         (is_known && from.is_at_end()).then_some(counters)
     }
 }
@@ -748,34 +772,52 @@ impl SegmentRecord {
     }
 }
 
-/// Bytes added to and freed in segments.
+/// What a transaction has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Account(pub(crate) BTreeMap<u32, (u64, u64)>);
+pub(crate) struct Account {
+    /// Bytes added to and freed in segments.
+    pub(crate) segments: BTreeMap<u32, (u64, u64)>,
+    /// Changes of the usage of users and groups, while that is counted.
+    pub(crate) usage: UsageChanges,
+}
 
 impl Account {
     pub(crate) fn add(&mut self, segment: u32, bytes: u64) {
-        self.0.entry(segment).or_default().0 += bytes;
+        self.segments.entry(segment).or_default().0 += bytes;
     }
 
     pub(crate) fn free(&mut self, segment: u32, bytes: u64) {
-        self.0.entry(segment).or_default().1 += bytes;
+        self.segments.entry(segment).or_default().1 += bytes;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.segments.is_empty() && self.usage.is_empty()
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut to = writer();
-        to.u32(self.0.len() as u32);
-        for (segment, (added, freed)) in &self.0 {
+        let mut to = Writer::default();
+        to.u8(if self.usage.is_empty() { FORMAT } else { ACCOUNT_USAGE });
+        to.u32(self.segments.len() as u32);
+        for (segment, (added, freed)) in &self.segments {
             to.u32(*segment).u64(*added).u64(*freed);
+        }
+        if !self.usage.is_empty() {
+            self.usage.write(&mut to);
         }
         to.end()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Account> {
-        whole(bytes, |from| {
-            let one = |from: &mut Reader<'_>| Some((from.u32()?, (from.u64()?, from.u64()?)));
-            let all = (0..from.u32()?).map(|_| one(from)).collect::<Option<_>>()?;
-            Some(Account(all))
-        })
+        let mut from = Reader(bytes);
+        let has_usage = match from.u8()? {
+            FORMAT => false,
+            ACCOUNT_USAGE => true,
+            _ => return None,
+        };
+        let one = |from: &mut Reader<'_>| Some((from.u32()?, (from.u64()?, from.u64()?)));
+        let segments = (0..from.u32()?).map(|_| one(&mut from)).collect::<Option<_>>()?;
+        let usage = if has_usage { UsageChanges::read(&mut from)? } else { UsageChanges::default() };
+        from.is_at_end().then_some(Account { segments, usage })
     }
 }
 

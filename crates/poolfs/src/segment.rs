@@ -387,7 +387,7 @@ impl SegmentUse {
     ) -> Option<BTreeMap<u32, SegmentUse>> {
         let mut records = records;
         for account in accounts {
-            for (segment, (added, freed)) in Account::decode(account)?.0 {
+            for (segment, (added, freed)) in Account::decode(account)?.segments {
                 // One that is free by now was added up since the records were read.
                 if let Some(record) = records.get_mut(&segment) {
                     record.added += added;

@@ -505,7 +505,7 @@ fn begin(
         let txn = Txn::new()
             .expect(&key, Expect::Modified(entry.modified))
             .put(&key, &counters.encode())
-            .put_leased(&keys.knows(session), &encode_knows(FsSettings::FORMAT_FENCES, snapshot), lease)
+            .put_leased(&keys.knows(session), &encode_knows(FsSettings::LATEST, snapshot), lease)
             .put_leased(&keys.session(session), &encode_session(host), lease);
         match catalog.commit(&txn) {
             Ok(Commit::Done(at)) => return Ok(Begun { session, at, numbers }),

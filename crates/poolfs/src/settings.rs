@@ -62,9 +62,12 @@ impl FsSettings {
     pub(crate) const FORMAT_PLACES: u64 = 2;
     /// The version of those of file systems that have snapshots, or had some.
     pub(crate) const FORMAT_SNAPSHOTS: u64 = 3;
-    /// The version of those of file systems whose members are reserved for registered sessions: also the latest
-    /// one that this program knows.
+    /// The version of those of file systems whose members are reserved for registered sessions.
     pub(crate) const FORMAT_FENCES: u64 = 4;
+    /// The version of those of file systems that have quotas, or had some.
+    pub(crate) const FORMAT_QUOTAS: u64 = 5;
+    /// The latest version.
+    pub(crate) const LATEST: u64 = FsSettings::FORMAT_QUOTAS;
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         // unwrap: numbers only, and writing to memory does not fail.
@@ -77,11 +80,11 @@ impl FsSettings {
             |why: String| Error::new(ErrorKind::Failed, format!("file system {name} cannot be used: {why}"));
         let damaged = |e: serde_json::Error| failed(format!("its settings are damaged: {e}"));
         let version: SettingsVersion = serde_json::from_slice(bytes).map_err(damaged)?;
-        if !(FsSettings::FORMAT..=FsSettings::FORMAT_FENCES).contains(&version.format) {
+        if !(FsSettings::FORMAT..=FsSettings::LATEST).contains(&version.format) {
             return Err(failed(format!(
                 "it has format {}, and this program knows format {}: use a newer program",
                 version.format,
-                FsSettings::FORMAT_FENCES
+                FsSettings::LATEST
             )));
         }
         serde_json::from_slice(bytes).map_err(damaged)

@@ -23,13 +23,14 @@
 
 use crate::content::{FRAGMENTED, MOVED as MOVED_MEMBERS, PUT_BYTES, SPLIT, by_chunk};
 use crate::extent::{Extent, ExtentList};
+use crate::fence::earlier_programs;
+use crate::quota::QuotaState;
 use crate::runs::Runs;
 use crate::schema::{
     Content, CountersRecord, InodeRecord, KeptChunk, Keys, SnapshotRecord, decode_extents, decode_kept,
     decode_knows, decode_snapshot_changes, encode_kept, encode_snapshot_changes, range_of, unreadable,
 };
 use crate::segment::Filler;
-use crate::fence::earlier_programs;
 use crate::session::{FsSession, now};
 use crate::settings::FsSettings;
 use crate::store::{Draft, Store, failed, lock, pages};
@@ -68,19 +69,24 @@ pub(crate) struct Snapshots {
     changes: u64,
     /// By number.
     pub(crate) all: Vec<Numbered>,
+    /// Whether usage is counted: a change of that counts as one of the snapshots.
+    pub(crate) quotas: QuotaState,
 }
 
 impl Default for Snapshots {
     /// None, as of a time before the first one.
     fn default() -> Snapshots {
-        Snapshots { seen: Expect::Absent, changes: 1, all: Vec::new() }
+        Snapshots { seen: Expect::Absent, changes: 1, all: Vec::new(), quotas: QuotaState::default() }
     }
 }
 
 impl Snapshots {
-    /// Of the entry of the count and those of snapshots, which are not older. `None` if one cannot be read.
-    fn of(keys: &Keys, changes: Option<&Entry>, entries: &[Entry]) -> Option<Snapshots> {
-        let Some(changes) = changes else { return Some(Snapshots::default()) };
+    /// Of the entries of the count and of quotas, and those of snapshots, which are not older. `None` if one cannot
+    /// be read.
+    fn of(keys: &Keys, found: &[Entry], entries: &[Entry]) -> Option<Snapshots> {
+        let of = |key: Vec<u8>| found.iter().find(|entry| entry.key == key);
+        let Some(changes) = of(keys.snapshot_changes()) else { return Some(Snapshots::default()) };
+        let quotas = of(keys.quotas()).map(|entry| QuotaState::decode(&entry.value));
         let one = |entry: &Entry| {
             let record = SnapshotRecord::decode(&entry.value)?;
             let at = if record.at == 0 { entry.modified } else { record.at };
@@ -90,14 +96,20 @@ impl Snapshots {
             seen: Expect::Modified(changes.modified),
             changes: decode_snapshot_changes(&changes.value)?,
             all: entries.iter().map(one).collect::<Option<_>>()?,
+            quotas: quotas.map_or(Some(QuotaState::default()), |state| state)?,
         })
     }
 
     /// Reads them.
     pub(crate) fn read(catalog: &dyn Catalog, keys: &Keys) -> longhaul_catalog::Result<Option<Snapshots>> {
-        let (prefix, changes) = (keys.snapshots(), keys.snapshot_changes());
-        let (found, entries) = catalog.page_with(&[changes], &prefix, &prefix, 2 * SNAPSHOTS_MAX)?;
-        Ok(Snapshots::of(keys, found.first(), &entries))
+        let (prefix, counts) = (keys.snapshots(), [keys.snapshot_changes(), keys.quotas()]);
+        let (found, entries) = catalog.page_with(&counts, &prefix, &prefix, 2 * SNAPSHOTS_MAX)?;
+        Ok(Snapshots::of(keys, &found, &entries))
+    }
+
+    /// The count of changes.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The one for which changes keep what was there.
@@ -503,6 +515,34 @@ fn refused(why: String) -> Error {
     Error::new(ErrorKind::Refused, why)
 }
 
+/// What programs know, by session.
+fn known(catalog: &dyn Catalog, keys: &Keys) -> Result<BTreeMap<u64, (u64, u64)>> {
+    let found = catalog.range(&keys.all_known(), None).map_err(of_catalog)?.entries;
+    let one = |entry: &Entry| Some((keys.parse(&entry.key, 1)?.0[0], decode_knows(&entry.value)?));
+    Ok(found.iter().filter_map(one).collect())
+}
+
+/// Refuses to go on while a program has the file system `name` mounted that does not know this format of settings,
+/// and what it was made for: it would not do its part.
+pub(crate) fn refuse_earlier(
+    catalog: &dyn Catalog,
+    uuid: Uuid,
+    name: &str,
+    format: u64,
+    what: &str,
+) -> Result<()> {
+    let earlier = earlier_programs(catalog, &Keys::new(uuid), format).map_err(of_catalog)?;
+    if earlier.is_empty() {
+        return Ok(());
+    }
+    let hosts = earlier.into_iter().collect::<Vec<_>>().join(", ");
+    let why = format!(
+        "{name} is mounted by an earlier program, which does not know {what}, on {hosts}: \
+         unmount it there, and mount it with this version"
+    );
+    Err(refused(why).because(Some(Reason::InUse)))
+}
+
 /// Snapshots of a file system of the catalog, called `name`.
 pub(crate) struct FsSnapshots<'c> {
     pub(crate) catalog: &'c dyn Catalog,
@@ -572,7 +612,13 @@ impl FsSnapshots<'_> {
             if settings.format < FsSettings::FORMAT_SNAPSHOTS {
                 let mut count = CountersRecord::decode(&counters.value).ok_or_else(|| self.damaged())?;
                 // A session that begins meanwhile changes the counters.
-                self.refuse_earlier_programs()?;
+                refuse_earlier(
+                    self.catalog,
+                    self.uuid,
+                    &self.name,
+                    FsSettings::FORMAT_SNAPSHOTS,
+                    "snapshots",
+                )?;
                 settings.format = FsSettings::FORMAT_SNAPSHOTS;
                 count.raise(CountersRecord::SNAPSHOTS);
                 txn = txn
@@ -589,34 +635,12 @@ impl FsSnapshots<'_> {
         Err(self.too_busy())
     }
 
-    /// Programs that do not know snapshots would not keep what they change.
-    fn refuse_earlier_programs(&self) -> Result<()> {
-        let earlier = earlier_programs(self.catalog, &self.keys(), FsSettings::FORMAT_SNAPSHOTS);
-        let earlier = earlier.map_err(of_catalog)?;
-        if earlier.is_empty() {
-            return Ok(());
-        }
-        let hosts = earlier.into_iter().collect::<Vec<_>>().join(", ");
-        Err(refused(format!(
-            "{} is mounted by an earlier program, which does not know snapshots, on {hosts}: \
-             unmount it there, and mount it with this version",
-            self.name
-        ))
-        .because(Some(Reason::InUse)))
-    }
-
-    /// What programs know, by session.
-    fn known(&self) -> Result<BTreeMap<u64, (u64, u64)>> {
-        let keys = self.keys();
-        let found = self.catalog.range(&keys.all_known(), None).map_err(of_catalog)?.entries;
-        let one = |entry: &Entry| Some((keys.parse(&entry.key, 1)?.0[0], decode_knows(&entry.value)?));
-        Ok(found.iter().filter_map(one).collect())
-    }
-
     /// Hosts that have snapshots mounted, by the number of the snapshot.
     fn mounts(&self) -> Result<BTreeMap<u64, Vec<String>>> {
         let (keys, mut mounts) = (self.keys(), BTreeMap::<u64, Vec<String>>::new());
-        for (session, (_, snapshot)) in self.known()?.into_iter().filter(|(_, (_, one))| *one > 0) {
+        for (session, (_, snapshot)) in
+            known(self.catalog, &keys)?.into_iter().filter(|(_, (_, one))| *one > 0)
+        {
             let found = self.catalog.get(&keys.session(session)).map_err(of_catalog)?;
             if let Some(host) = found.and_then(|entry| crate::schema::decode_session(&entry.value)) {
                 mounts.entry(snapshot).or_default().push(host);

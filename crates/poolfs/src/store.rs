@@ -8,10 +8,13 @@
 //! - each transaction puts an inode with a stamp of its own, by which it is found out whether one was made
 //!   whose answer was lost; or else it may be made twice;
 //! - each transaction expects that the snapshots are those which it knows, and keeps what they have of what it
-//!   changes;
+//!   changes; and that the state of quotas and limits is the one which it knows (`usage`);
 //! - a function that was given records that may be old (see [`Draft::inode`]) is called again with new ones
 //!   before its error counts.
 
+mod usage;
+
+use crate::quota::QuotaTable;
 use crate::schema::{Account, CountersRecord, InodeRecord, Keys, decode_lease, encode_kept, unreadable};
 use crate::snapshots::{self, Snapshots};
 use longhaul_catalog::{Catalog, Commit, Entry, Error as CatalogError, Expect, LeaseId, Revision, Txn};
@@ -104,6 +107,8 @@ pub(crate) struct Store {
     /// Sizes that files had when the latest snapshot was made, as of a count of changes of the snapshots; none of
     /// those that were not there.
     sizes: Mutex<(u64, HashMap<u64, Option<u64>>)>,
+    /// What is known of the usage of users and groups that have limits.
+    quotas: QuotaTable,
 }
 
 /// Pages of entries, each read behind the last key of the one before, and the first one behind `after`.
@@ -152,6 +157,7 @@ impl Store {
             settings_at: AtomicU64::new(settings_at),
             snapshots: Mutex::default(),
             sizes: Mutex::default(),
+            quotas: QuotaTable::default(),
         }
     }
 
@@ -163,8 +169,19 @@ impl Store {
     /// Reads the snapshots as they are now.
     pub(crate) fn read_snapshots(&self) -> Result<(), Errno> {
         let now = snapshots::read_for(&*self.catalog, &self.keys)?;
+        // A change of the state of quotas, or of a limit, counts as one of the snapshots.
+        if now.quotas.counts() && now.seen != self.snapshots().seen
+            || self.quotas.limits() && !now.quotas.counts()
+        {
+            self.read_quotas()?;
+        }
         *lock(&self.snapshots) = Arc::new(now);
         Ok(())
+    }
+
+    /// What is known of the usage of users and groups that have limits.
+    pub(crate) fn quotas(&self) -> &QuotaTable {
+        &self.quotas
     }
 
     /// The size that a file had in the latest snapshot, if that is remembered.
@@ -415,7 +432,13 @@ impl Store {
             if draft.is_empty() {
                 return Ok((value, InodesPut::new()));
             }
-            if let Some(put) = self.commit(draft, surely)? {
+            let number = self.next.fetch_add(1, Relaxed);
+            match self.charge(&mut draft, number, surely) {
+                // It may fail for another reason: it was decided on what may be old, or supposed.
+                Err(Errno::DQUOT) if !draft.is_fresh => continue,
+                charged => charged?,
+            }
+            if let Some(put) = self.commit(draft, number, surely)? {
                 return Ok((value, put));
             }
             is_behind = true;
@@ -432,10 +455,24 @@ impl Store {
     }
 
     /// The inodes that it has put, if it was made; `None` if others were ahead of it.
-    fn commit(&self, mut draft: Draft<'_>, surely: bool) -> Result<Option<InodesPut>, Errno> {
+    fn commit(&self, draft: Draft<'_>, number: u64, surely: bool) -> Result<Option<InodesPut>, Errno> {
+        let counts = draft.snapshots.quotas.counts();
+        let made = self.commit_as(draft, number, surely);
+        if counts {
+            self.quotas.end(number, made.as_ref().map_or(None, |made| made.as_ref().map(|(_, at)| *at)));
+        }
+        Ok(made?.map(|(put, _)| put))
+    }
+
+    /// As [`commit`](Self::commit), with the revision.
+    fn commit_as(
+        &self,
+        mut draft: Draft<'_>,
+        number: u64,
+        surely: bool,
+    ) -> Result<Option<(InodesPut, Revision)>, Errno> {
         draft.keep()?;
         draft.seen.insert(self.keys.snapshot_changes(), draft.snapshots.seen);
-        let number = self.next.fetch_add(1, Relaxed);
         let stamp = (self.session, number);
         let Draft { mut seen, mut changes, leased, inodes, account, .. } = draft;
         let mut put = Vec::new();
@@ -453,7 +490,7 @@ impl Store {
                 }
             }
         }
-        if !account.0.is_empty() {
+        if !account.is_empty() {
             changes.insert(self.keys.account(self.session, number), Some(account.encode()));
         }
         seen.insert(self.keys.session(self.session), Expect::Present);
@@ -504,7 +541,7 @@ impl Store {
                 for (inode, record) in &put {
                     self.put_remembered(*inode, record.clone(), revision);
                 }
-                Ok(Some(put.into_iter().collect()))
+                Ok(Some((put.into_iter().collect(), revision)))
             }
             None => {
                 put.iter().for_each(|(inode, _)| self.forget(*inode));
@@ -537,6 +574,7 @@ pub(crate) struct Draft<'s> {
     /// Inodes that are put, or deleted.
     inodes: BTreeMap<u64, Option<InodeRecord>>,
     account: Account,
+    /// With the state of quotas.
     snapshots: Arc<Snapshots>,
     /// Records of names and attributes that the latest snapshot has, as they were read.
     before: BTreeMap<Vec<u8>, (Revision, Vec<u8>)>,
@@ -545,6 +583,8 @@ pub(crate) struct Draft<'s> {
     /// Keys and inodes of which it is known that they are not there before.
     new: BTreeSet<Vec<u8>>,
     new_inodes: BTreeSet<u64>,
+    /// Objects that waited for it in memory.
+    carried: Vec<u64>,
 }
 
 impl<'s> Draft<'s> {
@@ -563,6 +603,7 @@ impl<'s> Draft<'s> {
             inodes_before: BTreeMap::new(),
             new: BTreeSet::new(),
             new_inodes: BTreeSet::new(),
+            carried: Vec::new(),
         }
     }
 
@@ -654,10 +695,7 @@ impl<'s> Draft<'s> {
     }
 
     fn is_empty(&self) -> bool {
-        self.changes.is_empty()
-            && self.leased.is_empty()
-            && self.inodes.is_empty()
-            && self.account.0.is_empty()
+        self.changes.is_empty() && self.leased.is_empty() && self.inodes.is_empty() && self.account.is_empty()
     }
 
     pub(crate) fn keys(&self) -> &'s Keys {
@@ -707,7 +745,7 @@ impl<'s> Draft<'s> {
     }
 
     fn note_inode(&mut self, inode: u64, record: &InodeRecord, put: Revision) {
-        if self.snapshots.latest().is_some() {
+        if self.snapshots.latest().is_some() || self.snapshots.quotas.counts() {
             self.inodes_before.entry(inode).or_insert_with(|| (record.clone(), put));
         }
     }

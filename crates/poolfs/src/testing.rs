@@ -1,6 +1,7 @@
 //! A file system on disks in memory, for tests and simulations: hosts that crash, disks that fail.
 
 use crate::members::OpenMember;
+use crate::quota::{FsQuota, FsQuotas, LimitChange, Owner};
 use crate::session::{FsOptions, format};
 use crate::settings::FsSettings;
 use crate::snapshots::{FsSnapshot, FsSnapshots};
@@ -222,6 +223,42 @@ impl TestFs {
     pub fn open_snapshot(&self, name: &str) -> Result<PoolFs> {
         let options = FsOptions { snapshot: Some(name.to_owned()), ..TestFs::options() };
         self.open_by(Arc::clone(&self.catalog), &options)
+    }
+
+    fn quotas_of(&self) -> FsQuotas<'_> {
+        FsQuotas { catalog: &*self.catalog, uuid: self.uuid, name: "test".into() }
+    }
+
+    /// Changes the limits of a user or a group.
+    ///
+    /// # Errors
+    /// The catalog cannot be changed, or a program has it mounted that does not know quotas.
+    pub fn set_quota(&self, owner: Owner, bytes: Option<u64>, files: Option<u64>) -> Result<FsQuota> {
+        self.quotas_of().set(owner, LimitChange { bytes: Some(bytes), files: Some(files) })
+    }
+
+    /// As [`set_quota`](Self::set_quota), by a catalog of the caller such as one that fails.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn set_quota_by(&self, catalog: &dyn Catalog, owner: Owner, change: LimitChange) -> Result<FsQuota> {
+        FsQuotas { catalog, uuid: self.uuid, name: "test".into() }.set(owner, change)
+    }
+
+    /// What users and groups have, and may have.
+    ///
+    /// # Errors
+    /// The catalog cannot be read.
+    pub fn quotas(&self) -> Result<Vec<FsQuota>> {
+        self.quotas_of().list()
+    }
+
+    /// Counts anew what users and groups have.
+    ///
+    /// # Errors
+    /// The catalog cannot be changed.
+    pub fn recount(&self) -> Result<bool> {
+        self.quotas_of().recount()
     }
 
     /// Checks it.

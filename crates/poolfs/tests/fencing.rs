@@ -90,7 +90,9 @@ fn wrong_after_the_lost_host_goes_on(fences: bool) -> usize {
     assert!(room > 1_200_000, "the segments of the lost host are in use: only {room} bytes fit");
     fs.disks.iter().for_each(|disk| disk.disk.release());
     assert_eq!(late.join().expect("no panic"), Err(Errno::IO), "the lost host commits nothing");
-    assert!(lost.lookup(ROOT, b"late").is_err() || lost.content(ROOT, b"late").is_ok_and(|data| data.is_empty()));
+    assert!(
+        lost.lookup(ROOT, b"late").is_err() || lost.content(ROOT, b"late").is_ok_and(|data| data.is_empty())
+    );
     assert!(other.content(ROOT, b"late").is_ok_and(|data| data.is_empty()));
     if fences {
         let trouble = lost.trouble().expect("it has ended");
@@ -184,7 +186,10 @@ fn a_session_goes_on_when_targets_have_forgotten_it() {
     fs.disks.iter().for_each(|disk| disk.disk.forget_registrations());
     mounted.close(handle).expect("written");
     assert_eq!(mounted.trouble(), None);
-    assert_eq!(registered(&fs).iter().map(|(_, keys)| keys.clone()).collect::<Vec<_>>(), vec![vec![key(&mounted)]; 3]);
+    assert_eq!(
+        registered(&fs).iter().map(|(_, keys)| keys.clone()).collect::<Vec<_>>(),
+        vec![vec![key(&mounted)]; 3]
+    );
     for (name, seed) in [(b"before", 1), (b"across", 2)] {
         assert_eq!(mounted.content(ROOT, name).expect("read"), pattern(200_000, seed));
     }
@@ -287,9 +292,11 @@ fn fencing_begins_when_no_earlier_program_has_it_mounted() {
     fs.catalog.revoke(lease).expect("it has run out");
     one.begin_fencing().expect("begun");
     until("it is not reserved", || registered(&fs).iter().all(|(is_reserved, _)| *is_reserved));
-    let settings = fs.catalog.get(format!("fs/{}/s", fs.uuid).as_bytes()).expect("read").expect("there").value;
+    let settings =
+        fs.catalog.get(format!("fs/{}/s", fs.uuid).as_bytes()).expect("read").expect("there").value;
     assert!(String::from_utf8(settings).expect("text").starts_with("{\"format\":4,"));
-    let counters = fs.catalog.get(format!("fs/{}/n", fs.uuid).as_bytes()).expect("read").expect("there").value;
+    let counters =
+        fs.catalog.get(format!("fs/{}/n", fs.uuid).as_bytes()).expect("read").expect("there").value;
     assert_eq!(counters[0], 3, "earlier programs begin no session");
     write(&one, b"one", &pattern(100_000, 2)).expect("it is registered since it was mounted");
     earlier.lose();

@@ -82,6 +82,7 @@ impl FsSession {
             if committed == Ok(true) {
                 state.append_base = None;
             }
+            state.is_over_quota = committed == Err(Errno::DQUOT);
             drop(state);
             node.changed.notify_all();
             match committed {
@@ -364,6 +365,6 @@ impl FsSession {
         for (_, written) in std::mem::take(&mut state.written) {
             self.segments.committed(written.segment);
         }
-        (state.modified, state.append_base) = (None, None);
+        (state.modified, state.append_base, state.is_over_quota) = (None, None, false);
     }
 }

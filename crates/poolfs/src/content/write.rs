@@ -3,7 +3,9 @@
 use crate::content::{BATCHES, GATHERED, PENDING_MAX};
 use crate::extent::Extent;
 use crate::node::{Batch, NodeState, OpenNode, WrittenStripe};
+use crate::quota::Owner;
 use crate::runs::Runs;
+use crate::schema::InodeRecord;
 use crate::segment::{Filler, StripePlaces};
 use crate::session::FsSession;
 use crate::stripe::{StripePlan, stripe};
@@ -28,7 +30,22 @@ impl FsSession {
         while appends && state.holds_appends {
             state = node.wait(state);
         }
-        let offset = if appends { state.size() } else { offset };
+        if state.is_over_quota {
+            drop(state);
+            self.commit(node)?;
+            state = node.lock();
+        }
+        let mut offset = if appends { state.size() } else { offset };
+        if !self.has_quota(&state, offset, data.len(), node.inode) {
+            drop(state);
+            // Others may have removed something.
+            self.store.refresh_quotas()?;
+            state = node.lock();
+            offset = if appends { state.size() } else { offset };
+            if !self.has_quota(&state, offset, data.len(), node.inode) {
+                return Err(Errno::DQUOT);
+            }
+        }
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Errno::FBIG);
         }
@@ -53,6 +70,15 @@ impl FsSession {
         if is_much { self.write_batch(node, false).map(drop) } else { Ok(()) }
     }
 
+    /// Whether the owners of a file may have what a write adds to it, as far as that is known before the content is
+    /// committed.
+    fn has_quota(&self, state: &NodeState, offset: u64, len: usize, inode: u64) -> bool {
+        let InodeRecord { uid, gid, size, .. } = state.inode;
+        let Some(left) = self.store.quotas().left(Owner::both(uid, gid), inode) else { return true };
+        let range = offset..offset.saturating_add(len as u64);
+        range.end.max(state.size()).saturating_sub(size) <= left || state.unsaved_with(&range) <= left
+    }
+
     /// Bytes of a file in memory from which on whole stripes are written.
     fn gathered(&self) -> usize {
         GATHERED.min(self.memory / 4)
@@ -74,6 +100,8 @@ impl FsSession {
     pub(crate) fn write_at_once(&self, node: &OpenNode, offset: u64, data: &[u8]) -> bool {
         let mut state = node.lock();
         let fits = data.len() <= AT_ONCE
+            && !state.is_over_quota
+            && self.has_quota(&state, offset, data.len(), node.inode)
             && state.dirty.bytes() + data.len() < self.gathered()
             && state.pending.len() <= PENDING_MAX
             && self.dirty.load(Relaxed) + data.len() <= self.memory

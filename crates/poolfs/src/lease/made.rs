@@ -4,6 +4,7 @@
 
 use super::{HeldDirectory, LeaseState, NewObject, Patience, WAITING_MAX, Waits};
 use crate::node::OpenNode;
+use crate::quota::Usage;
 use crate::schema::{EntryRecord, InodeRecord};
 use crate::session::FsSession;
 use crate::store::lock;
@@ -123,6 +124,11 @@ impl FsSession {
             return Err(Errno::EXIST.into());
         }
         let record = inode(&held.record);
+        let (owners, usage) = record.usage();
+        // It may be more than an owner may have: the catalog is asked.
+        if !self.store.quotas().wait(number, owners, usage) {
+            return Ok(None);
+        }
         held.record.touch(record.modified);
         held.record.entries += 1;
         held.record.links += u32::from(record.is_directory());
@@ -155,7 +161,13 @@ impl FsSession {
     ) -> Result<Option<InodeRecord>, P::Error> {
         let Some(mut state) = self.new_object(number, patience)? else { return Ok(None) };
         let Some(record) = state.seen_mut(number) else { return Ok(None) };
-        change(record);
+        let mut changed = record.clone();
+        change(&mut changed);
+        // Another owner may have no room for it: the catalog is asked.
+        if (changed.uid, changed.gid) != (record.uid, record.gid) && self.store.quotas().limits() {
+            return Ok(None);
+        }
+        *record = changed;
         let record = record.clone();
         state.enqueue(number);
         if sets_modified && let Some(node) = self.open_node(number) {
@@ -205,7 +217,14 @@ impl FsSession {
         if of_node.dirty.is_empty() {
             return Ok(true);
         }
+        let content = of_node.dirty.bytes() as i64;
         drop(of_node);
+        // What it takes the place of counts too, until it is written.
+        let (owners, usage) = object.record.usage();
+        let files = if object.written.is_none() { usage.files } else { 0 };
+        if !self.store.quotas().wait(node.inode, owners, Usage { bytes: content, files }) {
+            return Ok(false);
+        }
         object.record.mode = crate::content::without_privileges(object.record.mode);
         object.is_closed = true;
         state.enqueue(node.inode);
@@ -259,6 +278,7 @@ impl FsSession {
             lock(&self.nodes).remove(&entry.inode);
         }
         state.new.remove(&entry.inode);
+        self.store.quotas().forget(entry.inode);
         held.names.remove(name);
         held.record.touch(self.now());
         held.record.entries -= 1;

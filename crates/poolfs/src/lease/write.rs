@@ -323,6 +323,7 @@ impl FsSession {
             None => return Ok(()),
         }
         for item in &taken.items {
+            draft.carries(item.number);
             let mut record = item.record.clone();
             if !item.is_first && !record.is_directory() {
                 // Where its content is may have changed: segments are emptied by any host.
