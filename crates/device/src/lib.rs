@@ -53,7 +53,7 @@ pub use error::{Error, ErrorKind, Reason, Result};
 pub use opener::{Opener, Scheme};
 pub use rights::needs_root;
 pub use single::SingleVolume;
-pub use user::User;
+pub use user::{Accounts, User};
 
 /// Opens the device `name` with default options. The calling engine serves its other tasks
 /// meanwhile; [`Opener`] has options, and opens on threads without an engine.

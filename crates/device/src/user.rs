@@ -95,6 +95,51 @@ impl User {
     }
 }
 
+/// A database of accounts of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accounts {
+    /// Users.
+    Users,
+    /// Groups.
+    Groups,
+}
+
+impl Accounts {
+    fn name(self) -> &'static str {
+        match self {
+            Accounts::Users => "passwd",
+            Accounts::Groups => "group",
+        }
+    }
+
+    /// The name and the number of the account that has this name or number; `None` if there is none.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn find(self, name: &str) -> io::Result<Option<(String, u32)>> {
+        look_up(self.name(), name, in_database)
+    }
+}
+
+/// Looks an account up in a file of `/etc`, then in the other databases of the system (`getent(1)`).
+fn look_up<T>(database: &str, name: &str, find: fn(&str, &str) -> Option<T>) -> io::Result<Option<T>> {
+    let table = std::fs::read_to_string(Path::new("/etc").join(database))?;
+    if let Some(found) = find(&table, name) {
+        return Ok(Some(found));
+    }
+    let output = Command::new("getent").args([database, "--", name]).stdin(Stdio::null()).output();
+    Ok(output.ok().and_then(|output| find(&String::from_utf8_lossy(&output.stdout), name)))
+}
+
+/// Finds an account in text in the format of `passwd(5)` or `group(5)`: name, password, number.
+fn in_database(table: &str, name: &str) -> Option<(String, u32)> {
+    table.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (first, number) = (fields.next()?, fields.nth(1)?);
+        (first == name || number == name).then(|| Some((first.to_owned(), number.parse().ok()?))).flatten()
+    })
+}
+
 /// A user given as `UID` or `UID:GID`; without `GID`, the group from the user database.
 fn by_number(text: &str) -> Option<User> {
     let (uid, gid) = text.split_once(':').map_or((text, None), |(uid, gid)| (uid, Some(gid)));
@@ -107,15 +152,9 @@ fn by_number(text: &str) -> Option<User> {
     Some(User { name: text.to_owned(), uid, gid, home: None })
 }
 
-/// Looks a user up by name or UID: in `/etc/passwd`, then in the other user databases of the
-/// system (`getent(1)`).
+/// Looks a user up by name or UID.
 fn find(name: &str) -> io::Result<Option<User>> {
-    let table = std::fs::read_to_string("/etc/passwd")?;
-    if let Some(user) = in_passwd(&table, name) {
-        return Ok(Some(user));
-    }
-    let output = Command::new("getent").args(["passwd", "--", name]).stdin(Stdio::null()).output();
-    Ok(output.ok().and_then(|output| in_passwd(&String::from_utf8_lossy(&output.stdout), name)))
+    look_up("passwd", name, in_passwd)
 }
 
 /// Finds a user in text in the format of `passwd(5)`: name, password, UID, GID, comment, home, shell.
@@ -140,6 +179,10 @@ mod tests {
         let user = Some(User { name: "nobody".into(), uid: 65534, gid: 65533, home: Some("/x".into()) });
         assert_eq!((in_passwd(table, "nobody"), in_passwd(table, "65534")), (user.clone(), user));
         assert_eq!(in_passwd(table, "nob"), None);
+        let groups = "adm:x:4:a,b\nbroken\nstaff:x:50:\n";
+        assert_eq!(in_database(groups, "staff"), Some(("staff".to_owned(), 50)));
+        assert_eq!(in_database(groups, "4"), Some(("adm".to_owned(), 4)));
+        assert_eq!(in_database(groups, "a"), None);
         assert_eq!(by_number("12:34"), Some(User { name: "12:34".into(), uid: 12, gid: 34, home: None }));
         assert_eq!((by_number("bob"), by_number("12:x"), by_number("-1")), (None, None, None));
         assert_eq!(User::named("no such user").expect("a user database"), None);

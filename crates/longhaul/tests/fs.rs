@@ -502,6 +502,94 @@ fn snapshots_are_of_one_moment_and_are_read_while_another_mount_writes() {
 }
 
 #[test]
+fn quotas_are_set_and_shown() {
+    let shared = Shared::new(3, &["--size", "64MiB", "--layout", "parity"]);
+    let site = &shared.site;
+    let shown = site.last(&["fs", "quota", "show", "p/f"]);
+    assert_eq!((&shown["counted"], &shown["owners"]), (&json!(false), &json!(0)));
+    // What is asked for is said, and nothing is counted for it.
+    let set = |code: i32, args: &[&str]| site.refused(code, &[&["fs", "quota", "set", "p/f"], args].concat());
+    assert!(
+        set(2, &["--user", "no-such-user", "--size", "1MiB"])
+            .contains("knows no user called no-such-user: give its UID")
+    );
+    assert!(
+        set(2, &["--group", "no-such-group", "--files", "1"])
+            .contains("knows no group called no-such-group: give its GID")
+    );
+    assert!(set(2, &["--user=-1", "--files", "1"]).contains("knows no user called -1"));
+    assert!(set(2, &["--user", "5", "--files=-1"]).contains("it is a number of files, or none"));
+    assert!(set(2, &["--user", "5", "--files", "18446744073709551615"]).contains("is the most"));
+    assert!(set(2, &["--user", "5", "--size", "lots"]).contains("lots"));
+    assert!(set(2, &["--user", "5", "--group", "5", "--files", "1"]).contains("--group"));
+    assert!(set(2, &["--files", "1"]).contains("--user or --group"));
+    assert!(set(2, &["--user", "5"]).contains("--size, --files, or both"));
+    assert!(site.refused(1, &["fs", "quota", "show", "p/x"]).contains("no file system called x"));
+    assert_eq!(
+        site.last(&["fs", "quota", "set", "p/f", "--user", "5", "--size", "none"])["limit"],
+        Value::Null
+    );
+    assert_eq!(site.last(&["fs", "quota", "show", "p/f"])["counted"], false);
+    let set = site.last(&["fs", "quota", "set", "p/f", "--user", "root", "--size", "1GiB", "--files", "7"]);
+    assert_eq!((&set["kind"], &set["id"], &set["owner"]), (&json!("user"), &json!(0), &json!("root")));
+    assert_eq!((&set["limit"], &set["files_limit"]), (&json!(1 << 30), &json!(7)));
+    // One that is not named stays.
+    let set = site.last(&["fs", "quota", "set", "p/f", "--user", "0", "--size", "0"]);
+    assert_eq!((&set["limit"], &set["files_limit"]), (&Value::Null, &json!(7)));
+    site.last(&["fs", "quota", "set", "p/f", "--group", "4000000000", "--size", "1"]);
+    let listed = site.done(&["fs", "quota", "show", "p/f", "--group", "4000000000"]);
+    assert_eq!((listed.len(), &listed[0]["event"], &listed[0]["owner"]), (2, &json!("quota"), &Value::Null));
+    assert_eq!((&listed[0]["used"], &listed[0]["limit"]), (&json!(0), &json!(1)));
+    assert_eq!((&listed[1]["counted"], &listed[1]["limited"]), (&json!(true), &json!(1)));
+    // For people, in columns.
+    let ran = shared.run(&["fs", "quota", "show", "p/f", "--user", "root", "--hostnqn", ADMIN]);
+    assert!(ran.stdout.starts_with("user  root ") && ran.stdout.contains("files of 7\n"), "{}", ran.stdout);
+    let checked = site.last(&["fs", "check", "p/f", "--repair"]);
+    assert_eq!((&checked["problems"], &checked["recounted"]), (&json!(0), &json!(false)));
+}
+
+#[test]
+fn quotas_hold_on_mounts_that_are_there_already() {
+    let Some(shared) = Shared::with_fuse(3, &["--size", "64MiB", "--layout", "parity"]) else { return };
+    let site = &shared.site;
+    shared.mount("one");
+    shared.mount_with("two", &["--close", "lease"]);
+    let (one, two) = (shared.at("one"), shared.at("two"));
+    fs::write(one.join("old"), vec![1; 1 << 20]).expect("written");
+    let owner = fs::metadata(one.join("old")).expect("there");
+    let (uid, gid) = (owner.uid().to_string(), owner.gid().to_string());
+    let set = site.last(&["fs", "quota", "set", "p/f", "--user", &uid, "--size", "2MiB", "--files", "5"]);
+    assert_eq!((&set["used"], &set["files"]), (&json!(1 << 20), &json!(2)));
+    let written = |path: PathBuf, len: usize| -> std::io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        file.write_all(&vec![2; len])?;
+        file.sync_all()
+    };
+    for (number, dir) in [&one, &two].into_iter().enumerate() {
+        let error = written(dir.join("old"), 5 << 20).expect_err("above the limit");
+        assert_eq!(error.kind(), ErrorKind::QuotaExceeded, "mount {number}");
+        let error = written(dir.join(format!("new{number}")), 3 << 20).expect_err("above the limit");
+        assert_eq!(error.kind(), ErrorKind::QuotaExceeded, "mount {number}");
+    }
+    // A directory is the last one that fits.
+    fs::create_dir(two.join("directory")).expect("made");
+    let error = fs::create_dir(two.join("more")).expect_err("one too many");
+    assert_eq!(error.kind(), ErrorKind::QuotaExceeded);
+    fs::remove_file(two.join("new0")).expect("removed");
+    fs::create_dir(two.join("more")).expect("made");
+    File::open(&two).and_then(|directory| directory.sync_all()).expect("synced");
+    let listed = site.done(&["fs", "quota", "show", "p/f", "--group", &gid]);
+    assert_eq!((&listed[0]["files"], &listed[0]["limit"]), (&json!(5), &Value::Null));
+    site.last(&["fs", "quota", "set", "p/f", "--user", &uid, "--size", "none", "--files", "none"]);
+    written(one.join("new1"), 3 << 20).expect("no limit");
+    shared.check();
+    shared.umount("one");
+    shared.umount("two");
+    shared.check();
+    assert_eq!(site.last(&["fs", "quota", "show", "p/f"])["counted"], false);
+}
+
+#[test]
 fn a_snapshot_whose_making_or_removal_is_killed_is_whole_or_gone() {
     let shared = Shared::new(3, &["--size", "64MiB", "--layout", "parity"]);
     let site = &shared.site;

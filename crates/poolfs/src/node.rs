@@ -73,27 +73,28 @@ impl NodeState {
     }
 
     /// Bytes that a write of this range adds to the file, together with what is not committed: those behind the end
-    /// of what is.
-    pub(crate) fn unsaved_with(&self, range: &Range<u64>) -> u64 {
-        let end = self.inode.size;
-        let added = range.end.saturating_sub(range.start.max(end));
-        let in_memory = |runs: &Runs| -> u64 {
-            let part = |(at, bytes): (u64, &[u8])| {
-                let part = at.max(end)..at + bytes.len() as u64;
-                // What is written over is there once.
-                let over = part.end.min(range.end).saturating_sub(part.start.max(range.start));
-                (part.end.saturating_sub(part.start)).saturating_sub(over)
-            };
-            runs.iter().map(part).sum()
+    /// of what is. Of what is being written to the members only if `counts_batches`.
+    pub(crate) fn unsaved_with(&self, range: &Range<u64>, counts_batches: bool) -> u64 {
+        let in_memory = |runs: &Runs| -> Vec<Range<u64>> {
+            runs.iter().map(|(at, bytes)| at..at + bytes.len() as u64).collect()
         };
-        // Of what is being committed it is counted there.
-        let pending = match self.committing.is_empty() {
-            true => {
-                self.pending.iter().map(|extent| extent.end().saturating_sub(extent.offset.max(end))).sum()
-            }
-            false => 0,
-        };
-        added + in_memory(&self.dirty) + pending
+        let mut all = in_memory(&self.dirty);
+        all.push(range.clone());
+        for batch in self.batches.iter().filter(|_| counts_batches) {
+            all.extend(in_memory(&batch.runs));
+        }
+        // What is being committed counts there.
+        if self.committing.is_empty() {
+            all.extend(self.pending.iter().map(|extent| extent.offset..extent.end()));
+        }
+        all.sort_unstable_by_key(|range| range.start);
+        // What is written over is there once.
+        let (mut bytes, mut end) = (0, self.inode.size);
+        for range in all {
+            bytes += range.end.saturating_sub(range.start.max(end));
+            end = end.max(range.end);
+        }
+        bytes
     }
 
     /// The inode is this one from now on, and what was read of its chunks does not count.

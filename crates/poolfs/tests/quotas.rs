@@ -93,7 +93,8 @@ impl Hosts {
         };
         let len = [0, 100, 9000, 70_000, 400_000][self.rng.usize(..5)];
         let owner = |rng: &mut fastrand::Rng| rng.bool().then(|| rng.u32(1..4));
-        let done = match self.rng.u8(0..100) {
+        let kind = self.rng.u8(0..100);
+        let done = match kind {
             0..25 => host.put(directory, &name, &pattern(len, 1)).map(drop),
             25..35 => host.create(directory, &name, WRITE).map(|(_, handle)| self.open.push((at, handle))),
             35..45 => host.remove(directory, &name, false),
@@ -143,7 +144,7 @@ impl Hosts {
         };
         match done {
             Err(Errno::DQUOT) => self.refused += 1,
-            Err(e) => assert!(USUAL.contains(&e), "{e}"),
+            Err(e) => assert!(USUAL.contains(&e), "{kind}: {e}"),
             Ok(()) => {}
         }
     }
@@ -578,4 +579,48 @@ fn usage_that_is_wrong_is_found_and_counted_anew() {
     assert_ne!(fs.check().expect("checked").count, 0);
     let error = fs.quotas().expect_err("damaged").to_string();
     assert!(error.contains("records of quotas of test cannot be read"), "{error}");
+}
+
+#[test]
+#[ignore = "measures: cargo test -p longhaul-poolfs --test quotas -- --ignored --nocapture"]
+fn what_quotas_cost() {
+    const FILES: usize = 2000;
+    for kind in ["without quotas", "with a limit of another user", "with a limit"] {
+        let fs = TestFs::new(memory(), 3, (2, 1), 1600).expect("made");
+        let mounted = fs.open().expect("mounted");
+        match kind {
+            "with a limit of another user" => {
+                drop(fs.set_quota(Owner::User(9), Some(1 << 30), None).expect("set"))
+            }
+            "with a limit" => drop(fs.set_quota(USER, Some(1 << 30), Some(1 << 20)).expect("set")),
+            _ => {}
+        }
+        for round in ["made", "overwritten", "removed"] {
+            let begun = longhaul_engine::now();
+            for number in 0..FILES {
+                let name = format!("{number}").into_bytes();
+                match round {
+                    "removed" => mounted.remove(ROOT, &name, false).expect("removed"),
+                    _ => drop(mounted.put(ROOT, &name, &pattern(1000, 1)).expect("written")),
+                }
+            }
+            println!("{kind}: {FILES} files {round} in {:.2?}", begun.elapsed());
+        }
+        let begun = longhaul_engine::now();
+        mounted.tidy().expect("cleaned");
+        println!("{kind}: books made up in {:.2?}", begun.elapsed());
+    }
+    let fs = TestFs::new(memory(), 3, (2, 1), 1600).expect("made");
+    let mounted = mount(&fs, true);
+    for number in 0..100_000 {
+        mounted
+            .create(ROOT, format!("{number}").as_bytes(), WRITE)
+            .map(|(_, handle)| mounted.close(handle))
+            .expect("made")
+            .expect("closed");
+    }
+    synced(&mounted);
+    let begun = longhaul_engine::now();
+    fs.set_quota(USER, Some(1 << 30), None).expect("set");
+    println!("the first quota of 100,000 files: {:.2?}", begun.elapsed());
 }

@@ -137,7 +137,9 @@ pub(crate) struct FsChecked {
     pub(crate) kept: Bytes,
     /// Sessions that are over, whose things the next mount removes.
     pub(crate) left: usize,
-    /// Number of problems.
+    /// The usage of users and groups was wrong, and `--repair` had it counted anew.
+    pub(crate) recounted: bool,
+    /// Number of problems that are left.
     pub(crate) problems: usize,
     /// The first hundred of them, a sentence each.
     pub(crate) described: Vec<String>,
@@ -215,6 +217,64 @@ pub(crate) struct FsSnapshotList {
     pub(crate) snapshots: usize,
     /// Bytes that only snapshots have, each once.
     pub(crate) kept: Bytes,
+}
+
+/// `fs quota set`: what the user or the group has and may have now.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsQuotaSet {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// `user` or `group`.
+    pub(crate) kind: String,
+    /// UID or GID.
+    pub(crate) id: u32,
+    /// What this host calls the user or the group; null if it knows none of that number.
+    pub(crate) owner: Option<String>,
+    /// Bytes of content of its files.
+    pub(crate) used: Bytes,
+    /// Most bytes that it may have; null without a limit.
+    pub(crate) limit: Option<Bytes>,
+    /// Its files, directories and links.
+    pub(crate) files: u64,
+    /// Most of them that it may have; null without a limit.
+    pub(crate) files_limit: Option<u64>,
+}
+
+/// `fs quota show`: a user or a group that has something or a limit.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "quota")]
+pub(crate) struct FsQuotaListed {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// `user` or `group`.
+    pub(crate) kind: String,
+    /// UID or GID.
+    pub(crate) id: u32,
+    /// What this host calls the user or the group; null if it knows none of that number.
+    pub(crate) owner: Option<String>,
+    /// Bytes of content of its files.
+    pub(crate) used: Bytes,
+    /// Most bytes that it may have; null without a limit.
+    pub(crate) limit: Option<Bytes>,
+    /// Its files, directories and links.
+    pub(crate) files: u64,
+    /// Most of them that it may have; null without a limit.
+    pub(crate) files_limit: Option<u64>,
+}
+
+/// `fs quota show`: the end of the list.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct FsQuotaList {
+    /// Its name, as `mount` takes it.
+    pub(crate) name: String,
+    /// It has quotas: what users and groups have is counted.
+    pub(crate) counted: bool,
+    /// Number of users and groups.
+    pub(crate) owners: usize,
+    /// Those of them that have a limit.
+    pub(crate) limited: usize,
 }
 
 /// `fs rm`: the file systems and snapshots are removed.

@@ -1,5 +1,6 @@
 //! `longhaul fs`.
 
+mod quota;
 mod serve;
 
 use crate::arguments::parse_bytes;
@@ -35,7 +36,7 @@ enum FsVerb {
     #[command(alias = "info")]
     Status(FsNamed),
     /// Check the metadata of a file system
-    Check(FsNamed),
+    Check(CheckFs),
     /// Read all content of a file system, and repair what is wrong
     Scrub(ScrubFs),
     /// Make a file system larger, while it is used
@@ -44,6 +45,8 @@ enum FsVerb {
     Snapshot(SnapshotFs),
     /// List the snapshots of a file system, with what they hold
     Snapshots(FsNamed),
+    /// Limit what users and groups may have, and show what they have
+    Quota(quota::QuotaArgs),
     /// Remove file systems and their files, or snapshots
     Rm(RemoveFs),
     /// Serve the catalog of pools to other hosts
@@ -102,6 +105,18 @@ struct ListFs {
 struct FsNamed {
     /// The file system: POOL/NAME
     name: FsName,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct CheckFs {
+    /// The file system: POOL/NAME
+    name: FsName,
+    /// Count anew what users and groups have, if their usage is wrong: nothing else
+    /// can be repaired
+    #[arg(long)]
+    repair: bool,
     #[command(flatten)]
     access: PoolArgs,
 }
@@ -171,6 +186,7 @@ pub(crate) fn run(args: FsVerbArgs, output: Output) -> Outcome {
         FsVerb::Resize(args) => resize(&args, output),
         FsVerb::Snapshot(args) => snapshot(&args, output),
         FsVerb::Snapshots(args) => snapshots(&args, output),
+        FsVerb::Quota(args) => quota::run(args, output),
         FsVerb::Rm(args) => remove(&args, output),
         FsVerb::Serve(args) => serve::serve(&args, output),
     }
@@ -338,11 +354,21 @@ fn tell(shown: &FsShown, output: Output) {
     }
 }
 
-fn check(args: &FsNamed, output: Output) -> Outcome {
+fn check(args: &CheckFs, output: Output) -> Outcome {
     let opened = args.access.open(&args.name.pool)?;
     let volume = longhaul_poolfs::find(&opened.pool, &args.name.name)?;
     let shown = args.name.to_string();
-    let report = longhaul_poolfs::check(&*opened.pool.host().catalog, volume.uuid, &shown)?;
+    let catalog = &*opened.pool.host().catalog;
+    let mut report = longhaul_poolfs::check(catalog, volume.uuid, &shown)?;
+    let recounted =
+        args.repair && report.wrong_usage > 0 && longhaul_poolfs::recount(&opened.pool, &args.name.name)?;
+    if recounted {
+        output.note(format_args!(
+            "the usage of {} users and groups was wrong, and was counted anew",
+            report.wrong_usage
+        ));
+        report = longhaul_poolfs::check(catalog, volume.uuid, &shown)?;
+    }
     let checked = FsChecked {
         name: format!("{SCHEME}{}", args.name),
         files: report.files,
@@ -353,6 +379,7 @@ fn check(args: &FsNamed, output: Output) -> Outcome {
         snapshots: report.snapshots,
         kept: report.kept,
         left: report.left.len(),
+        recounted,
         problems: report.count,
         described: report.problems,
     };

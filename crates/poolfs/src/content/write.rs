@@ -11,8 +11,8 @@ use crate::session::FsSession;
 use crate::stripe::{StripePlan, stripe};
 use longhaul_block::IoError;
 use longhaul_fs::Errno;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard};
 
 /// Bytes of a write that the thread copies which asks, in well below a millisecond.
 const AT_ONCE: usize = 128 << 10;
@@ -26,22 +26,17 @@ impl FsSession {
         data: &[u8],
         appends: bool,
     ) -> Result<(), Errno> {
-        let mut state = node.lock();
-        while appends && state.holds_appends {
-            state = node.wait(state);
-        }
+        let (mut state, mut offset) = FsSession::lock_to_write(node, offset, appends);
         if state.is_over_quota {
             drop(state);
             self.commit(node)?;
-            state = node.lock();
+            (state, offset) = FsSession::lock_to_write(node, offset, appends);
         }
-        let mut offset = if appends { state.size() } else { offset };
         if !self.has_quota(&state, offset, data.len(), node.inode) {
             drop(state);
             // Others may have removed something.
             self.store.refresh_quotas()?;
-            state = node.lock();
-            offset = if appends { state.size() } else { offset };
+            (state, offset) = FsSession::lock_to_write(node, offset, appends);
             if !self.has_quota(&state, offset, data.len(), node.inode) {
                 return Err(Errno::DQUOT);
             }
@@ -70,13 +65,24 @@ impl FsSession {
         if is_much { self.write_batch(node, false).map(drop) } else { Ok(()) }
     }
 
+    /// The state of a file that is written to, and where: what is appended waits for a commit.
+    fn lock_to_write(node: &OpenNode, offset: u64, appends: bool) -> (MutexGuard<'_, NodeState>, u64) {
+        let mut state = node.lock();
+        while appends && state.holds_appends {
+            state = node.wait(state);
+        }
+        let offset = if appends { state.size() } else { offset };
+        (state, offset)
+    }
+
     /// Whether the owners of a file may have what a write adds to it, as far as that is known before the content is
     /// committed.
     fn has_quota(&self, state: &NodeState, offset: u64, len: usize, inode: u64) -> bool {
         let InodeRecord { uid, gid, size, .. } = state.inode;
         let Some(left) = self.store.quotas().left(Owner::both(uid, gid), inode) else { return true };
         let range = offset..offset.saturating_add(len as u64);
-        range.end.max(state.size()).saturating_sub(size) <= left || state.unsaved_with(&range) <= left
+        range.end.max(state.size()).saturating_sub(size) <= left
+            || state.unsaved_with(&range, !self.leases.takes()) <= left
     }
 
     /// Bytes of a file in memory from which on whole stripes are written.

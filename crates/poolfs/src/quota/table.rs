@@ -141,6 +141,11 @@ impl QuotaTable {
                 state.limited.insert(*owner, limited);
             }
         }
+        if state.limited.is_empty() {
+            // What is made while no limit holds does not count here.
+            state.mine.clear();
+            state.waiting.clear();
+        }
         for mine in state.mine.values() {
             for (owner, usage) in &mine.of {
                 if let Some(limited) = state.limited.get_mut(owner) {
