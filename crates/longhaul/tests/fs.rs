@@ -328,10 +328,10 @@ fn two_mounts_read_what_the_other_has_closed() {
 #[test]
 fn after_a_kill_the_same_host_mounts_again_and_takes_over() {
     let Some(mut shared) = Shared::with_fuse(3, &["--size", "64MiB", "--layout", "parity"]) else { return };
-    let killed = shared.mount("killed");
-    fs::write(shared.at("killed").join("file"), vec![1; 300_000]).expect("written");
+    let (at, killed) = (shared.at("killed"), shared.mount("killed"));
+    fs::write(at.join("file"), vec![1; 300_000]).expect("written");
     kill_and_wait(&killed["pid"].as_u64().expect("a process").to_string());
-    shared.run(&["umount", "--lazy", text(&shared.at("killed"))]);
+    shared.run(&["umount", "--lazy", text(&at)]);
     let begun = Instant::now();
     shared.mount("again");
     let again = shared.at("again");

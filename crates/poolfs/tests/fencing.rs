@@ -14,7 +14,7 @@ use std::thread::{JoinHandle, spawn};
 use std::time::{Duration, Instant};
 
 /// Segments of small file systems, all of which a host fills.
-const SEGMENTS: u32 = 6;
+const SEGMENTS: u32 = 12;
 /// How long an event is waited for.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -108,9 +108,12 @@ fn wrong_after_the_lost_host_goes_on(fences: bool) -> usize {
 
 #[test]
 fn writes_of_a_lost_host_that_arrive_late_change_nothing() {
-    assert_eq!(wrong_after_the_lost_host_goes_on(true), 0);
-    // Which they do where hosts are not fenced, and do not wait: the test attacks what it is to attack.
-    assert_ne!(wrong_after_the_lost_host_goes_on(false), 0);
+    for _ in 0..4 {
+        assert_eq!(wrong_after_the_lost_host_goes_on(true), 0);
+    }
+    // Which they do where hosts are not fenced, and do not wait: the test attacks what it is to attack. Two of the
+    // segments are kept for moves, and may be those of the lost host.
+    assert!((0..10).any(|_| wrong_after_the_lost_host_goes_on(false) > 0));
 }
 
 /// Keys that are registered with each disk, and whether these are reserved for all of them.
