@@ -182,7 +182,11 @@ impl FsSession {
         written.iter().for_each(|(_, written)| self.segments.committed(written.segment));
         let moved: BTreeSet<u64> = runs.iter().map(|run| run.of.inode).collect();
         for node in moved.into_iter().filter_map(|inode| self.open_node(inode)) {
-            self.refresh(&node)?;
+            match self.refresh(&node) {
+                // Another host has removed it: what has moved is of a snapshot.
+                Err(Errno::STALE) => {}
+                refreshed => drop(refreshed?),
+            }
         }
         swapped.map(|()| relocated)
     }

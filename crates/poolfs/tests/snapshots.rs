@@ -274,6 +274,28 @@ fn programs_that_do_not_know_snapshots_are_refused() {
     assert_right(&fs);
 }
 
+#[test]
+fn what_a_snapshot_has_of_a_file_that_another_host_removed_while_it_is_open_here_moves() {
+    let fs = parity(64);
+    let (here, there) = (fs.open().expect("mounted"), fs.open().expect("mounted"));
+    let node = here.put(ROOT, b"file", &pattern(30_000, 1)).expect("written");
+    here.put(ROOT, b"dead", &pattern(ROOM - 100_000, 2)).expect("written");
+    // What follows is in the next segment.
+    here.put(ROOT, b"more", &pattern(ROOM, 3)).expect("written");
+    here.remove(ROOT, b"dead", false).expect("removed");
+    fs.make_snapshot("s").expect("made");
+    let (_, handle) = here.open(node, WRITE).expect("opened");
+    there.remove(ROOT, b"file", false).expect("removed");
+    there.tidy().expect("cleaned");
+    here.tidy().expect("cleaned");
+    here.compact().expect("compacted");
+    let _ = here.close(handle);
+    let snapshot = fs.open_snapshot("s").expect("opened");
+    assert!(snapshot.content(ROOT, b"file").expect("read") == pattern(30_000, 1));
+    drop((here, there, snapshot));
+    assert_right(&fs);
+}
+
 /// Changes of all kinds, of what a snapshot has and of what is new.
 fn change(fs: &PoolFs) -> Result<(), Errno> {
     overwrite(fs, b"large", 100_000, &pattern(300_000, 50))?;
