@@ -137,9 +137,9 @@ mod tests {
         let text = r#"{"format":1,"pool":"00000000-0000-0000-0000-000000000000","members":3,"data":2,"parity":1,"unit":262144,"segment":67108864,"segments":16}"#;
         assert_eq!(settings.encode(), text.as_bytes());
         assert_eq!(FsSettings::decode("p/f", text.as_bytes()).expect("read"), settings);
-        let later = text.replace("\"format\":1", "\"format\":5");
+        let later = text.replace("\"format\":1", "\"format\":6");
         let error = FsSettings::decode("p/f", later.as_bytes()).expect_err("later").to_string();
-        assert!(error.contains("it has format 5, and this program knows format 4"), "{error}");
+        assert!(error.contains("it has format 6, and this program knows format 5"), "{error}");
         let error = FsSettings::decode("p/f", b"{").expect_err("damaged").to_string();
         assert!(error.contains("its settings are damaged"), "{error}");
     }

@@ -244,7 +244,7 @@ fn metadata_of_a_later_version_is_refused() {
     fs.catalog.commit(&Txn::new().put(&settings, later.as_bytes())).expect("changed");
     for error in [fs.open().expect_err("later").to_string(), fs.check().expect_err("later").to_string()] {
         assert!(
-            error.contains("it has format 7, and this program knows format 4: use a newer program"),
+            error.contains("it has format 7, and this program knows format 5: use a newer program"),
             "{error}"
         );
     }

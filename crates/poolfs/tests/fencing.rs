@@ -321,7 +321,7 @@ fn members_without_reservations_are_named() {
     let fs = TestFs::new(memory(), 3, (2, 1), SEGMENTS).expect("made");
     let mounted = mount(&fs, Duration::ZERO);
     mounted.begin_fencing().expect("begun");
-    let unfenced = format!("fs/{}/u", fs.uuid).into_bytes();
+    let unfenced = format!("fs/{}/m", fs.uuid).into_bytes();
     assert_eq!(fs.catalog.range(&unfenced, None).expect("read").entries.len(), 1);
     write(&mounted, b"file", &pattern(100_000, 1)).expect("written");
     assert_right(&fs);

@@ -539,14 +539,14 @@ fn programs_that_do_not_know_quotas_are_refused() {
     let mounted = fs.open().expect("mounted");
     fs.set_quota(USER, Some(1), None).expect("set");
     let settings = fs.catalog.get(&key("s")).expect("read").expect("there").value;
-    assert!(String::from_utf8(settings).expect("text").starts_with("{\"format\":4,"));
-    assert_eq!(fs.catalog.get(&key("n")).expect("read").expect("there").value[0], 3);
+    assert!(String::from_utf8(settings).expect("text").starts_with("{\"format\":5,"));
+    assert_eq!(fs.catalog.get(&key("n")).expect("read").expect("there").value[0], 4);
     fs.make_snapshot("later").expect("made");
     drop(mounted);
     let mounted = fs.open().expect("mounted");
     // Numbers of inodes are taken from the counters.
     mounted.put(ROOT, b"file", b"").expect("made");
-    assert_eq!(fs.catalog.get(&key("n")).expect("read").expect("there").value[0], 3);
+    assert_eq!(fs.catalog.get(&key("n")).expect("read").expect("there").value[0], 4);
     drop(mounted);
     assert_right(&fs);
 }
