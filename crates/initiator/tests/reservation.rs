@@ -116,7 +116,8 @@ fn of_hosts_that_share_a_namespace_one_is_kept_out() {
             shared.register(id as u64).await.expect("registered");
             (io, shared)
         };
-        let ((one, first), (two, second), (three, third)) = (session(1).await, session(2).await, session(3).await);
+        let ((one, first), (two, second), (three, third)) =
+            (session(1).await, session(2).await, session(3).await);
         first.acquire(1).await.expect("reserved");
         second.acquire(2).await.expect("it holds it too");
         let stranger = host(&uri, &options, 9).await;

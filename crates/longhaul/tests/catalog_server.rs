@@ -180,7 +180,9 @@ fn a_mount_that_was_paused_changes_nothing_that_another_host_uses_by_then() {
     let mut late = File::create(at.join("late")).expect("made");
     late.write_all(&vec![2; 3 << 20]).expect("in memory, or on its way");
     send("STOP", &pid);
-    until("the session of the paused mount is over", || status()["mounts"].as_array().is_some_and(|m| m.len() == 1));
+    until("the session of the paused mount is over", || {
+        status()["mounts"].as_array().is_some_and(|m| m.len() == 1)
+    });
     let over = Instant::now();
     until("what the paused mount had is taken over", || {
         shared.site.last(&["fs", "check", "p/f"])["left"] == 0

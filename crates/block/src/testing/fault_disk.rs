@@ -264,7 +264,11 @@ impl FaultDisk {
         };
         change(&mut info);
         let state = FaultDiskState { content: vec![0; info.size as usize], ..FaultDiskState::default() };
-        FaultDisk { shared: Arc::new(Shared { info, state: Mutex::new(state) }), host: None, is_remote: false }
+        FaultDisk {
+            shared: Arc::new(Shared { info, state: Mutex::new(state) }),
+            host: None,
+            is_remote: false,
+        }
     }
 
     /// The same disk as a host with this number sees it: it has reservations.

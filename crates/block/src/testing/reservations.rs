@@ -22,7 +22,8 @@ impl ReservationTable {
     /// register.
     pub fn allows(&self, host: Option<u64>) -> bool {
         let is_out = host.is_some_and(|host| self.preempted.contains(&host));
-        let may = self.holder == host || (self.is_shared && host.is_some_and(|host| self.is_registered(host)));
+        let may =
+            self.holder == host || (self.is_shared && host.is_some_and(|host| self.is_registered(host)));
         !is_out && (self.holder.is_none() || may)
     }
 
@@ -138,7 +139,10 @@ mod tests {
         assert!(table.allows(Some(1)) && !table.allows(Some(2)) && !table.allows(None));
         assert_eq!(table.preempt(2, 20, 11), Err(IoError::Reserved), "no host has this key");
         table.preempt(2, 20, 10).expect("taken over");
-        assert_eq!(table.state(), ReservationState { holder: Some(20), is_shared: false, registered: vec![20] });
+        assert_eq!(
+            table.state(),
+            ReservationState { holder: Some(20), is_shared: false, registered: vec![20] }
+        );
         assert!(table.allows(Some(2)) && !table.allows(Some(1)));
         table.unregister(2, 20).expect("given back");
         assert!(table.allows(Some(3)) && !table.allows(Some(1)), "the one that was preempted stays out");
@@ -157,7 +161,10 @@ mod tests {
         assert!(table.allows(Some(1)) && table.allows(Some(2)) && !table.allows(Some(3)));
         table.preempt(2, 20, 10).expect("kept out");
         assert!(table.allows(Some(2)) && !table.allows(Some(1)) && !table.allows(Some(3)));
-        assert_eq!(table.state(), ReservationState { holder: Some(20), is_shared: true, registered: vec![20] });
+        assert_eq!(
+            table.state(),
+            ReservationState { holder: Some(20), is_shared: true, registered: vec![20] }
+        );
         table.register(1, 11);
         table.unregister(2, 20).expect("it leaves");
         assert!(table.allows(Some(1)) && !table.allows(Some(2)), "it stays with those that are left");
@@ -165,7 +172,10 @@ mod tests {
         assert!(table.allows(Some(3)), "it ends with the last one");
         table.register(1, 12);
         table.forget();
-        assert!(!table.allows(Some(1)) && table.allows(Some(3)), "a host learns that it is registered no more");
+        assert!(
+            !table.allows(Some(1)) && table.allows(Some(3)),
+            "a host learns that it is registered no more"
+        );
         table.register(1, 12);
         assert!(table.allows(Some(1)));
     }
