@@ -8,8 +8,7 @@ use common::{PATIENCE, Ran, Target, command, finish, longhaul, mounts_below, sig
 use longhaul_catalog::{Access, Catalog, CatalogSpec, Error, Expect, Txn};
 use longhaul_wan::relay::{Link, Relay};
 use serde_json::{Value, json};
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -160,57 +159,6 @@ fn two_hosts_see_each_others_files_and_go_on_after_a_kill_of_the_server() {
 }
 
 /// `flock` and `fcntl` of programs on two hosts, which `data/locks.py` checks.
-/// Sends a signal to a mount.
-fn send(name: &str, pid: &str) {
-    let sent = Command::new("kill").args([&format!("-{name}"), pid]).status().expect("kill");
-    assert!(sent.success());
-}
-
-#[test]
-fn a_mount_that_was_paused_changes_nothing_that_another_host_uses_by_then() {
-    let Some(shared) = Shared::new(None) else { return };
-    let at = shared.at("mount-host");
-    let ran = shared.run("host", &["mount", "fs:p/f", text(&at), "--hostnqn", ADMIN, "--json"]);
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let pid = ran.events()[0]["pid"].as_u64().expect("a process").to_string();
-    let there = shared.mount("other", &[]);
-    let status = || shared.site.last(&["fs", "status", "p/f"]);
-    assert_eq!(status()["fencing"], "at the targets");
-    fs::write(at.join("before"), vec![1; 300_000]).expect("written");
-    let mut late = File::create(at.join("late")).expect("made");
-    late.write_all(&vec![2; 3 << 20]).expect("in memory, or on its way");
-    send("STOP", &pid);
-    until("the session of the paused mount is over", || {
-        status()["mounts"].as_array().is_some_and(|m| m.len() == 1)
-    });
-    let over = Instant::now();
-    until("what the paused mount had is taken over", || {
-        shared.site.last(&["fs", "check", "p/f"])["left"] == 0
-    });
-    assert!(over.elapsed() < Duration::from_secs(50), "no minute is waited for: {:?}", over.elapsed());
-    // All that there is room for, so that the segments of the paused mount are among it.
-    let mut files = 0u8;
-    while fs::write(there.join(format!("new {files}")), vec![files; 1 << 20]).is_ok() {
-        files += 1;
-    }
-    assert!(files > 40, "{files} files");
-    fs::remove_file(there.join(format!("new {files}"))).expect("removed");
-    send("CONT", &pid);
-    let error = late.sync_all().expect_err("its session is over");
-    assert_eq!(error.raw_os_error(), Some(5), "{error}");
-    assert!(fs::write(at.join("later"), b"x").is_err());
-    drop(late);
-    assert_eq!(fs::read(there.join("before")).expect("read"), vec![1; 300_000]);
-    for n in 0..files {
-        let found = fs::read(there.join(format!("new {n}"))).expect("read");
-        assert!(found == vec![n; 1 << 20], "file {n}");
-    }
-    let scrubbed = shared.site.last(&["fs", "scrub", "p/f"]);
-    assert_eq!((&scrubbed["wrong"], &scrubbed["missing"]), (&json!(0), &json!(0)), "{scrubbed}");
-    shared.umount("host");
-    shared.umount("other");
-}
-
 #[test]
 fn locks_hold_between_two_hosts() {
     let has = |module: &str| {
