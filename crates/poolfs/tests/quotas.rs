@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Who owns what is made.
 const USER: Owner = Owner::User(1);
 const GROUP: Owner = Owner::Group(2);
-/// Whoever has no limit.
+/// A user without a limit.
 const OTHER: u32 = 77;
 
 fn chown(fs: &PoolFs, node: Node, uid: Option<u32>, gid: Option<u32>) -> Result<()> {

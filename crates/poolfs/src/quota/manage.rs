@@ -45,7 +45,7 @@ impl LimitChange {
 }
 
 /// How a step of a count has ended.
-enum Step<T> {
+enum CountStep<T> {
     Done(T),
     /// Another host counts anew.
     Overtaken,
@@ -194,10 +194,10 @@ impl FsQuotas<'_> {
         for _ in 0..TRIES {
             let (state, at) = self.begin_count(limits)?;
             match self.count_inodes(state, at)? {
-                Step::Done(()) => return Ok(()),
-                Step::Overtaken if self.is_counted()? => return Ok(()),
+                CountStep::Done(()) => return Ok(()),
+                CountStep::Overtaken if self.is_counted()? => return Ok(()),
                 // It has ended in between.
-                Step::Overtaken => {}
+                CountStep::Overtaken => {}
             }
         }
         Err(self.too_busy())
@@ -285,12 +285,12 @@ impl FsQuotas<'_> {
         Err(self.too_busy())
     }
 
-    fn count_inodes(&self, state: QuotaState, at: Revision) -> Result<Step<()>> {
+    fn count_inodes(&self, state: QuotaState, at: Revision) -> Result<CountStep<()>> {
         let keys = self.keys();
         let inodes = match self.catalog.range(&keys.inodes(), Some(at)) {
             Ok(found) => found.entries,
             // Others changed so much meanwhile that it is not known any more: it begins anew.
-            Err(CatalogError::Compacted { .. }) => return Ok(Step::Overtaken),
+            Err(CatalogError::Compacted { .. }) => return Ok(CountStep::Overtaken),
             Err(e) => return Err(of_catalog(e)),
         };
         let mut usage: BTreeMap<Owner, Usage> = BTreeMap::new();
@@ -304,15 +304,15 @@ impl FsQuotas<'_> {
         }
         let usage: Vec<(Owner, Usage)> = usage.into_iter().collect();
         for part in usage.chunks(OWNERS) {
-            if let Step::Overtaken = self.put_counted(state, at, part)? {
-                return Ok(Step::Overtaken);
+            if let CountStep::Overtaken = self.put_counted(state, at, part)? {
+                return Ok(CountStep::Overtaken);
             }
         }
         self.end_count(state, at)
     }
 
     /// Puts what was counted of some owners.
-    fn put_counted(&self, state: QuotaState, at: Revision, part: &[(Owner, Usage)]) -> Result<Step<()>> {
+    fn put_counted(&self, state: QuotaState, at: Revision, part: &[(Owner, Usage)]) -> Result<CountStep<()>> {
         let keys = self.keys();
         let wanted: Vec<Vec<u8>> = part.iter().map(|(owner, _)| keys.quota(*owner)).collect();
         for _ in 0..TRIES {
@@ -328,26 +328,26 @@ impl FsQuotas<'_> {
                 txn = txn.expect(key, expected(entry)).put(key, &record.encode());
             }
             match self.catalog.commit(&txn) {
-                Ok(Commit::Done(_)) => return Ok(Step::Done(())),
+                Ok(Commit::Done(_)) => return Ok(CountStep::Done(())),
                 // What is put is what was found: it may be put twice.
                 Ok(Commit::Conflict(_)) | Err(CatalogError::Unknown { .. }) => {}
                 Err(e) => return Err(of_catalog(e)),
             }
             let now = self.catalog.get(&keys.quotas()).map_err(of_catalog)?;
             if now.is_none_or(|now| now.modified != at) {
-                return Ok(Step::Overtaken);
+                return Ok(CountStep::Overtaken);
             }
         }
         Err(self.too_busy())
     }
 
-    fn end_count(&self, state: QuotaState, at: Revision) -> Result<Step<()>> {
+    fn end_count(&self, state: QuotaState, at: Revision) -> Result<CountStep<()>> {
         let (key, on) = (self.keys().quotas(), QuotaState { phase: Phase::On, ..state });
         for _ in 0..TRIES {
             let snapshots = self.snapshots()?;
             let txn = self.txn(&snapshots).expect(&key, Expect::Modified(at)).put(&key, &on.encode());
             match self.catalog.commit(&txn) {
-                Ok(Commit::Done(_)) => return Ok(Step::Done(())),
+                Ok(Commit::Done(_)) => return Ok(CountStep::Done(())),
                 Ok(Commit::Conflict(_)) | Err(CatalogError::Unknown { .. }) => {}
                 Err(e) => return Err(of_catalog(e)),
             }
@@ -355,8 +355,8 @@ impl FsQuotas<'_> {
             match now {
                 Some(now) if now.modified == at => {}
                 // An earlier try whose answer was lost.
-                Some(now) if now.value == on.encode() => return Ok(Step::Done(())),
-                _ => return Ok(Step::Overtaken),
+                Some(now) if now.value == on.encode() => return Ok(CountStep::Done(())),
+                _ => return Ok(CountStep::Overtaken),
             }
         }
         Err(self.too_busy())

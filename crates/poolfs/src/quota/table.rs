@@ -25,7 +25,7 @@ pub(crate) enum Fit {
 
 /// What was made in memory, and is in no transaction yet.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct WaitingUsage {
     owners: [Owner; 2],
     usage: Usage,
 }
@@ -34,7 +34,7 @@ struct Waiting {
 struct Mine {
     of: BTreeMap<Owner, Usage>,
     /// What waited for it, by inode.
-    waited: Vec<(u64, Waiting)>,
+    waited: Vec<(u64, WaitingUsage)>,
     /// The revision that it has made.
     done: Option<Revision>,
 }
@@ -76,7 +76,7 @@ struct TableState {
     /// By number.
     mine: BTreeMap<u64, Mine>,
     /// By inode.
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, WaitingUsage>,
 }
 
 impl TableState {
@@ -153,7 +153,7 @@ impl QuotaTable {
                 }
             }
         }
-        for Waiting { owners, usage } in state.waiting.values() {
+        for WaitingUsage { owners, usage } in state.waiting.values() {
             for owner in owners {
                 if let Some(limited) = state.limited.get_mut(owner) {
                     limited.waiting += *usage;
@@ -184,7 +184,7 @@ impl QuotaTable {
         if fit > most {
             return fit;
         }
-        let waited: Vec<(u64, Waiting)> =
+        let waited: Vec<(u64, WaitingUsage)> =
             waited.iter().filter_map(|inode| Some((*inode, state.waiting.remove(inode)?))).collect();
         for (_, waiting) in &waited {
             state.add_waiting(waiting.owners, -waiting.usage);
@@ -234,7 +234,7 @@ impl QuotaTable {
             return false;
         }
         state.add_waiting(owners, more);
-        state.waiting.insert(inode, Waiting { owners, usage: before + more });
+        state.waiting.insert(inode, WaitingUsage { owners, usage: before + more });
         true
     }
 
