@@ -70,7 +70,7 @@ struct Help {
 }
 
 impl Help {
-    /// The help of a verb, or of `VERB SUBVERB`; empty where there is no such verb.
+    /// The help of a verb, or of `VERB SUBVERB…`; empty where there is no such verb.
     fn of(&mut self, verb: &str) -> Result<&str> {
         if !self.known.contains_key(verb) {
             let mut command = Command::new(&self.program);
@@ -96,9 +96,11 @@ fn wrong(help: &mut Help, words: &[String]) -> Result<Option<String>> {
     }
     let mut text = help.of(&verb)?.to_owned();
     // A verb with verbs of its own, such as `dataset make`; one that has flags
-    // as well, such as `wan --rtt 15ms`, may do without.
-    let below = behind.next().filter(|w| !w.starts_with('-'));
-    if let (true, Some(below)) = (!verb.is_empty() && text.contains("\nCommands:"), below) {
+    // as well, such as `wan --rtt 15ms`, may do without. These may have verbs too, as `fs quota` has.
+    while !verb.is_empty()
+        && text.contains("\nCommands:")
+        && let Some(below) = behind.next().filter(|w| !w.starts_with('-'))
+    {
         verb = format!("{verb} {below}");
         text = help.of(&verb)?.to_owned();
     }
