@@ -40,7 +40,9 @@ impl Reservations for DiskReservations {
 
     fn acquire(&self, key: u64) -> IoFuture<()> {
         let host = self.host;
-        self.run(format!("takes the reservation for key {key:x}"), move |table| table.acquire(host, key))
+        self.run(format!("takes the reservation for key {key:x}"), move |table| {
+            table.acquire(host, key, false)
+        })
     }
 
     fn preempt(&self, key: u64, other: u64) -> IoFuture<()> {
