@@ -142,7 +142,7 @@ struct Site {
 
 impl Site {
     fn new(seed: u64, leases: bool) -> Site {
-        let make = if seed % 2 == 0 { TestFs::fenced } else { TestFs::new };
+        let make = if seed.is_multiple_of(2) { TestFs::fenced } else { TestFs::new };
         let fs = make(memory(), 3, (2, 1), 256).expect("made");
         let options = if leases { TestFs::leased() } else { TestFs::options() };
         let options = FsOptions {
