@@ -112,7 +112,7 @@ impl Accounts {
         }
     }
 
-    /// The name and the number of the account that has this name or number; `None` if there is none.
+    /// Looks an account up by its name or number: both of them; `None` if this machine has no such account.
     ///
     /// # Errors
     /// The database cannot be read.

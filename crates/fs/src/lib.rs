@@ -83,8 +83,8 @@ pub trait FileSystem: Send + Sync {
         None
     }
 
-    /// Whether no object of it can have an extended attribute of this name. `ls -l` asks for those of access control
-    /// lists and labels, of each object unless it is told so of the first.
+    /// Whether no object of it can have an extended attribute of this name. `ls -l` asks each object for its access
+    /// control list and its label, unless the first answer is that the file system has none.
     fn refuses_xattr(&self, name: &[u8]) -> bool {
         let _ = name;
         false

@@ -165,7 +165,7 @@ fn files_of_a_mounted_file_system_are_as_those_of_any_other() {
     assert_eq!(shared.site.last(&["fs", "status", "p/f"])["mounts"], json!([]));
 }
 
-/// `ls -l` asks for these of each object unless it is told so of the first.
+/// `ls -l` asks each object for these, unless the first answer is that the file system has none.
 #[test]
 fn extended_attributes_that_nothing_checks_are_refused() {
     use rustix::fs::{XattrFlags, getxattr, setxattr};
@@ -339,7 +339,7 @@ fn after_a_kill_the_same_host_mounts_again_and_takes_over() {
     let mounts =
         |shared: &Shared| shared.site.last(&["fs", "status", "p/f"])["mounts"].as_array().map(Vec::len);
     assert_eq!(mounts(&shared), Some(2), "its lease lasts");
-    // A target that restarts knows who is registered.
+    // A target keeps its registrations over a restart.
     let at = shared.site.kill(0);
     shared.site.restart(0, &at);
     fs::write(again.join("after a restart"), vec![3; 3 << 20]).expect("written");

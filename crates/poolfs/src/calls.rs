@@ -110,7 +110,7 @@ impl FsSession {
                 let (node, appends) = self.handle(handle)?;
                 self.check_locks(node.inode)?;
                 match self.write(&node, offset, &data, appends) {
-                    // Nothing was lost: what was written before is committed yet, or fails then.
+                    // Nothing was lost: what was written before is still to be committed, or to fail.
                     Err(Errno::DQUOT) => return Err(Errno::DQUOT),
                     written => self.report(handle.0, written)?,
                 }

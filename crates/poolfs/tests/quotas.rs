@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Who owns what is made.
+/// The owners of new files.
 const USER: Owner = Owner::User(1);
 const GROUP: Owner = Owner::Group(2);
 /// A user without a limit.
