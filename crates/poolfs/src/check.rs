@@ -3,7 +3,7 @@
 use crate::bytes::Reader;
 use crate::content::by_chunk;
 use crate::extent::{BLOCK, Extent, ExtentList, Stripe};
-use crate::quota::{Owner, Phase, QuotaRecord, QuotaState, Usage};
+use crate::quota::{self, Owner, Phase, QuotaRecord, QuotaState, Usage};
 use crate::schema::{
     Account, Content, EntryRecord, InodeRecord, KeptChunk, Keys, SegmentRecord, SnapshotRecord,
     decode_extents, decode_filled, decode_kept, decode_knows, decode_locks, decode_orphan, decode_session,
@@ -511,21 +511,10 @@ impl All {
         if self.quotas.phase != Phase::On {
             return;
         }
-        let mut said: BTreeMap<Owner, Usage> = BTreeMap::new();
-        for (owner, record) in &self.usage {
-            said.insert(*owner, record.used(generation));
-        }
         let accounts = self.accounts.values().flatten().map(|account| &account.usage);
-        for (owner, change) in
-            accounts.filter(|usage| usage.generation == generation).flat_map(|usage| &usage.of)
-        {
-            *said.entry(*owner).or_default() += *change;
-        }
+        let said = quota::usage_of(generation, &self.usage, accounts);
         let mut found: BTreeMap<Owner, Usage> = BTreeMap::new();
-        for inode in self.inodes.values() {
-            let (owners, usage) = inode.usage();
-            owners.into_iter().for_each(|owner| *found.entry(owner).or_default() += usage);
-        }
+        self.inodes.values().for_each(|inode| quota::count(&mut found, inode));
         let owners: BTreeSet<Owner> = said.keys().chain(found.keys()).copied().collect();
         for owner in owners {
             let of = |all: &BTreeMap<Owner, Usage>| all.get(&owner).copied().unwrap_or_default();

@@ -73,21 +73,22 @@ impl FsSession {
         let keys = self.store.keys();
         let prefix = keys.account(session, 0);
         let prefix = &prefix[..prefix.len() - 8];
-        let mut released: &[u32] = &[];
-        loop {
+        let is_released = loop {
             let page = self.store.page(prefix, prefix, FOLDED)?;
             let is_last = page.len() < FOLDED;
             let release = if is_last && full.len() <= RELEASED { full } else { &[] };
             if page.is_empty() && release.is_empty() {
-                break;
+                break false;
             }
             let is_done = self.store.change(|draft| self.put_folded(draft, &page, session, release))?;
             if is_last && is_done {
-                released = release;
-                break;
+                break !release.is_empty();
             }
+        };
+        if is_released {
+            return Ok(());
         }
-        full[released.len()..].iter().try_for_each(|segment| self.release(*segment, session))
+        full.iter().try_for_each(|segment| self.release(*segment, session))
     }
 
     /// Adds up a page of records, and releases segments if that is all of it; whether it is. A record of very many

@@ -13,15 +13,15 @@
 //! - segments of a session are released when its registration has ended at all members; where that cannot be, at
 //!   members without reservations or for sessions from before fencing, when `settle` has passed.
 
-use crate::schema::{CountersRecord, Keys, decode_knows, decode_session, encode_unfenced, unreadable};
+use crate::programs::earlier_programs;
+use crate::schema::{CountersRecord, encode_unfenced, unreadable};
 use crate::session::FsSession;
 use crate::settings::FsSettings;
 use crate::store::SessionRecord;
 use longhaul_block::{BlockIo, IoError, IoResult};
-use longhaul_catalog::Catalog;
 use longhaul_engine::{spawn, timeout};
 use longhaul_fs::Errno;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -72,8 +72,8 @@ impl Guard {
         Ok(true)
     }
 
-    /// Reserves a device that this session is registered with, without waiting: who takes over from a lost
-    /// session makes sure of it.
+    /// Reserves a device that this session is registered with, without waiting: a session that takes over from a lost
+    /// one acquires the reservation itself before it preempts.
     pub(crate) fn reserve(&self, io: &Rc<dyn BlockIo>) {
         let Some(reservations) = io.shared_reservations() else { return };
         let acquired = reservations.acquire(self.key);
@@ -169,27 +169,6 @@ pub(crate) struct OverSession {
     since: Instant,
     /// The log says that it is waited for.
     is_told: bool,
-}
-
-/// Hosts with sessions of programs that do not know this format.
-pub(crate) fn earlier_programs(
-    catalog: &dyn Catalog,
-    keys: &Keys,
-    format: u64,
-) -> longhaul_catalog::Result<BTreeSet<String>> {
-    let number = |key: &[u8]| keys.parse(key, 1).map_or(0, |(numbers, _)| numbers[0]);
-    let sessions = catalog.range(&keys.sessions(), None)?.entries;
-    let known: BTreeMap<u64, u64> = catalog
-        .range(&keys.all_known(), None)?
-        .entries
-        .iter()
-        .filter_map(|entry| Some((number(&entry.key), decode_knows(&entry.value)?.0)))
-        .collect();
-    let is_earlier =
-        |entry: &&longhaul_catalog::Entry| known.get(&number(&entry.key)).is_none_or(|known| *known < format);
-    let host =
-        |entry: &longhaul_catalog::Entry| decode_session(&entry.value).unwrap_or_else(|| "a host".to_owned());
-    Ok(sessions.iter().filter(is_earlier).map(host).collect())
 }
 
 impl FsSession {

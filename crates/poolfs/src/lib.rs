@@ -48,6 +48,7 @@ mod members;
 mod moving;
 mod names;
 mod node;
+mod programs;
 mod quota;
 mod relocate;
 mod runs;

@@ -5,8 +5,8 @@
 //! and is removed by the next one; a volume without metadata is what a crash leaves of making, and can only be
 //! removed.
 
-use crate::fence::earlier_programs;
 use crate::members::OpenMember;
+use crate::programs::earlier_programs;
 use crate::quota::{FsQuota, FsQuotas, LimitChange, Owner};
 use crate::schema::{Keys, SegmentRecord, decode_filled, decode_session, decode_unfenced};
 use crate::scrub::ScrubReport;

@@ -29,7 +29,7 @@ pub use manage::{FsQuota, LimitChange};
 pub(crate) use table::{Fit, QuotaTable};
 
 use crate::bytes::{Reader, Writer};
-use crate::schema::{Keys, unreadable, whole, writer};
+use crate::schema::{InodeRecord, Keys, unreadable, whole, writer};
 use crate::store::Draft;
 use longhaul_catalog::{Catalog, Entry, Revision};
 use longhaul_fs::Errno;
@@ -215,6 +215,11 @@ impl QuotaState {
         })
     }
 
+    /// That of a value in the catalog; nothing is counted without one.
+    pub(crate) fn of(value: Option<&[u8]>) -> Option<QuotaState> {
+        value.map_or(Some(QuotaState::default()), QuotaState::decode)
+    }
+
     /// Whether transactions note what they change.
     pub(crate) fn counts(&self) -> bool {
         self.phase != Phase::Off
@@ -260,6 +265,11 @@ impl QuotaRecord {
         })
     }
 
+    /// That of a value in the catalog; an owner without one has nothing, and no limits.
+    pub(crate) fn of(value: Option<&[u8]>) -> Option<QuotaRecord> {
+        value.map_or(Some(QuotaRecord::default()), QuotaRecord::decode)
+    }
+
     /// Usage as far as it is added up, of this generation.
     pub(crate) fn used(&self, generation: u64) -> Usage {
         if self.generation == generation { self.counted + self.changed } else { Usage::default() }
@@ -287,9 +297,16 @@ pub(crate) struct AllQuotas {
 impl AllQuotas {
     /// Reads them; the inner one is `None` if a record cannot be read.
     pub(crate) fn read(catalog: &dyn Catalog, keys: &Keys) -> longhaul_catalog::Result<Option<AllQuotas>> {
-        let found = catalog.range(&keys.quotas(), None)?;
-        let accounts = catalog.range(&keys.accounts(), Some(found.revision))?.entries;
-        Ok(AllQuotas::of(keys, found.revision, &found.entries, &accounts))
+        let read = || {
+            let found = catalog.range(&keys.quotas(), None)?;
+            let accounts = catalog.range(&keys.accounts(), Some(found.revision))?.entries;
+            Ok(AllQuotas::of(keys, found.revision, &found.entries, &accounts))
+        };
+        match read() {
+            // A catalog under load may have forgotten the revision as of which the accounts are read.
+            Err(longhaul_catalog::Error::Compacted { .. }) => read(),
+            found => found,
+        }
     }
 
     fn of(keys: &Keys, at: Revision, records: &[Entry], accounts: &[Entry]) -> Option<AllQuotas> {
@@ -315,22 +332,34 @@ impl AllQuotas {
 
     /// Usage of each owner of whom there is a record or a change.
     pub(crate) fn usage(&self) -> BTreeMap<Owner, Usage> {
-        let of = |(owner, record): (&Owner, &QuotaRecord)| (*owner, record.used(self.state.generation));
-        let mut all: BTreeMap<Owner, Usage> = self.records.iter().map(of).collect();
-        for (owner, change) in self.accounts.iter().flat_map(|(_, changes)| &changes.of) {
-            *all.entry(*owner).or_default() += *change;
-        }
-        all
+        usage_of(self.state.generation, &self.records, self.accounts.iter().map(|(_, changes)| changes))
     }
+}
+
+/// Usage by records, with changes that are not added up to them.
+pub(crate) fn usage_of<'c>(
+    generation: u64,
+    records: &BTreeMap<Owner, QuotaRecord>,
+    changes: impl Iterator<Item = &'c UsageChanges>,
+) -> BTreeMap<Owner, Usage> {
+    let of = |(owner, record): (&Owner, &QuotaRecord)| (*owner, record.used(generation));
+    let mut all: BTreeMap<Owner, Usage> = records.iter().map(of).collect();
+    for (owner, change) in changes.filter(|changes| changes.generation == generation).flat_map(|one| &one.of)
+    {
+        *all.entry(*owner).or_default() += *change;
+    }
+    all
+}
+
+/// Counts an inode for its owners.
+pub(crate) fn count(usage: &mut BTreeMap<Owner, Usage>, inode: &InodeRecord) {
+    let (owners, own) = inode.usage();
+    owners.into_iter().for_each(|owner| *usage.entry(owner).or_default() += own);
 }
 
 /// Reads all quotas for a session.
 pub(crate) fn read_for(catalog: &dyn Catalog, keys: &Keys) -> Result<AllQuotas, Errno> {
-    // The accounts are read as of a revision that a catalog under load may have forgotten meanwhile.
-    let mut found = AllQuotas::read(catalog, keys);
-    if matches!(found, Err(longhaul_catalog::Error::Compacted { .. })) {
-        found = AllQuotas::read(catalog, keys);
-    }
+    let found = AllQuotas::read(catalog, keys);
     found.map_err(|e| crate::store::failed(&e))?.ok_or_else(|| unreadable("a record of quotas", b""))
 }
 
@@ -349,10 +378,10 @@ pub(crate) fn add_usage(
     let found: BTreeMap<Vec<u8>, Vec<u8>> =
         draft.get_all(&wanted)?.into_iter().map(|entry| (entry.key, entry.value)).collect();
     for (key, usage) in owners {
-        let record = found
-            .get(&key)
-            .map(|value| QuotaRecord::decode(value).ok_or_else(|| unreadable("a record of quotas", value)));
-        let mut record = record.transpose()?.unwrap_or_default().of_generation(state.generation);
+        let value = found.get(&key).map(|value| &value[..]);
+        let record = QuotaRecord::of(value)
+            .ok_or_else(|| unreadable("a record of quotas", value.unwrap_or_default()))?;
+        let mut record = record.of_generation(state.generation);
         record.changed += usage;
         let is_nothing =
             record.limits.are_none() && record.used(state.generation).is_zero() && state.phase == Phase::On;

@@ -23,12 +23,12 @@
 
 use crate::content::{FRAGMENTED, MOVED as MOVED_MEMBERS, PUT_BYTES, SPLIT, by_chunk};
 use crate::extent::{Extent, ExtentList};
-use crate::fence::earlier_programs;
+use crate::programs::{known, refuse_earlier};
 use crate::quota::QuotaState;
 use crate::runs::Runs;
 use crate::schema::{
     Content, CountersRecord, InodeRecord, KeptChunk, Keys, SnapshotRecord, decode_extents, decode_kept,
-    decode_knows, decode_snapshot_changes, encode_kept, encode_snapshot_changes, range_of, unreadable,
+    decode_snapshot_changes, encode_kept, encode_snapshot_changes, range_of, unreadable,
 };
 use crate::segment::Filler;
 use crate::session::{FsSession, now};
@@ -86,7 +86,7 @@ impl Snapshots {
     fn of(keys: &Keys, found: &[Entry], entries: &[Entry]) -> Option<Snapshots> {
         let of = |key: Vec<u8>| found.iter().find(|entry| entry.key == key);
         let Some(changes) = of(keys.snapshot_changes()) else { return Some(Snapshots::default()) };
-        let quotas = of(keys.quotas()).map(|entry| QuotaState::decode(&entry.value));
+        let quotas = of(keys.quotas()).map(|entry| &entry.value[..]);
         let one = |entry: &Entry| {
             let record = SnapshotRecord::decode(&entry.value)?;
             let at = if record.at == 0 { entry.modified } else { record.at };
@@ -96,7 +96,7 @@ impl Snapshots {
             seen: Expect::Modified(changes.modified),
             changes: decode_snapshot_changes(&changes.value)?,
             all: entries.iter().map(one).collect::<Option<_>>()?,
-            quotas: quotas.map_or(Some(QuotaState::default()), |state| state)?,
+            quotas: QuotaState::of(quotas)?,
         })
     }
 
@@ -515,34 +515,6 @@ fn refused(why: String) -> Error {
     Error::new(ErrorKind::Refused, why)
 }
 
-/// What programs know, by session.
-fn known(catalog: &dyn Catalog, keys: &Keys) -> Result<BTreeMap<u64, (u64, u64)>> {
-    let found = catalog.range(&keys.all_known(), None).map_err(of_catalog)?.entries;
-    let one = |entry: &Entry| Some((keys.parse(&entry.key, 1)?.0[0], decode_knows(&entry.value)?));
-    Ok(found.iter().filter_map(one).collect())
-}
-
-/// Refuses to go on while a program has the file system `name` mounted that does not know this format of settings,
-/// and what it was made for: it would not do its part.
-pub(crate) fn refuse_earlier(
-    catalog: &dyn Catalog,
-    uuid: Uuid,
-    name: &str,
-    format: u64,
-    what: &str,
-) -> Result<()> {
-    let earlier = earlier_programs(catalog, &Keys::new(uuid), format).map_err(of_catalog)?;
-    if earlier.is_empty() {
-        return Ok(());
-    }
-    let hosts = earlier.into_iter().collect::<Vec<_>>().join(", ");
-    let why = format!(
-        "{name} is mounted by an earlier program, which does not know {what}, on {hosts}: \
-         unmount it there, and mount it with this version"
-    );
-    Err(refused(why).because(Some(Reason::InUse)))
-}
-
 /// Snapshots of a file system of the catalog, called `name`.
 pub(crate) struct FsSnapshots<'c> {
     pub(crate) catalog: &'c dyn Catalog,
@@ -639,7 +611,7 @@ impl FsSnapshots<'_> {
     fn mounts(&self) -> Result<BTreeMap<u64, Vec<String>>> {
         let (keys, mut mounts) = (self.keys(), BTreeMap::<u64, Vec<String>>::new());
         for (session, (_, snapshot)) in
-            known(self.catalog, &keys)?.into_iter().filter(|(_, (_, one))| *one > 0)
+            known(self.catalog, &keys).map_err(of_catalog)?.into_iter().filter(|(_, (_, one))| *one > 0)
         {
             let found = self.catalog.get(&keys.session(session)).map_err(of_catalog)?;
             if let Some(host) = found.and_then(|entry| crate::schema::decode_session(&entry.value)) {

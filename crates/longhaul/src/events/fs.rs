@@ -223,28 +223,23 @@ pub(crate) struct FsSnapshotList {
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "summary")]
 pub(crate) struct FsQuotaSet {
-    /// Its name, as `mount` takes it.
-    pub(crate) name: String,
-    /// `user` or `group`.
-    pub(crate) kind: String,
-    /// UID or GID.
-    pub(crate) id: u32,
-    /// What this host calls the user or the group; null if it knows none of that number.
-    pub(crate) owner: Option<String>,
-    /// Bytes of content of its files.
-    pub(crate) used: Bytes,
-    /// Most bytes that it may have; null without a limit.
-    pub(crate) limit: Option<Bytes>,
-    /// Its files, directories and links.
-    pub(crate) files: u64,
-    /// Most of them that it may have; null without a limit.
-    pub(crate) files_limit: Option<u64>,
+    /// The quota.
+    #[serde(flatten)]
+    pub(crate) quota: FsQuotaShown,
 }
 
 /// `fs quota show`: a user or a group that has something or a limit.
 #[derive(Serialize)]
 #[serde(tag = "event", rename = "quota")]
 pub(crate) struct FsQuotaListed {
+    /// The quota.
+    #[serde(flatten)]
+    pub(crate) quota: FsQuotaShown,
+}
+
+/// What a user or a group has and may have.
+#[derive(Serialize)]
+pub(crate) struct FsQuotaShown {
     /// Its name, as `mount` takes it.
     pub(crate) name: String,
     /// `user` or `group`.

@@ -1,9 +1,10 @@
 //! Limits are set, usage is shown, and counted anew.
 
-use crate::quota::{AllQuotas, Limits, Owner, Phase, QuotaRecord, QuotaState, Usage};
+use crate::programs::refuse_earlier;
+use crate::quota::{self, AllQuotas, Limits, Owner, Phase, QuotaRecord, QuotaState, Usage};
 use crate::schema::{CountersRecord, InodeRecord, Keys, encode_snapshot_changes};
 use crate::settings::FsSettings;
-use crate::snapshots::{FsSnapshots, Snapshots, refuse_earlier};
+use crate::snapshots::{FsSnapshots, Snapshots};
 use longhaul_catalog::{Catalog, Commit, Entry, Error as CatalogError, Expect, Revision, Txn};
 use longhaul_device::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
@@ -76,6 +77,14 @@ impl FsQuotas<'_> {
         Error::new(ErrorKind::Failed, why)
     }
 
+    fn record(&self, entry: Option<&Entry>) -> Result<QuotaRecord> {
+        QuotaRecord::of(entry.map(|entry| &entry.value[..])).ok_or_else(|| self.damaged())
+    }
+
+    fn state(&self, entry: Option<&Entry>) -> Result<QuotaState> {
+        QuotaState::of(entry.map(|entry| &entry.value[..])).ok_or_else(|| self.damaged())
+    }
+
     fn too_busy(&self) -> Error {
         let why = format!("{}: others changed it {TRIES} times: try again", self.name);
         Error::new(ErrorKind::Failed, why)
@@ -86,12 +95,7 @@ impl FsQuotas<'_> {
     }
 
     fn read(&self) -> Result<AllQuotas> {
-        let read = || AllQuotas::read(self.catalog, &self.keys());
-        let found = match read() {
-            // Others changed much while it was read.
-            Err(CatalogError::Compacted { .. }) => read(),
-            found => found,
-        };
+        let found = AllQuotas::read(self.catalog, &self.keys());
         found.map_err(of_catalog)?.ok_or_else(|| self.damaged())
     }
 
@@ -157,11 +161,7 @@ impl FsQuotas<'_> {
         change: LimitChange,
     ) -> Result<bool> {
         let (keys, generation) = (self.keys(), all.state.generation);
-        let record = match entry {
-            Some(entry) => QuotaRecord::decode(&entry.value).ok_or_else(|| self.damaged())?,
-            None => QuotaRecord::default(),
-        };
-        let record = record.of_generation(generation);
+        let record = self.record(entry)?.of_generation(generation);
         let record = QuotaRecord { limits: change.of(record.limits), ..record };
         let key = keys.quota(owner);
         let mut txn = self.txn(snapshots).expect(&key, expected(entry)).put(&key, &record.encode());
@@ -209,8 +209,7 @@ impl FsQuotas<'_> {
         while begun.elapsed() < PATIENCE {
             let found = self.catalog.range(&key, None).map_err(of_catalog)?;
             let state = found.entries.iter().find(|entry| entry.key == key);
-            let state = state.map_or(Some(QuotaState::default()), |entry| QuotaState::decode(&entry.value));
-            match state.ok_or_else(|| self.damaged())?.phase {
+            match self.state(state)?.phase {
                 Phase::On => return Ok(true),
                 Phase::Off => return Ok(false),
                 Phase::Counting => {}
@@ -238,9 +237,7 @@ impl FsQuotas<'_> {
                 return Err(Error::new(ErrorKind::Failed, format!("{} has no metadata", self.name)));
             };
             let before = entry(&keys.quotas());
-            let found_state =
-                before.map_or(Some(QuotaState::default()), |entry| QuotaState::decode(&entry.value));
-            let found_state = found_state.ok_or_else(|| self.damaged())?;
+            let found_state = self.state(before)?;
             if let (Some(own), Some(before)) = (own, before)
                 && found_state == own
             {
@@ -255,11 +252,7 @@ impl FsQuotas<'_> {
                 .put(&keys.quotas(), &state.encode());
             if let Some((owner, change)) = limits {
                 let (key, entry) = (keys.quota(owner), entry(&keys.quota(owner)));
-                let record = match entry {
-                    Some(entry) => QuotaRecord::decode(&entry.value).ok_or_else(|| self.damaged())?,
-                    None => QuotaRecord::default(),
-                };
-                let record = record.of_generation(state.generation);
+                let record = self.record(entry)?.of_generation(state.generation);
                 let record = QuotaRecord { limits: change.of(record.limits), ..record };
                 txn = txn.expect(&key, expected(entry)).put(&key, &record.encode());
             }
@@ -299,8 +292,7 @@ impl FsQuotas<'_> {
                 let why = format!("inodes of {} cannot be read: run 'longhaul fs check'", self.name);
                 Error::new(ErrorKind::Failed, why)
             })?;
-            let (owners, own) = record.usage();
-            owners.into_iter().for_each(|owner| *usage.entry(owner).or_default() += own);
+            quota::count(&mut usage, &record);
         }
         let usage: Vec<(Owner, Usage)> = usage.into_iter().collect();
         for part in usage.chunks(OWNERS) {
@@ -320,11 +312,8 @@ impl FsQuotas<'_> {
             let mut txn = Txn::new().expect(&keys.quotas(), Expect::Modified(at));
             for (key, (_, usage)) in wanted.iter().zip(part) {
                 let entry = found.iter().find(|entry| entry.key == *key);
-                let record = match entry {
-                    Some(entry) => QuotaRecord::decode(&entry.value).ok_or_else(|| self.damaged())?,
-                    None => QuotaRecord::default(),
-                };
-                let record = QuotaRecord { counted: *usage, ..record.of_generation(state.generation) };
+                let record = self.record(entry)?.of_generation(state.generation);
+                let record = QuotaRecord { counted: *usage, ..record };
                 txn = txn.expect(key, expected(entry)).put(key, &record.encode());
             }
             match self.catalog.commit(&txn) {

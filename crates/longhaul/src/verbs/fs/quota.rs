@@ -1,7 +1,7 @@
 //! `longhaul fs quota`.
 
 use crate::arguments::parse_bytes;
-use crate::events::{FsQuotaList, FsQuotaListed, FsQuotaSet};
+use crate::events::{FsQuotaList, FsQuotaListed, FsQuotaSet, FsQuotaShown};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use crate::pools::PoolArgs;
@@ -136,9 +136,9 @@ fn owner_of(quota: &FsQuota) -> (&'static str, u32, Option<String>) {
     (kind, id, found.map(|(name, _)| name))
 }
 
-fn listed(fs: &str, quota: &FsQuota) -> FsQuotaListed {
+fn shown(fs: &str, quota: &FsQuota) -> FsQuotaShown {
     let (kind, id, owner) = owner_of(quota);
-    FsQuotaListed {
+    FsQuotaShown {
         name: fs.to_owned(),
         kind: kind.to_owned(),
         id,
@@ -150,8 +150,8 @@ fn listed(fs: &str, quota: &FsQuota) -> FsQuotaListed {
     }
 }
 
-fn line(listed: &FsQuotaListed) -> String {
-    let FsQuotaListed { kind, id, owner, used, limit, files, files_limit, .. } = listed;
+fn line(quota: &FsQuotaShown) -> String {
+    let FsQuotaShown { kind, id, owner, used, limit, files, files_limit, .. } = quota;
     let owner = owner.clone().unwrap_or_else(|| id.to_string());
     let limit = limit.map_or_else(|| "no limit".to_owned(), format_size);
     let files_limit = files_limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
@@ -170,12 +170,11 @@ fn set(args: &SetQuota, output: Output) -> Outcome {
     }
     let opened = args.access.open(&args.name.pool)?;
     let quota = longhaul_poolfs::set_quota(&opened.pool, &args.name.name, owner, change)?;
-    let listed = listed(&format!("{SCHEME}{}", args.name), &quota);
+    let quota = shown(&format!("{SCHEME}{}", args.name), &quota);
     if !output.is_json() {
-        output.line(line(&listed));
+        output.line(line(&quota));
     }
-    let FsQuotaListed { name, kind, id, owner, used, limit, files, files_limit } = listed;
-    output.event(&FsQuotaSet { name, kind, id, owner, used, limit, files, files_limit });
+    output.event(&FsQuotaSet { quota });
     Ok(())
 }
 
@@ -187,13 +186,13 @@ fn show(args: &ShowQuotas, output: Output) -> Outcome {
     let counted = !quotas.is_empty();
     let (mut owners, mut limited) = (0, 0);
     for quota in quotas.iter().filter(|quota| wanted.is_none_or(|wanted| wanted == quota.owner)) {
-        let listed = listed(&name, quota);
-        if !output.is_json() {
-            output.line(line(&listed));
-        }
-        output.event(&listed);
-        owners += 1;
         limited += usize::from(!quota.limits.are_none());
+        owners += 1;
+        let quota = shown(&name, quota);
+        if !output.is_json() {
+            output.line(line(&quota));
+        }
+        output.event(&FsQuotaListed { quota });
     }
     if !output.is_json() {
         match counted {
