@@ -138,6 +138,53 @@ fn a_host_that_is_overtaken_writes_nothing_that_it_had_under_way() {
     }
 }
 
+/// A host that is stopped as a process while a member is away, and overtaken; the host that has the array
+/// now runs without that member as well, so that nothing of it but its reservation is there.
+#[test]
+fn a_host_that_is_overtaken_takes_no_member_that_returns() {
+    for phase in 0..10 {
+        let disks = shared(2, SIZE);
+        let first = Engine::simulated(9).expect("engine");
+        let (array, io) = first.block_on(async {
+            make(&disks, Layout::Mirror).await;
+            let array = start(&disks, 1, options()).await.expect("assembled");
+            let (io, model) = opened(&array).await;
+            disks[1].disconnect(true);
+            model.write(&*io, 0, 12).await.expect("without a member");
+            io.flush().await.expect("flushed");
+            assert_eq!(array.status().await.expect("status").members[1].condition, Condition::Offline);
+            // Its background tasks are due at different times.
+            sleep(Duration::from_millis(phase * 200)).await;
+            (array, io)
+        });
+        disks[1].disconnect(false);
+        let (has_it, taken) = channel();
+        let (ends, ended) = channel::<()>();
+        let others = disks.clone();
+        let other = std::thread::spawn(move || {
+            simulate(10, async move {
+                let array = start(&others, 2, options()).await.expect("taken over");
+                has_it.send(()).expect("it is waited for");
+                // In virtual time nothing passes meanwhile.
+                ended.recv_timeout(LIMIT).expect("the first host has ended");
+                let (io, model) = opened(&array).await;
+                model.write(&*io, 0, 12).await.expect("written");
+                array.wait_healthy().await.expect("the member is resynced");
+            });
+        });
+        taken.recv_timeout(LIMIT).expect("the other host has it");
+        assert_eq!(holders(&disks), [Some(key(2)); 2]);
+        first.block_on(async {
+            sleep(Duration::from_secs(60)).await;
+            assert_eq!(array.status().await.expect("status").halt, Some(HaltReason::TakenOver));
+            io.write(0, Buf::copy_of(&[8; 4096]), WriteFlags::default()).await.expect_err("halted");
+        });
+        assert_eq!(holders(&disks), [Some(key(2)); 2], "{phase}: the first host has taken a member back");
+        ends.send(()).expect("the other host waits");
+        other.join().expect("the other host");
+    }
+}
+
 #[test]
 fn a_host_that_runs_the_array_keeps_it() {
     simulate(4, async {

@@ -267,6 +267,9 @@ impl Core {
             }
             self.session.ended.keys.borrow_mut().extend(key);
         }
+        // A heartbeat on this member is not all there is: a session that has reserved it, and runs without
+        // it for now, writes its heartbeats to the others.
+        self.until_owned_to_claim().await?;
         if !self.reserve_member(member).await? {
             return Ok(false);
         }
@@ -280,7 +283,11 @@ impl Core {
 
     /// Writes this session's first heartbeat to a device that is to become a member, durably; returns
     /// its session time.
+    ///
+    /// # Errors
+    /// The session has lost the array, or has ended; or the device has failed the write.
     pub(crate) async fn write_first_heartbeat(&self, io: &Rc<dyn BlockIo>) -> IoResult<Duration> {
+        self.until_owned_to_claim().await?;
         let beat = self.beat(0, false);
         io.write(HEARTBEAT_AT, beat.encode(), WriteFlags::default()).await?;
         io.flush().await?;

@@ -311,6 +311,8 @@ impl Core {
         candidate: &Candidate,
         force: bool,
     ) -> Result<(), ArrayError> {
+        let claim = self.until_owned_to_claim().await;
+        claim.map_err(|source| ArrayError::Device { device: candidate.name(), source })?;
         if !self.reserves() {
             return Ok(());
         }

@@ -16,16 +16,19 @@
 use crate::core::{Core, HaltReason};
 use crate::event::Event;
 use crate::format::geometry::{BLOCK, HEARTBEAT_AT};
+use crate::heal::upkeep::is_over;
 use crate::member::Member;
 use crate::member::reach::FRESH_BEATS;
 use crate::session::clock::Stamp;
 use crate::session::fence::{LOOK_PARTS, TAKEOVER_BEATS};
 use crate::without::Mechanism;
 use futures_util::StreamExt;
+use futures_util::future::{Either, select};
 use futures_util::stream::FuturesUnordered;
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::timeout;
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::time::Duration;
 
 /// See the module.
@@ -160,7 +163,21 @@ impl Core {
         self.until_looked(Stamp::now()).await
     }
 
-    /// The same, for what was complete at `came`: a member that was found without another session after
+    /// The same, before this session claims a device that it does not use yet: a session that has lost the
+    /// array, or has ended, must not take that device from the one that has it.
+    ///
+    /// # Errors
+    /// As of [`until_owned`](Self::until_owned); and the array has halted, or is being stopped.
+    pub(crate) async fn until_owned_to_claim(&self) -> IoResult<()> {
+        let (owned, over) = (pin!(self.until_owned()), self.upkeep.changed.until(|| is_over(self)));
+        if let Either::Left((owned, _)) = select(owned, pin!(over)).await {
+            owned?;
+        }
+        self.check_running()?;
+        if self.upkeep.stopping.get() { Err(IoError::Aborted) } else { Ok(()) }
+    }
+
+    /// As [`until_owned`](Self::until_owned), for what was complete at `came`: a member that was found without another session after
     /// that had not been taken over by then, however long the check took.
     async fn until_looked(&self, came: Stamp) -> IoResult<()> {
         let time = self.lease_time();
