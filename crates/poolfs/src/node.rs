@@ -10,6 +10,7 @@ use crate::store::lock;
 use longhaul_fs::Time;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Identifies a stripe while it is in memory.
@@ -19,6 +20,14 @@ pub(crate) type StripeKey = *const Stripe;
 pub(crate) struct Batch {
     pub(crate) number: u64,
     pub(crate) runs: Runs,
+    /// It is there, or has failed, and waits for those that were begun before it.
+    pub(crate) is_written: AtomicBool,
+}
+
+impl Batch {
+    pub(crate) fn new(number: u64, runs: Runs) -> Arc<Batch> {
+        Arc::new(Batch { number, runs, is_written: AtomicBool::new(false) })
+    }
 }
 
 /// A stripe that was written and is in no map yet.

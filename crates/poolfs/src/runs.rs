@@ -1,17 +1,155 @@
 //! Content in memory, by its place in a file.
 //!
+//! Large writes are kept as they came, so that they are not copied again on their way to the members; small ones
+//! are joined.
+//!
 //! Invariant: runs do not overlap, and none is empty.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use longhaul_engine::Buf;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Deref, Range};
 
-/// Most bytes that a run grows to, so that little is copied.
+/// Most bytes that a run of small writes grows to, so that little is copied.
 const RUN_MAX: usize = 8 << 20;
+/// What is left of a buffer that is kept is copied below this part of the buffer, whose memory would stay.
+const LEFT_PART: usize = 4;
+
+/// Successive bytes in memory.
+#[derive(Clone, Debug)]
+enum Run {
+    /// Small writes, joined.
+    Grown(Vec<u8>),
+    /// One write, or a part of it; the bytes of the whole one.
+    Kept(Buf, usize),
+}
+
+impl Deref for Run {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Run::Grown(bytes) => bytes,
+            Run::Kept(bytes, _) => bytes,
+        }
+    }
+}
+
+impl Run {
+    /// Cuts off what is at `at` or later; `at` is within the run.
+    fn split_off(&mut self, at: usize) -> Run {
+        match self {
+            Run::Grown(bytes) => Run::Grown(bytes.split_off(at)),
+            Run::Kept(bytes, whole) => {
+                let (head, tail) = (bytes.slice(0..at), bytes.slice(at..bytes.len()));
+                let (whole, part) =
+                    (*whole, |bytes: Buf, whole: usize| match bytes.len() < whole / LEFT_PART {
+                        true => Run::Grown(bytes.to_vec()),
+                        false => Run::Kept(bytes, whole),
+                    });
+                *self = part(head, whole);
+                part(tail, whole)
+            }
+        }
+    }
+}
+
+/// Successive content of a file, in parts.
+#[derive(Clone)]
+pub(crate) struct Span<'r> {
+    pub(crate) offset: u64,
+    parts: VecDeque<Part<'r>>,
+    len: usize,
+}
+
+#[derive(Clone)]
+enum Part<'r> {
+    Bytes(&'r [u8]),
+    Kept(Buf),
+}
+
+impl Part<'_> {
+    fn slice(&self, range: Range<usize>) -> Self {
+        match self {
+            Part::Bytes(bytes) => Part::Bytes(&bytes[range]),
+            Part::Kept(bytes) => Part::Kept(bytes.slice(range)),
+        }
+    }
+}
+
+impl Deref for Part<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Part::Bytes(bytes) => bytes,
+            Part::Kept(bytes) => bytes,
+        }
+    }
+}
+
+impl<'r> Span<'r> {
+    fn new(offset: u64) -> Span<'r> {
+        Span { offset, parts: VecDeque::new(), len: 0 }
+    }
+
+    /// Content that begins at `offset` of a file.
+    #[cfg(test)]
+    pub(crate) fn of(offset: u64, bytes: &'r [u8]) -> Span<'r> {
+        Span { offset, parts: [Part::Bytes(bytes)].into(), len: bytes.len() }
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where it ends in the file.
+    fn end(&self) -> u64 {
+        self.offset + self.len as u64
+    }
+
+    fn push(&mut self, part: Part<'r>) {
+        self.len += part.len();
+        self.parts.push_back(part);
+    }
+
+    /// Takes the first `most` bytes, or all.
+    pub(crate) fn take(&mut self, most: usize) -> Span<'r> {
+        let mut taken = Span::new(self.offset);
+        while taken.len < most
+            && let Some(part) = self.parts.pop_front()
+        {
+            let now = part.len().min(most - taken.len);
+            if now < part.len() {
+                self.parts.push_front(part.slice(now..part.len()));
+            }
+            taken.push(part.slice(0..now));
+        }
+        self.offset += taken.len as u64;
+        self.len -= taken.len;
+        taken
+    }
+
+    /// The bytes, if they are one buffer.
+    pub(crate) fn kept(&self) -> Option<Buf> {
+        match self.parts.front() {
+            Some(Part::Kept(bytes)) if self.parts.len() == 1 => Some(bytes.clone()),
+            _ => None,
+        }
+    }
+
+    /// Copies all of it to the beginning of `to`.
+    pub(crate) fn copy_to(&self, mut to: &mut [u8]) {
+        for part in &self.parts {
+            let (here, rest) = to.split_at_mut(part.len());
+            here.copy_from_slice(part);
+            to = rest;
+        }
+    }
+}
 
 /// Runs of bytes, by offset.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Runs {
-    all: BTreeMap<u64, Vec<u8>>,
+    all: BTreeMap<u64, Run>,
     bytes: usize,
 }
 
@@ -34,46 +172,81 @@ impl Runs {
         self.all.iter().map(|(offset, bytes)| (*offset, &bytes[..]))
     }
 
+    /// All of it; runs that follow each other are one span.
+    pub(crate) fn spans(&self) -> Vec<Span<'_>> {
+        let mut spans: Vec<Span<'_>> = Vec::new();
+        for (offset, run) in &self.all {
+            let part = match run {
+                Run::Grown(bytes) => Part::Bytes(bytes),
+                Run::Kept(bytes, _) => Part::Kept(bytes.clone()),
+            };
+            match spans.last_mut().filter(|last| last.end() == *offset) {
+                Some(last) => last.push(part),
+                None => {
+                    let mut span = Span::new(*offset);
+                    span.push(part);
+                    spans.push(span);
+                }
+            }
+        }
+        spans
+    }
+
     /// Parts of runs within `range`, with their offsets.
     pub(crate) fn within(&self, range: Range<u64>) -> Vec<(u64, &[u8])> {
-        let first = self.all.range(..=range.start).next_back().map_or(range.start, |(offset, _)| *offset);
-        let part = |(offset, bytes): (&u64, &'_ Vec<u8>)| {
+        let part = |(offset, bytes): (&u64, &Run)| {
             let (from, to) = ((*offset).max(range.start), (offset + bytes.len() as u64).min(range.end));
             (from < to).then_some((from, (from - offset) as usize..(to - offset) as usize))
         };
+        let first = self.first(&range);
         self.all
             .range(first..range.end.max(first))
             .filter_map(|run| part(run).map(|(from, bytes)| (from, &run.1[bytes])))
             .collect()
     }
 
-    /// Removes what is within `range`.
-    pub(crate) fn remove(&mut self, range: Range<u64>) {
+    /// Where the first run begins that may reach into `range`; at most its beginning.
+    fn first(&self, range: &Range<u64>) -> u64 {
+        self.all.range(..=range.start).next_back().map_or(range.start, |(offset, _)| *offset)
+    }
+
+    fn insert(&mut self, offset: u64, run: Run) {
+        self.bytes += run.len();
+        self.all.insert(offset, run);
+    }
+
+    /// Takes what is within `range`.
+    fn cut_out(&mut self, range: Range<u64>) -> Runs {
+        let mut taken = Runs::default();
         if range.is_empty() {
-            return;
+            return taken;
         }
-        let first = self.all.range(..=range.start).next_back().map_or(range.start, |(offset, _)| *offset);
         let touched: Vec<u64> = self
             .all
-            .range(first..range.end)
+            .range(self.first(&range)..range.end)
             .filter(|(offset, bytes)| *offset + bytes.len() as u64 > range.start)
             .map(|(offset, _)| *offset)
             .collect();
         for offset in touched {
-            let Some(mut bytes) = self.all.remove(&offset) else { continue };
-            self.bytes -= bytes.len();
-            let end = offset + bytes.len() as u64;
-            if end > range.end {
-                let tail = bytes.split_off((range.end - offset) as usize);
-                self.bytes += tail.len();
-                self.all.insert(range.end, tail);
+            let Some(mut run) = self.all.remove(&offset) else { continue };
+            self.bytes -= run.len();
+            if offset + run.len() as u64 > range.end {
+                let tail = run.split_off((range.end - offset) as usize);
+                self.insert(range.end, tail);
             }
             if offset < range.start {
-                bytes.truncate((range.start - offset) as usize);
-                self.bytes += bytes.len();
-                self.all.insert(offset, bytes);
+                taken.insert(range.start, run.split_off((range.start - offset) as usize));
+                self.insert(offset, run);
+            } else {
+                taken.insert(offset, run);
             }
         }
+        taken
+    }
+
+    /// Removes what is within `range`.
+    pub(crate) fn remove(&mut self, range: Range<u64>) {
+        drop(self.cut_out(range));
     }
 
     /// Puts bytes in place of what was there.
@@ -82,25 +255,34 @@ impl Runs {
             return;
         }
         let end = offset + data.len() as u64;
-        if let Some((start, run)) = self.all.range_mut(..=offset).next_back() {
+        if let Some((start, Run::Grown(run))) = self.all.range_mut(..=offset).next_back() {
             let (at, run_end) = ((offset - start) as usize, start + run.len() as u64);
             if end <= run_end {
                 return run[at..at + data.len()].copy_from_slice(data);
             }
-            let is_free = |next: Option<u64>| next.is_none_or(|next| next >= end);
             if offset == run_end && run.len() + data.len() <= RUN_MAX {
                 let start = *start;
-                if is_free(self.all.range(offset..).next().map(|(next, _)| *next)) {
+                let is_free = |next: Option<u64>| next.is_none_or(|next| next >= end);
+                if is_free(self.all.range(offset..).next().map(|(next, _)| *next))
+                    && let Some(Run::Grown(run)) = self.all.get_mut(&start)
+                {
                     self.bytes += data.len();
-                    // unwrap: it was found above.
-                    self.all.entry(start).or_default().extend_from_slice(data);
-                    return;
+                    return run.extend_from_slice(data);
                 }
             }
         }
         self.remove(offset..end);
-        self.bytes += data.len();
-        self.all.insert(offset, data.to_vec());
+        self.insert(offset, Run::Grown(data.to_vec()));
+    }
+
+    /// Puts a buffer, which is kept, in place of what was there.
+    pub(crate) fn keep(&mut self, offset: u64, data: Buf) {
+        if data.is_empty() {
+            return;
+        }
+        let len = data.len();
+        self.remove(offset..offset + len as u64);
+        self.insert(offset, Run::Kept(data, len));
     }
 
     /// Moves all at `from` or later by `shift` bytes.
@@ -118,34 +300,21 @@ impl Runs {
     /// bytes. So all of a file that is written once is taken in whole ranges, in whatever order it is written.
     pub(crate) fn take_aligned(&mut self, len: usize, most: usize) -> Runs {
         let whole = len as u64;
-        let mut all = std::mem::take(&mut self.all).into_iter().peekable();
-        let mut taken = Runs::default();
-        while taken.bytes < most
-            && let Some((offset, mut bytes)) = all.next()
-        {
-            while bytes.len() < most
-                && let Some((_, next)) = all.next_if(|(next, _)| *next == offset + bytes.len() as u64)
-            {
-                bytes.extend_from_slice(&next);
+        let (mut taken, mut from) = (Runs::default(), 0);
+        while taken.bytes < most {
+            let mut runs = self.all.range(from..).map(|(offset, run)| (*offset, offset + run.len() as u64));
+            let Some((start, mut end)) = runs.next() else { break };
+            for (next, next_end) in runs {
+                if next != end || end - start >= most as u64 {
+                    break;
+                }
+                end = next_end;
             }
-            let end = offset + bytes.len() as u64;
-            let (first, last) = (offset.next_multiple_of(whole), end / whole * whole);
-            if first >= last {
-                self.all.insert(offset, bytes);
-                continue;
-            }
-            if last < end {
-                self.all.insert(last, bytes.split_off((last - offset) as usize));
-            }
-            if offset < first {
-                let head = bytes.drain(..(first - offset) as usize).collect();
-                self.all.insert(offset, head);
-            }
-            self.bytes -= bytes.len();
-            taken.bytes += bytes.len();
-            taken.all.insert(first, bytes);
+            from = end;
+            let mut aligned = self.cut_out(start.next_multiple_of(whole)..end / whole * whole);
+            taken.bytes += aligned.bytes;
+            taken.all.append(&mut aligned.all);
         }
-        self.all.extend(all);
         taken
     }
 }
@@ -154,9 +323,40 @@ impl Runs {
 mod tests {
     use super::*;
 
+    const LEN: u64 = 300;
+
+    /// What the spans are, taken in pieces.
+    fn in_spans(runs: &Runs, rng: &mut fastrand::Rng) -> Vec<Option<u8>> {
+        let (mut found, mut last) = (vec![None; LEN as usize], None);
+        for mut span in runs.spans() {
+            assert_ne!(last, Some(span.offset), "spans touch");
+            last = Some(span.end());
+            while span.len() > 0 {
+                let piece = span.take(rng.usize(1..30));
+                let mut bytes = vec![0; piece.len()];
+                piece.copy_to(&mut bytes);
+                assert!(piece.kept().is_none_or(|kept| *kept == *bytes));
+                for (at, byte) in bytes.into_iter().enumerate() {
+                    assert_eq!(found[piece.offset as usize + at].replace(byte), None);
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn little_of_a_large_buffer_does_not_keep_it() {
+        let mut runs = Runs::default();
+        runs.keep(0, Buf::copy_of(&[1; 4000]));
+        runs.remove(1500..4000);
+        assert!(matches!(runs.all[&0], Run::Kept(_, 4000)));
+        runs.remove(500..4000);
+        assert!(matches!(runs.all[&0], Run::Grown(_)));
+        assert_eq!(runs.bytes(), 500);
+    }
+
     #[test]
     fn runs_are_what_was_done_to_them() {
-        const LEN: u64 = 300;
         let mut rng = fastrand::Rng::with_seed(3);
         let (mut runs, mut model) = (Runs::default(), vec![None; LEN as usize]);
         let mut taken_all = 0;
@@ -167,7 +367,11 @@ mod tests {
             let byte = step as u8;
             match rng.u8(0..10) {
                 0..5 => {
-                    runs.write(offset, &vec![byte; len as usize]);
+                    let data = vec![byte; len as usize];
+                    match rng.bool() {
+                        true => runs.write(offset, &data),
+                        false => runs.keep(offset, Buf::copy_of(&data)),
+                    }
                     model[range].fill(Some(byte));
                 }
                 5..9 => {
@@ -179,8 +383,10 @@ mod tests {
                     let taken = runs.take_aligned(16, most);
                     taken_all += taken.bytes();
                     assert!(most == 32 || runs.clone().take_aligned(16, most).is_empty());
+                    for span in taken.spans() {
+                        assert_eq!((span.offset % 16, span.len() % 16), (0, 0));
+                    }
                     for (offset, bytes) in taken.iter() {
-                        assert_eq!((offset % 16, bytes.len() % 16), (0, 0));
                         for (at, byte) in bytes.iter().enumerate() {
                             assert_eq!(model[offset as usize + at].take(), Some(*byte));
                         }
@@ -194,6 +400,7 @@ mod tests {
                 }
             }
             assert_eq!(found, model);
+            assert_eq!(in_spans(&runs, &mut rng), model);
             assert_eq!(runs.bytes(), model.iter().flatten().count());
             let end = model.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
             assert_eq!(runs.end(), end as u64);

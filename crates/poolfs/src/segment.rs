@@ -44,6 +44,19 @@ pub(crate) enum Filler {
     Moves,
 }
 
+/// A stripe for which places are sought.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WantedStripe {
+    pub(crate) units: usize,
+    /// Bytes of a unit.
+    pub(crate) unit: u64,
+    /// Which stripe of its file it is, if it is a full one: the first unit goes round the members by that, in
+    /// whatever order stripes are written. Parity is not read: were that of successive stripes on one member,
+    /// a reader would have no use of its link.
+    pub(crate) number: Option<u64>,
+    pub(crate) filler: Filler,
+}
+
 /// Bytes of a segment that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentUse {
@@ -86,7 +99,7 @@ struct SegmentsState {
     ahead: Ahead,
     /// Stripes that are not committed yet, by segment, of all that this session has.
     uncommitted: BTreeMap<u32, u64>,
-    /// Rises with each stripe: the first unit goes round the members.
+    /// Rises with each stripe: the first unit of those without a number goes round the members.
     turn: usize,
 }
 
@@ -113,7 +126,7 @@ impl Segments {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Places for `units` units of `unit` bytes on as many of the `live` members. The stripe has to be
+    /// Places for a stripe on as many of the `live` members as it has units. The stripe has to be
     /// [committed](Self::committed) or given up.
     ///
     /// # Errors
@@ -122,18 +135,17 @@ impl Segments {
         &self,
         store: &Store,
         live: &[bool],
-        units: usize,
-        unit: u64,
-        filler: Filler,
+        wanted: &WantedStripe,
     ) -> Result<StripePlaces, Errno> {
         let mut state = lock(&self.state);
         loop {
-            if let Some(places) = self.place(&mut state, live, units, unit, filler) {
+            if let Some(places) = self.place(&mut state, live, wanted) {
                 return Ok(places);
             }
-            if live.iter().filter(|is_live| **is_live).count() < units {
+            if live.iter().filter(|is_live| **is_live).count() < wanted.units {
                 return Err(Errno::IO);
             }
+            let filler = wanted.filler;
             let is_for_writes = filler == Filler::Writes;
             if is_for_writes && matches!(state.ahead, Ahead::Wanted | Ahead::Takes) {
                 // Others wait too, and the first of them puts it to use.
@@ -152,14 +164,8 @@ impl Segments {
         }
     }
 
-    fn place(
-        &self,
-        state: &mut SegmentsState,
-        live: &[bool],
-        units: usize,
-        unit: u64,
-        filler: Filler,
-    ) -> Option<StripePlaces> {
+    fn place(&self, state: &mut SegmentsState, live: &[bool], wanted: &WantedStripe) -> Option<StripePlaces> {
+        let WantedStripe { units, unit, number, filler } = *wanted;
         let filling = state.filling[filler as usize].as_mut()?;
         let members = self.settings.members;
         let has_room =
@@ -171,6 +177,10 @@ impl Segments {
         chosen.truncate(units);
         if chosen.len() < units {
             return None;
+        }
+        if let Some(number) = number {
+            chosen.sort_unstable();
+            chosen.rotate_left((number % units as u64) as usize);
         }
         state.turn += 1;
         filling.is_used = true;

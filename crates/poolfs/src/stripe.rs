@@ -2,6 +2,7 @@
 
 use crate::extent::{BLOCK, Stripe, StripeUnit};
 use crate::members::{Members, Pending};
+use crate::runs::Span;
 use crate::settings::FsSettings;
 use longhaul_block::{IoError, IoResult};
 use longhaul_engine::buf::{BUF_MAX, BufPool};
@@ -63,23 +64,26 @@ impl StripePlan {
         self.data + self.parity
     }
 
-    /// The units of `content`, which is filled up with zeroes: data, then parity. They are of `pool` while it
-    /// has some.
-    pub(crate) fn encode(&self, content: &[u8], pool: &BufPool) -> Vec<Buf> {
+    /// The units of `content`, which is filled up with zeroes: data, then parity. What lies in one buffer is not
+    /// copied; other units are of `pool` while it has some.
+    pub(crate) fn encode(&self, content: Span<'_>, pool: &BufPool) -> Vec<Buf> {
         let unit = self.unit as usize;
         let buffer = || match unit <= BUF_MAX {
             true => pool.try_alloc(unit).unwrap_or_else(|| BufMut::zeroed(unit)),
             false => BufMut::zeroed(unit),
         };
-        let mut units: Vec<BufMut> = (0..self.data)
-            .map(|index| {
+        let mut rest = content;
+        let mut units: Vec<Buf> = (0..self.data)
+            .map(|_| {
+                let part = rest.take(unit);
+                if let Some(kept) = part.kept().filter(|kept| kept.len() == unit) {
+                    return kept;
+                }
                 let mut bytes = buffer();
-                let part = content.get(index * unit..).unwrap_or_default();
-                let part = &part[..part.len().min(unit)];
-                bytes[..part.len()].copy_from_slice(part);
+                part.copy_to(&mut bytes);
                 // A buffer of a pool has what was in it before.
                 bytes[part.len()..].fill(0);
-                bytes
+                bytes.freeze()
             })
             .collect();
         let data: Vec<&[u8]> = units.iter().map(|unit| &unit[..]).collect();
@@ -89,8 +93,8 @@ impl StripePlan {
             [p] => longhaul_parity::xor(p, &data),
             [p, q, ..] => longhaul_parity::pq(&data, p, q),
         }
-        units.extend(parity);
-        units.into_iter().map(BufMut::freeze).collect()
+        units.extend(parity.into_iter().map(BufMut::freeze));
+        units
     }
 }
 
@@ -306,7 +310,7 @@ mod tests {
     #[test]
     fn parity_of_one_unit_is_its_copy() {
         let plan = StripePlan { data: 1, parity: 2, unit: 4096 };
-        let units = plan.encode(b"content", &BufPool::new(0));
+        let units = plan.encode(Span::of(0, b"content"), &BufPool::new(0));
         assert_eq!((&units[0][..7], &units[0][..], units.len()), (&b"content"[..], &units[1][..], 3));
         assert_eq!(&units[0][..], &units[2][..], "Q of the first unit is that unit too");
     }

@@ -1,5 +1,6 @@
 //! Commits: what was written becomes durable, and visible to other hosts.
 
+use crate::content::write::Share;
 use crate::content::{
     COMMITS, FRAGMENTED, GROUP_CHUNKS, GROUP_EXTENTS, MOVED, PREPARE, PUT_BYTES, SPLIT, by_chunk,
     without_privileges,
@@ -100,7 +101,7 @@ impl FsSession {
 
     /// Writes all that is in memory now to the members.
     fn write_all(&self, node: &OpenNode) -> Result<(), Errno> {
-        let next = self.write_batch(node, true)?;
+        let next = self.write_batch(node, Share::All)?;
         let mut state = node.lock();
         while state.batches.front().is_some_and(|first| first.number < next) {
             state = node.wait(state);

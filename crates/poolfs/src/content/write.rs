@@ -4,18 +4,40 @@ use crate::content::{BATCHES, GATHERED, PENDING_MAX};
 use crate::extent::Extent;
 use crate::node::{Batch, NodeState, OpenNode, WrittenStripe};
 use crate::quota::Owner;
-use crate::runs::Runs;
+use crate::runs::{Runs, Span};
 use crate::schema::InodeRecord;
-use crate::segment::{Filler, StripePlaces};
+use crate::segment::{Filler, StripePlaces, WantedStripe};
 use crate::session::FsSession;
 use crate::stripe::{StripePlan, stripe};
 use longhaul_block::IoError;
+use longhaul_engine::buf::BUF_MAX;
+use longhaul_engine::{Buf, BufMut};
 use longhaul_fs::Errno;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 
 /// Bytes of a write that the thread copies which asks, in well below a millisecond.
 const AT_ONCE: usize = 128 << 10;
+
+/// Bytes of a write from which on it is kept in one buffer.
+const LARGE_WRITE: usize = 512 << 10;
+
+/// What of the content of a file that is in memory is to be written to the members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// Whole stripes, if there is much.
+    Gathered,
+    /// Whole stripes, until memory is free; what is in none if nothing else frees any.
+    Room,
+    /// All of it.
+    All,
+}
+
+/// What was written, on its way to memory.
+enum Written<'d> {
+    Small(&'d [u8]),
+    Large(Buf),
+}
 
 impl FsSession {
     /// Writes to memory, at the end of the file if `appends`; stripes go to the members when there are some.
@@ -26,6 +48,7 @@ impl FsSession {
         data: &[u8],
         appends: bool,
     ) -> Result<(), Errno> {
+        let content = self.kept(data);
         let (mut state, mut offset) = FsSession::lock_to_write(node, offset, appends);
         if state.is_over_quota {
             drop(state);
@@ -47,7 +70,7 @@ impl FsSession {
         if appends && state.append_base.is_none() {
             state.append_base = Some(state.inode.size);
         }
-        let dirty = self.put_in_memory(&mut state, offset, data);
+        let dirty = self.put_in_memory(&mut state, offset, content);
         let (is_much, pending) = (dirty >= self.gathered(), state.pending.len());
         // What is appended is not written before it is known where the file ends.
         let may_flush = state.append_base.is_none();
@@ -60,9 +83,19 @@ impl FsSession {
             self.write_out()?;
         }
         if self.dirty.load(Relaxed) > self.memory || is_much && !may_flush {
-            return if may_flush { self.write_batch(node, true).map(drop) } else { self.commit(node) };
+            return if may_flush { self.write_batch(node, Share::Room).map(drop) } else { self.commit(node) };
         }
-        if is_much { self.write_batch(node, false).map(drop) } else { Ok(()) }
+        if is_much { self.write_batch(node, Share::Gathered).map(drop) } else { Ok(()) }
+    }
+
+    /// A copy of a large write, which is made before its file is locked: other writers of the file do not wait for it.
+    fn kept<'d>(&self, data: &'d [u8]) -> Written<'d> {
+        if !(LARGE_WRITE..=BUF_MAX).contains(&data.len()) {
+            return Written::Small(data);
+        }
+        let mut copy = self.units.try_alloc(data.len()).unwrap_or_else(|| BufMut::zeroed(data.len()));
+        copy.copy_from_slice(data);
+        Written::Large(copy.freeze())
     }
 
     /// The state of a file that is written to, and where: what is appended waits for a commit.
@@ -91,9 +124,12 @@ impl FsSession {
     }
 
     /// Keeps what is written in memory; bytes of the file that are there.
-    fn put_in_memory(&self, state: &mut NodeState, offset: u64, data: &[u8]) -> usize {
+    fn put_in_memory(&self, state: &mut NodeState, offset: u64, content: Written<'_>) -> usize {
         let before = state.dirty.bytes();
-        state.dirty.write(offset, data);
+        match content {
+            Written::Small(data) => state.dirty.write(offset, data),
+            Written::Large(data) => state.dirty.keep(offset, data),
+        }
         let dirty = state.dirty.bytes();
         state.modified = Some(self.now());
         // What is written over is not counted twice.
@@ -113,35 +149,49 @@ impl FsSession {
             && self.dirty.load(Relaxed) + data.len() <= self.memory
             && offset.checked_add(data.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
         if fits {
-            self.put_in_memory(&mut state, offset, data);
+            self.put_in_memory(&mut state, offset, Written::Small(data));
         }
         fits
     }
 
-    /// Writes what is in memory to the members: all of it, or whole stripes. The number of the next batch.
-    pub(crate) fn write_batch(&self, node: &OpenNode, all: bool) -> Result<u64, Errno> {
+    /// Writes content that is in memory to the members. The number of the next batch.
+    pub(crate) fn write_batch(&self, node: &OpenNode, share: Share) -> Result<u64, Errno> {
         let mut state = node.lock();
-        while state.batches.len() >= BATCHES.max(self.memory / 2 / GATHERED) {
+        let under_way =
+            |state: &NodeState| state.batches.iter().filter(|batch| !batch.is_written.load(Relaxed)).count();
+        while under_way(&state) >= BATCHES.max(self.memory / 2 / GATHERED) {
             state = node.wait(state);
         }
         let stripe = self.settings.stripe() as usize;
-        let runs = match all {
-            true => state.dirty.take(),
-            false if state.dirty.bytes() >= self.gathered() => {
+        let runs = match share {
+            Share::All => state.dirty.take(),
+            Share::Gathered if state.dirty.bytes() >= self.gathered() => {
                 state.dirty.take_aligned(stripe, self.gathered())
             }
             // Of those that have waited, the first one has taken it.
-            false => Runs::default(),
+            Share::Gathered => Runs::default(),
+            Share::Room => loop {
+                let whole = state.dirty.take_aligned(stripe, self.gathered());
+                if !whole.is_empty() || self.dirty.load(Relaxed) <= self.memory {
+                    break whole;
+                }
+                if state.batches.is_empty() {
+                    break state.dirty.take();
+                }
+                state = node.wait(state);
+            },
         };
         if runs.is_empty() {
             return Ok(state.next_batch);
         }
-        let batch = Arc::new(Batch { number: state.next_batch, runs });
+        let batch = Batch::new(state.next_batch, runs);
         state.next_batch += 1;
         state.batches.push_back(Arc::clone(&batch));
         drop(state);
         let written = self.write_runs(&batch.runs, Filler::Writes, false);
         let mut state = node.lock();
+        batch.is_written.store(true, Relaxed);
+        node.changed.notify_all();
         // Later ones take the place of earlier ones.
         while state.batches.front().is_some_and(|first| first.number < batch.number) {
             state = node.wait(state);
@@ -166,7 +216,7 @@ impl FsSession {
         filler: Filler,
         is_packed: bool,
     ) -> Result<Vec<(Extent, WrittenStripe)>, Errno> {
-        let mut todo: Vec<(u64, &[u8])> = runs.iter().collect();
+        let mut todo = runs.spans();
         let mut done = Vec::new();
         let give_up = |done: Vec<(Extent, WrittenStripe)>, e: Errno| {
             done.iter().for_each(|(_, written)| self.segments.committed(written.segment));
@@ -175,7 +225,7 @@ impl FsSession {
         let mut last = Errno::IO;
         // Each time that writes fail, a member is down.
         for _ in 0..=self.members.count() {
-            let (failed, error) = self.write_stripes(&todo, (filler, is_packed), &mut done);
+            let (failed, error) = self.write_stripes(todo, (filler, is_packed), &mut done);
             todo = failed;
             match error {
                 Some(e @ (Errno::NOSPC | Errno::IO)) if todo.is_empty() => return give_up(done, e),
@@ -190,19 +240,18 @@ impl FsSession {
     /// be is returned with the error, and nothing if trying again does not help.
     fn write_stripes<'c>(
         &self,
-        content: &[(u64, &'c [u8])],
+        content: Vec<Span<'c>>,
         (filler, is_packed): (Filler, bool),
         done: &mut Vec<(Extent, WrittenStripe)>,
-    ) -> (Vec<(u64, &'c [u8])>, Option<Errno>) {
+    ) -> (Vec<Span<'c>>, Option<Errno>) {
         let live = self.members.live();
         let count = live.iter().filter(|is_live| **is_live).count();
         let (mut under_way, mut error, mut for_good) = (Vec::new(), None, false);
-        'all: for (offset, bytes) in content {
-            let (mut offset, mut bytes) = (*offset, *bytes);
-            while !bytes.is_empty() {
+        'all: for mut span in content {
+            while span.len() > 0 {
                 let plan = match is_packed {
-                    true => StripePlan::packed(&self.settings, count, bytes.len() as u64),
-                    false => StripePlan::new(&self.settings, count, bytes.len() as u64),
+                    true => StripePlan::packed(&self.settings, count, span.len() as u64),
+                    false => StripePlan::new(&self.settings, count, span.len() as u64),
                 };
                 let Some(plan) = plan else {
                     tracing::error!("too many members are missing: {} of {}", live.len() - count, live.len());
@@ -210,28 +259,28 @@ impl FsSession {
                     break 'all;
                 };
                 let plan = plan.within(self.segments.left(filler, &live, plan.units()));
-                let (now, rest) = bytes.split_at(bytes.len().min(plan.room() as usize));
-                let places = match self.allocate(&live, &plan, filler) {
+                let now = span.take(plan.room() as usize);
+                let number = (now.len() as u64 == plan.room()).then(|| now.offset / plan.room());
+                let wanted = WantedStripe { units: plan.units(), unit: plan.unit, number, filler };
+                let places = match self.allocate(&live, &wanted) {
                     Ok(places) => places,
                     Err(e) => {
                         (error, for_good) = (Some(e), true);
                         break 'all;
                     }
                 };
-                let units = plan.encode(now, &self.units);
+                let units = plan.encode(now.clone(), &self.units);
                 let stripe = Arc::new(stripe(&plan, &places, &units));
                 let writes: Vec<_> = places
                     .iter()
                     .zip(units)
                     .map(|((member, at), unit)| (*member, self.members.write(*member, *at, unit)))
                     .collect();
-                under_way.push((offset, now, stripe, writes));
-                offset += now.len() as u64;
-                bytes = rest;
+                under_way.push((now, stripe, writes));
             }
         }
         let mut failed = Vec::new();
-        for (offset, content, stripe, writes) in under_way {
+        for (content, stripe, writes) in under_way {
             let segment = stripe.segment(self.settings.segment);
             let mut generations = Vec::new();
             let mut error_here = None;
@@ -244,12 +293,13 @@ impl FsSession {
             }
             match error_here {
                 None => {
-                    let extent = Extent { offset, len: content.len() as u64, skip: 0, stripe };
+                    let extent =
+                        Extent { offset: content.offset, len: content.len() as u64, skip: 0, stripe };
                     done.push((extent, WrittenStripe { segment, generations }));
                 }
                 Some(e) => {
                     self.segments.committed(segment);
-                    failed.push((offset, content));
+                    failed.push(content);
                     error = error.or(Some(e));
                 }
             }
@@ -257,8 +307,9 @@ impl FsSession {
         if for_good { (Vec::new(), error) } else { (failed, error) }
     }
 
-    fn allocate(&self, live: &[bool], plan: &StripePlan, filler: Filler) -> Result<StripePlaces, Errno> {
-        let place = || self.segments.allocate(&self.store, live, plan.units(), plan.unit, filler);
+    fn allocate(&self, live: &[bool], wanted: &WantedStripe) -> Result<StripePlaces, Errno> {
+        let place = || self.segments.allocate(&self.store, live, wanted);
+        let filler = wanted.filler;
         match place() {
             Err(Errno::NOSPC) => {}
             result => return result,

@@ -244,7 +244,7 @@ impl FsSession {
         if !state.pending.is_empty() || !state.batches.is_empty() || state.dirty.is_empty() {
             return None;
         }
-        let batch = Arc::new(Batch { number: state.next_batch, runs: state.dirty.take() });
+        let batch = Batch::new(state.next_batch, state.dirty.take());
         state.next_batch += 1;
         state.batches.push_back(Arc::clone(&batch));
         let modified = state.modified;

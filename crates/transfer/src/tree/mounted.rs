@@ -709,12 +709,11 @@ impl MountedFile {
         }
     }
 
-    pub(super) fn write_all_at(&self, data: &[u8], offset: u64) -> Result<(), Errno> {
+    pub(super) fn write_buffer_at(&self, data: &Buf, offset: u64) -> Result<(), Errno> {
         let mut done = 0;
         while done < data.len() {
-            let part = &data[done..data.len().min(done + DATA_MAX)];
-            let call =
-                Call::Write { handle: self.handle, offset: offset + done as u64, data: Buf::copy_of(part) };
+            let part = data.slice(done..data.len().min(done + DATA_MAX));
+            let call = Call::Write { handle: self.handle, offset: offset + done as u64, data: part };
             match self.fs.wait(call)? {
                 Reply::Written(0) => return Err(Errno::IO),
                 Reply::Written(bytes) => done += bytes as usize,

@@ -7,7 +7,7 @@ use super::mounted::{MountedDirectory, MountedFile};
 use super::os;
 use super::stamps::timestamps;
 use crate::wire::Time;
-use longhaul_engine::LockedFile;
+use longhaul_engine::{Buf, LockedFile};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Uid, XattrFlags};
 use rustix::io::Errno;
 use std::io::{self, Read, Write};
@@ -387,7 +387,15 @@ impl File {
     pub(crate) fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
         match self {
             File::Os(file) => file.write_all_at(data, offset),
-            File::Mounted(file) => Ok(file.write_all_at(data, offset)?),
+            File::Mounted(file) => Ok(file.write_buffer_at(&Buf::copy_of(data), offset)?),
+        }
+    }
+
+    /// The same of a buffer, which is not copied on its way to a file system that is not mounted.
+    pub(crate) fn write_buffer_at(&self, data: &Buf, offset: u64) -> io::Result<()> {
+        match self {
+            File::Os(file) => file.write_all_at(data, offset),
+            File::Mounted(file) => Ok(file.write_buffer_at(data, offset)?),
         }
     }
 

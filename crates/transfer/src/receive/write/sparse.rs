@@ -5,6 +5,7 @@
 
 use crate::tree::File;
 use crate::wire::Entry;
+use longhaul_engine::Buf;
 use std::io;
 
 /// Granularity of holes, in bytes: the block size of most file systems.
@@ -36,6 +37,14 @@ pub(super) fn write(file: &File, entry: &Entry, data: &[u8], offset: u64, fresh:
         at += len;
     }
     Ok(())
+}
+
+/// The same of a buffer, which is not copied unless there are holes.
+///
+/// # Errors
+/// As of [`write`].
+pub(super) fn write_buffer(file: &File, entry: &Entry, data: &Buf, offset: u64, fresh: bool) -> io::Result<()> {
+    if entry.sparse { write(file, entry, data, offset, fresh) } else { file.write_buffer_at(data, offset) }
 }
 
 fn is_hole(piece: &[u8]) -> bool {

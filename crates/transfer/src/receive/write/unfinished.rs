@@ -20,7 +20,7 @@ use crate::send::read::read_full;
 use crate::session::Incoming;
 use crate::tree::{self, Directory, File, Inode, Walker};
 use crate::wire::{BLOCK, Digest, Entry, HAVE_MAX, Hash, Op, Options, RelPath};
-use longhaul_engine::now;
+use longhaul_engine::{Buf, now};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -160,7 +160,7 @@ impl UnfinishedFiles {
         file: &Incoming,
         offset: u64,
         digest: &Digest,
-        data: &[u8],
+        data: &Buf,
         walker: &mut Walker,
     ) -> Result<(), Failure> {
         let whole = file.entry.size.saturating_sub(offset).min(BLOCK as u64);
@@ -174,7 +174,7 @@ impl UnfinishedFiles {
             return Err(mismatch());
         }
         let open = self.open(file, walker).map_err(write_failure)?;
-        sparse::write(&open.file, &file.entry, data, offset, open.fresh).map_err(write_failure)?;
+        sparse::write_buffer(&open.file, &file.entry, data, offset, open.fresh).map_err(write_failure)?;
         if self.options.verify || self.lists {
             lock(&open.digests).insert(offset, *digest);
         }
