@@ -123,11 +123,10 @@ impl Journal {
         let known = read(&mut file)?;
         if !resumed {
             file.write_all(&header)?;
-            // The header marks the journal as valid, however early this run ends. Nothing waits for it: without it the
-            // next run compares the content of what is there.
+            // The header marks the journal as valid, however early this run ends. Without it the next run compares the
+            // content of what is there.
             if tree.is_far() {
-                let begun = Arc::clone(&file.file);
-                std::thread::Builder::new().name("transfer-journal".into()).spawn(move || begun.keep())?;
+                keep_behind(&file.file)?;
             }
         }
         Ok(Journal { file: Mutex::new(file), _lock: locked, name, key, known, resumed, rebooted })
@@ -167,15 +166,27 @@ impl Journal {
         file.file.write_all_at(&[0; RECORD], 0)
     }
 
-    /// The records are found after this process was killed.
+    /// The records so far will soon be found after this process was killed. Nothing waits for that: without them the
+    /// next run sends more. Others are added meanwhile.
     pub(crate) fn keep(&self) -> io::Result<()> {
-        lock(&self.file).file.keep()
+        let file = Arc::clone(&lock(&self.file).file);
+        keep_behind(&file)
     }
 
     /// Removes the journal of a complete copy.
     pub(crate) fn remove(&self, tree: &Tree) -> io::Result<()> {
         tree::remove(tree.top(), &self.name)
     }
+}
+
+fn keep_behind(file: &Arc<File>) -> io::Result<()> {
+    let file = Arc::clone(file);
+    let keep = move || {
+        if let Err(e) = file.keep() {
+            tracing::debug!("an interrupted copy would begin further back: its journal is not kept: {e}");
+        }
+    };
+    std::thread::Builder::new().name("transfer-journal".into()).spawn(keep).map(drop)
 }
 
 /// The first record, which identifies the present boot of the machine that may lose what is not flushed.

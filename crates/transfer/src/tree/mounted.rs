@@ -96,7 +96,7 @@ struct Mounted {
     /// Directories in which files were made.
     touched: Mutex<BTreeMap<Node, Arc<MountedNode>>>,
     room: Mutex<Option<Room>>,
-    /// It is known soon, or was.
+    /// The question is on its way.
     asks_for_room: AtomicBool,
     helpers: Helpers,
     /// Names of directories that are being made.
@@ -303,18 +303,23 @@ impl MountedFs {
         if let Some(room) = &mut *lock(&self.0.room) {
             room.written += bytes;
         }
+        self.look_for_room();
     }
 
-    /// Asks for the free bytes when the first file is made: they are known when it ends.
+    /// Asks for the free bytes if they are not known, or soon will not be any more: they are known when a file ends.
     fn look_for_room(&self) {
-        if self.0.asks_for_room.swap(true, Relaxed) {
+        let known = *lock(&self.0.room);
+        let is_good = |room: Room| room.seen.elapsed() < ROOM_AGE / 2 && room.written < ROOM_BYTES / 2;
+        if known.is_some_and(is_good) || self.0.asks_for_room.swap(true, Relaxed) {
             return;
         }
         let mounted = Arc::downgrade(&self.0);
         let note = move |found| {
-            if let (Some(mounted), Some(room)) = (mounted.upgrade(), Room::of(found)) {
-                lock(&mounted.room).get_or_insert(room);
+            let Some(mounted) = mounted.upgrade() else { return };
+            if let Some(room) = Room::of(found) {
+                *lock(&mounted.room) = Some(room);
             }
+            mounted.asks_for_room.store(false, Relaxed);
         };
         self.0.files.start(Call::Statistics, Box::new(note));
     }

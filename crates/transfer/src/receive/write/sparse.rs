@@ -43,7 +43,13 @@ pub(super) fn write(file: &File, entry: &Entry, data: &[u8], offset: u64, fresh:
 ///
 /// # Errors
 /// As of [`write`].
-pub(super) fn write_buffer(file: &File, entry: &Entry, data: &Buf, offset: u64, fresh: bool) -> io::Result<()> {
+pub(super) fn write_buffer(
+    file: &File,
+    entry: &Entry,
+    data: &Buf,
+    offset: u64,
+    fresh: bool,
+) -> io::Result<()> {
     if entry.sparse { write(file, entry, data, offset, fresh) } else { file.write_buffer_at(data, offset) }
 }
 
