@@ -10,16 +10,20 @@
 //! - the content of each file is with the file system before the file gets its final name; while room is
 //!   short, it is durable by then, since only then the file system has said that it has room.
 
-use super::object::{Inode, NewMetadata, Status};
+mod directory;
+mod file;
+mod room;
+
+pub(crate) use directory::{ListedStatus, MountedDirectory, MountedListing};
+pub(crate) use file::MountedFile;
+
+use super::object::{NewMetadata, Status};
 use crate::guard::lock;
 use crate::parallel::Helpers;
 use crate::wire::Time;
-use longhaul_engine::{Buf, LockedFile};
-use longhaul_fs::{
-    Attributes, Call, Changes, DATA_MAX, FileKind, FileSystem, Handle, Node, Reply, Statistics, Stream,
-    TimeChange,
-};
-use rustix::fs::{FallocateFlags, OFlags};
+use longhaul_engine::LockedFile;
+use longhaul_fs::{Attributes, Call, Changes, FileKind, FileSystem, Handle, Node, Reply, TimeChange};
+use room::Room;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -37,13 +41,6 @@ const ABSENT: usize = 1024;
 const ABSENT_AGE: Duration = Duration::from_secs(1);
 /// Threads that help with steps for many objects.
 const HELPERS: usize = 48;
-/// Room is short below this many free bytes, or a sixteenth of the file system: more than what a session
-/// has written and not made durable.
-const RESERVE: u64 = 256 << 20;
-const RESERVED_SHARE: u64 = 16;
-/// How long, and for how many bytes of new content, a number of free bytes is used.
-const ROOM_AGE: Duration = Duration::from_secs(1);
-const ROOM_BYTES: u64 = 64 << 20;
 /// Device numbers that the kernel does not give: its numbers have 32 bits.
 const DEVICES: u64 = 1 << 48;
 
@@ -111,26 +108,6 @@ impl Drop for Making<'_> {
     fn drop(&mut self) {
         lock(&self.0.making).remove(&self.1);
         self.0.made.notify_all();
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Room {
-    seen: Instant,
-    free: u64,
-    reserve: u64,
-    /// Bytes that were written since.
-    written: u64,
-}
-
-impl Room {
-    fn of(found: Result<Reply, Errno>) -> Option<Room> {
-        let Ok(Reply::Statistics(Statistics { block_size, blocks, available, .. })) = found else {
-            return None;
-        };
-        let bytes = |blocks: u64| blocks.saturating_mul(block_size.into());
-        let reserve = RESERVE.max(bytes(blocks) / RESERVED_SHARE);
-        Some(Room { seen: Instant::now(), free: bytes(available), reserve, written: 0 })
     }
 }
 
@@ -206,7 +183,7 @@ impl MountedFs {
 
     pub(super) fn root(&self) -> MountedDirectory {
         let node = Arc::new(MountedNode { files: Arc::clone(&self.0.files), node: Node::ROOT });
-        MountedDirectory { fs: self.clone(), node }
+        MountedDirectory::of(self.clone(), node)
     }
 
     /// Locks `name` on this machine, while the file lives.
@@ -298,49 +275,6 @@ impl MountedFs {
             changed: time(attributes.changed),
         }
     }
-
-    fn wrote(&self, bytes: u64) {
-        if let Some(room) = &mut *lock(&self.0.room) {
-            room.written += bytes;
-        }
-        self.look_for_room();
-    }
-
-    /// Asks for the free bytes if they are not known, or soon will not be any more: they are known when a file ends.
-    fn look_for_room(&self) {
-        let known = *lock(&self.0.room);
-        let is_good = |room: Room| room.seen.elapsed() < ROOM_AGE / 2 && room.written < ROOM_BYTES / 2;
-        if known.is_some_and(is_good) || self.0.asks_for_room.swap(true, Relaxed) {
-            return;
-        }
-        let mounted = Arc::downgrade(&self.0);
-        let note = move |found| {
-            let Some(mounted) = mounted.upgrade() else { return };
-            if let Some(room) = Room::of(found) {
-                *lock(&mounted.room) = Some(room);
-            }
-            mounted.asks_for_room.store(false, Relaxed);
-        };
-        self.0.files.start(Call::Statistics, Box::new(note));
-    }
-
-    /// Whether there may be no room for what is written behind.
-    fn is_short(&self) -> bool {
-        let known = *lock(&self.0.room);
-        let is_new = |room: &Room| room.seen.elapsed() < ROOM_AGE && room.written < ROOM_BYTES;
-        let room = match known.filter(is_new) {
-            Some(room) => room,
-            None => match Room::of(self.wait(Call::Statistics)) {
-                Some(room) => {
-                    *lock(&self.0.room) = Some(room);
-                    room
-                }
-                // It is not known.
-                None => return true,
-            },
-        };
-        room.free.saturating_sub(room.written) < room.reserve
-    }
 }
 
 /// The reply is not one to this call: never from a file system that keeps to the interface.
@@ -379,244 +313,6 @@ fn is_directory(attributes: &Attributes) -> Result<(), Errno> {
     }
 }
 
-/// An object of a listing.
-#[derive(Debug)]
-pub(crate) struct ListedStatus {
-    pub(crate) status: Status,
-    /// The target of a symbolic link.
-    pub(crate) target: Option<Vec<u8>>,
-}
-
-/// A directory.
-#[derive(Clone, Debug)]
-pub(crate) struct MountedDirectory {
-    fs: MountedFs,
-    node: Arc<MountedNode>,
-}
-
-impl MountedDirectory {
-    pub(super) fn fs(&self) -> &MountedFs {
-        &self.fs
-    }
-
-    fn number(&self) -> Node {
-        self.node.node
-    }
-
-    pub(super) fn identity(&self) -> (u64, u64) {
-        (self.fs.0.device, self.number().0)
-    }
-
-    /// Asks for a name.
-    fn lookup(&self, name: &[u8]) -> Result<(Arc<MountedNode>, Attributes), Errno> {
-        let key = (self.number(), name.to_vec());
-        let made = match lock(&self.fs.0.absent) {
-            absent if absent.holds(&key) => return Err(Errno::NOENT),
-            absent => absent.made,
-        };
-        match self.fs.wait(Call::Lookup { parent: self.number(), name: name.to_vec() }) {
-            Ok(Reply::Entry(attributes)) => Ok((self.fs.found(&attributes), attributes)),
-            Ok(other) => unexpected(other),
-            Err(e) => {
-                if e == Errno::NOENT {
-                    lock(&self.fs.0.absent).add(key, made);
-                }
-                Err(e)
-            }
-        }
-    }
-
-    pub(super) fn look(&self, name: &[u8]) -> Result<Status, Errno> {
-        if name.is_empty() {
-            return attributes_of(&self.fs, self.number(), None);
-        }
-        let found = self.lookup(name);
-        if found.is_err() {
-            self.fs.forget(self.number(), name);
-        }
-        let (node, attributes) = found?;
-        let status = self.fs.status(&attributes);
-        self.fs.remember(self.number(), name, (node, attributes));
-        Ok(status)
-    }
-
-    pub(super) fn read_link(&self, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let node = match self.fs.remembered(self.number(), name) {
-            Some((node, _)) => node,
-            None => self.lookup(name)?.0,
-        };
-        link_target(&self.fs, node.node)
-    }
-
-    pub(super) fn open_directory(&self, name: &[u8]) -> Result<MountedDirectory, Errno> {
-        let (node, attributes) = match self.fs.remembered(self.number(), name) {
-            Some(known) if is_directory(&known.1).is_ok() => known,
-            _ => {
-                let found = self.lookup(name)?;
-                self.fs.remember(self.number(), name, found.clone());
-                found
-            }
-        };
-        is_directory(&attributes)?;
-        Ok(MountedDirectory { fs: self.fs.clone(), node })
-    }
-
-    /// Makes a directory. Many threads want the same ones at the same time, which the file system would let
-    /// in one after the other, at some round trips each: those that come later find what the first one made.
-    pub(super) fn make_directory(&self, name: &[u8], mode: u32) -> Result<(), Errno> {
-        let Some(_making) = self.fs.begin_to_make((self.number(), name.to_vec())) else {
-            return Err(Errno::EXIST);
-        };
-        self.fs.may_be_present(self.number(), name);
-        let call = Call::MakeDirectory { parent: self.number(), name: name.to_vec(), mode };
-        match self.fs.wait(call)? {
-            Reply::Entry(attributes) => {
-                let found = (self.fs.found(&attributes), attributes);
-                self.fs.remember(self.number(), name, found);
-                Ok(())
-            }
-            other => unexpected(other),
-        }
-    }
-
-    fn open(&self, node: Arc<MountedNode>, access: OFlags) -> Result<MountedFile, Errno> {
-        match self.fs.wait(Call::Open { node: node.node, flags: access.bits() })? {
-            Reply::Opened(attributes, handle) => {
-                Ok(MountedFile { fs: self.fs.clone(), node, handle, opened: Box::new(attributes) })
-            }
-            other => unexpected(other),
-        }
-    }
-
-    pub(super) fn open_file(&self, name: &[u8], access: OFlags) -> Result<MountedFile, Errno> {
-        if let Some((node, attributes)) = self.fs.remembered(self.number(), name)
-            && attributes.kind() == FileKind::Regular
-        {
-            match self.open(node, access) {
-                // Another object has the name by now.
-                Err(Errno::STALE | Errno::NOENT) => self.fs.forget(self.number(), name),
-                opened => return opened,
-            }
-        }
-        let (node, attributes) = self.lookup(name)?;
-        match attributes.kind() {
-            FileKind::Regular => self.open(node, access),
-            FileKind::Symlink => Err(Errno::LOOP),
-            FileKind::Directory => Err(Errno::ISDIR),
-            _ => Err(Errno::NXIO),
-        }
-    }
-
-    pub(super) fn create_file(&self, name: &[u8], mode: u32) -> Result<MountedFile, Errno> {
-        let flags = (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).bits();
-        self.fs.may_be_present(self.number(), name);
-        let call = Call::Create { parent: self.number(), name: name.to_vec(), mode, flags };
-        match self.fs.wait(call)? {
-            Reply::Created(attributes, handle) => {
-                self.touch();
-                self.fs.look_for_room();
-                let node = self.fs.found(&attributes);
-                Ok(MountedFile { fs: self.fs.clone(), node, handle, opened: Box::new(attributes) })
-            }
-            other => unexpected(other),
-        }
-    }
-
-    /// What is made here is made durable by [`MountedFs::sync`].
-    fn touch(&self) {
-        let mut touched = lock(&self.fs.0.touched);
-        touched.entry(self.number()).or_insert_with(|| Arc::clone(&self.node));
-    }
-
-    pub(super) fn make_symlink(&self, target: &[u8], name: &[u8]) -> Result<(), Errno> {
-        let (name, target) = (name.to_vec(), target.to_vec());
-        self.fs.may_be_present(self.number(), &name);
-        let call = Call::MakeSymlink { parent: self.number(), name: name.clone(), target };
-        match self.fs.wait(call)? {
-            Reply::Entry(attributes) => {
-                let found = (self.fs.found(&attributes), attributes);
-                self.fs.remember(self.number(), &name, found);
-                Ok(())
-            }
-            other => unexpected(other),
-        }
-    }
-
-    pub(super) fn link(&self, from: &[u8], at: &MountedDirectory, to: &[u8]) -> Result<(), Errno> {
-        let (node, _) = self.lookup(from)?;
-        at.fs.may_be_present(at.number(), to);
-        let call = Call::Link { node: node.node, parent: at.number(), name: to.to_vec() };
-        match self.fs.wait(call)? {
-            // The reply is a lookup of its own.
-            Reply::Entry(attributes) => drop(self.fs.found(&attributes)),
-            other => return unexpected(other),
-        }
-        at.fs.forget(at.number(), to);
-        Ok(())
-    }
-
-    pub(super) fn rename(&self, from: &[u8], at: &MountedDirectory, to: &[u8]) -> Result<(), Errno> {
-        let (name, new_name) = (from.to_vec(), to.to_vec());
-        let (parent, new_parent) = (self.number(), at.number());
-        at.fs.may_be_present(new_parent, to);
-        let renamed = self.fs.wait(Call::Rename { parent, name, new_parent, new_name, flags: 0 });
-        self.fs.forget(self.number(), from);
-        at.fs.forget(at.number(), to);
-        renamed.map(drop)
-    }
-
-    pub(super) fn remove(&self, name: &[u8], directory: bool) -> Result<(), Errno> {
-        let removed =
-            self.fs.wait(Call::Remove { parent: self.number(), name: name.to_vec(), directory }).map(drop);
-        self.fs.forget(self.number(), name);
-        removed
-    }
-
-    pub(super) fn set_named(&self, name: &[u8], new: NewMetadata) -> Result<(), Errno> {
-        let (node, _) = match self.fs.remembered(self.number(), name) {
-            Some(known) => known,
-            None => self.lookup(name)?,
-        };
-        change(&self.fs, node.node, None, new)
-    }
-
-    /// Begins a listing.
-    pub(super) fn list(&self) -> MountedListing {
-        let stream = Stream(self.fs.0.streams.fetch_add(1, Relaxed));
-        MountedListing { directory: self.clone(), stream, after: 0, ended: false }
-    }
-}
-
-impl Inode for MountedDirectory {
-    fn status(&self) -> io::Result<Status> {
-        Ok(attributes_of(&self.fs, self.number(), None)?)
-    }
-
-    fn set(&self, new: NewMetadata) -> Result<(), Errno> {
-        change(&self.fs, self.number(), None, new)
-    }
-
-    fn is_far(&self) -> bool {
-        true
-    }
-
-    fn xattr_names(&self, names: &mut [u8]) -> Result<usize, Errno> {
-        bytes_into(self.fs.wait(Call::ListXattrs { node: self.number() }), names)
-    }
-
-    fn xattr(&self, name: &[u8], value: &mut [u8]) -> Result<usize, Errno> {
-        bytes_into(self.fs.wait(Call::GetXattr { node: self.number(), name: name.to_vec() }), value)
-    }
-
-    fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        set_xattr(&self.fs, self.number(), name, value)
-    }
-
-    fn remove_xattr(&self, name: &[u8]) -> Result<(), Errno> {
-        self.fs.wait(Call::RemoveXattr { node: self.number(), name: name.to_vec() }).map(drop)
-    }
-}
-
 fn attributes_of(fs: &MountedFs, node: Node, handle: Option<Handle>) -> Result<Status, Errno> {
     match fs.wait(Call::Attributes { node, handle })? {
         Reply::Attributes(attributes) => Ok(fs.status(&attributes)),
@@ -636,166 +332,5 @@ fn link_target(fs: &MountedFs, node: Node) -> Result<Vec<u8>, Errno> {
     match fs.wait(Call::ReadLink { node })? {
         Reply::Bytes(target) => Ok(target),
         other => unexpected(other),
-    }
-}
-
-/// A listing of a directory.
-#[derive(Debug)]
-pub(crate) struct MountedListing {
-    directory: MountedDirectory,
-    stream: Stream,
-    after: u64,
-    ended: bool,
-}
-
-impl MountedListing {
-    /// Some more names with their objects; none at the end.
-    pub(super) fn next(&mut self) -> Result<Vec<(Vec<u8>, ListedStatus)>, Errno> {
-        let (fs, node) = (&self.directory.fs, self.directory.number());
-        let mut entries = Vec::new();
-        while entries.is_empty() && !self.ended {
-            match fs.wait(Call::ReadDirectory { node, stream: self.stream, after: self.after })? {
-                Reply::Listing(listed, is_last) => {
-                    self.ended = is_last;
-                    self.after = listed.last().map_or(self.after, |entry| entry.position);
-                    entries = listed;
-                }
-                other => return unexpected(other),
-            }
-        }
-        // Targets are asked for together.
-        let entries = fs.helpers().map(entries, |entry| {
-            let target = match entry.attributes.kind() {
-                FileKind::Symlink => link_target(fs, entry.attributes.node).ok(),
-                _ => None,
-            };
-            (entry, target)
-        });
-        let remembered = |(entry, target): (longhaul_fs::DirectoryEntry, Option<Vec<u8>>)| {
-            let found = (fs.found(&entry.attributes), entry.attributes);
-            let status = fs.status(&entry.attributes);
-            fs.remember(node, &entry.name, found);
-            (entry.name, ListedStatus { status, target })
-        };
-        Ok(entries.into_iter().map(remembered).collect())
-    }
-}
-
-impl Drop for MountedListing {
-    fn drop(&mut self) {
-        self.directory.fs.0.files.start(Call::CloseDirectory { stream: self.stream }, Box::new(drop));
-    }
-}
-
-/// An open file.
-#[derive(Debug)]
-pub(crate) struct MountedFile {
-    fs: MountedFs,
-    node: Arc<MountedNode>,
-    handle: Handle,
-    /// What it was when it was opened.
-    opened: Box<Attributes>,
-}
-
-impl MountedFile {
-    pub(super) fn opened_status(&self) -> Status {
-        self.fs.status(&self.opened)
-    }
-
-    pub(super) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        let len = buf.len().min(DATA_MAX);
-        match self.fs.wait(Call::Read { handle: self.handle, offset, len: len as u32 })? {
-            Reply::Data(data) => {
-                let data = &data[..data.len().min(len)];
-                buf[..data.len()].copy_from_slice(data);
-                Ok(data.len())
-            }
-            other => unexpected(other),
-        }
-    }
-
-    pub(super) fn write_buffer_at(&self, data: &Buf, offset: u64) -> Result<(), Errno> {
-        let mut done = 0;
-        while done < data.len() {
-            let part = data.slice(done..data.len().min(done + DATA_MAX));
-            let call = Call::Write { handle: self.handle, offset: offset + done as u64, data: part };
-            match self.fs.wait(call)? {
-                Reply::Written(0) => return Err(Errno::IO),
-                Reply::Written(bytes) => done += bytes as usize,
-                other => return unexpected(other),
-            }
-        }
-        self.fs.wrote(data.len() as u64);
-        Ok(())
-    }
-
-    pub(super) fn set_len(&self, size: u64) -> Result<(), Errno> {
-        let changes = Changes { size: Some(size), ..Changes::default() };
-        self.fs.wait(Call::Change { node: self.node.node, handle: Some(self.handle), changes }).map(drop)
-    }
-
-    pub(super) fn sync(&self) -> Result<(), Errno> {
-        self.fs.wait(Call::Sync { handle: self.handle, data_only: true }).map(drop)
-    }
-
-    /// See [`File::end`](super::object::File::end). Content that is written behind would clear set-user-ID and
-    /// set-group-ID bits that are set before, as a write does.
-    pub(super) fn end(&self, mode: u32) -> Result<(), Errno> {
-        if mode & 0o6000 != 0 || self.fs.is_short() {
-            return self.sync();
-        }
-        self.fs.wait(Call::Flush { handle: self.handle }).map(drop)
-    }
-
-    pub(super) fn allocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
-        let (handle, mode) = (self.handle, mode.bits());
-        self.fs.wait(Call::Allocate { handle, offset, len, mode }).map(drop)
-    }
-
-    pub(super) fn next_data(&self, offset: u64) -> Result<u64, Errno> {
-        match self.fs.wait(Call::Seek { handle: self.handle, offset, hole: false })? {
-            Reply::Offset(data) => Ok(data),
-            other => unexpected(other),
-        }
-    }
-}
-
-impl Inode for MountedFile {
-    fn status(&self) -> io::Result<Status> {
-        Ok(attributes_of(&self.fs, self.node.node, Some(self.handle))?)
-    }
-
-    fn set(&self, new: NewMetadata) -> Result<(), Errno> {
-        change(&self.fs, self.node.node, Some(self.handle), new)
-    }
-
-    fn is_far(&self) -> bool {
-        true
-    }
-
-    fn xattr_names(&self, names: &mut [u8]) -> Result<usize, Errno> {
-        if self.opened.is_plain {
-            return Ok(0);
-        }
-        bytes_into(self.fs.wait(Call::ListXattrs { node: self.node.node }), names)
-    }
-
-    fn xattr(&self, name: &[u8], value: &mut [u8]) -> Result<usize, Errno> {
-        bytes_into(self.fs.wait(Call::GetXattr { node: self.node.node, name: name.to_vec() }), value)
-    }
-
-    fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        set_xattr(&self.fs, self.node.node, name, value)
-    }
-
-    fn remove_xattr(&self, name: &[u8]) -> Result<(), Errno> {
-        self.fs.wait(Call::RemoveXattr { node: self.node.node, name: name.to_vec() }).map(drop)
-    }
-}
-
-impl Drop for MountedFile {
-    fn drop(&mut self) {
-        // An error of a write was reported by `end` or `sync`: without them the file is not complete.
-        self.fs.0.files.start(Call::Close { handle: self.handle }, Box::new(drop));
     }
 }
