@@ -115,6 +115,8 @@ enum Group {
     CutPath,
     /// Trees of small files on a file system in a pool; needs the same
     Trees,
+    /// One large file, striped over targets behind a link each; needs etcd and iperf3
+    LargeFile,
     /// Heads of a volume that are killed under load, fifty times each way; needs the same
     Heads,
     /// All of pools
@@ -246,7 +248,15 @@ impl Group {
 
     /// Whether it is about pools over emulated links.
     fn is_pool(self) -> bool {
-        matches!(self, Group::FirstVolume | Group::Jobs | Group::CutPath | Group::Trees | Group::Heads)
+        matches!(
+            self,
+            Group::FirstVolume
+                | Group::Jobs
+                | Group::CutPath
+                | Group::Trees
+                | Group::LargeFile
+                | Group::Heads
+        )
     }
 
     /// Whether it is about local devices that are remote ones.
@@ -296,6 +306,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Jobs, groups::pools::jobs::run),
         (Group::CutPath, groups::pools::cut_path::run),
         (Group::Trees, groups::pools::trees::run),
+        (Group::LargeFile, groups::pools::large_file::run),
         (Group::Heads, groups::pools::heads::run),
         (Group::Distance, groups::far::distance::run),
         (Group::Latency, groups::far::latency::run),

@@ -1,10 +1,11 @@
 //! Pools: from nothing to a volume in use, jobs, many volumes, a volume with two paths of which one is cut, trees of
-//! files, and heads that are killed.
+//! files, one large file, and heads that are killed.
 
 pub(crate) mod cut_path;
 pub(crate) mod first_volume;
 pub(crate) mod heads;
 pub(crate) mod jobs;
+pub(crate) mod large_file;
 pub(crate) mod trees;
 pub(crate) mod volumes;
 
@@ -44,10 +45,15 @@ impl Site {
 
     /// As [`start`](Self::start), with another round trip.
     fn at(setup: &Setup, rtt: Duration) -> Result<Site> {
-        let link = Link::start(Conditions::new(rtt, Some(RATE)), Some(TARGETS))?;
+        Site::of(setup, rtt, RATE, TARGETS)
+    }
+
+    /// So many targets, behind links of `rate` bits per second.
+    fn of(setup: &Setup, rtt: Duration, rate: u64, count: usize) -> Result<Site> {
+        let link = Link::start(Conditions::new(rtt, Some(rate)), Some(count))?;
         let home = tempfile::Builder::new().prefix("longhaul-benches-").tempdir_in(&setup.dir)?;
         let (mut targets, mut addresses) = (Vec::new(), Vec::new());
-        for index in 1..=TARGETS {
+        for index in 1..=count {
             let setup = link.setup(setup, index);
             let mut target = Guard(setup.target.start(&mut space(&setup, home.path(), index))?);
             let ready = target.ready().context("a target did not start")?;

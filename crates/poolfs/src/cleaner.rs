@@ -100,12 +100,8 @@ impl FsSession {
         session: u64,
         release: &[u32],
     ) -> Result<bool, Errno> {
-        let names: Vec<Vec<u8>> = page.iter().map(|entry| entry.key.clone()).collect();
         // Another session may have done it, if this one counts as lost.
-        let accounts = match draft.is_again() {
-            true => draft.get_all(&names)?,
-            false => draft.suppose(page),
-        };
+        let accounts = draft.as_read(page)?;
         let mut sum: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
         let mut usage: BTreeMap<Owner, Usage> = BTreeMap::new();
         let counted = draft.snapshots().quotas;

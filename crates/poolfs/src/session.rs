@@ -15,10 +15,10 @@ use crate::relocate::FileExtent;
 use crate::schema::{CountersRecord, InodeRecord, Keys, encode_knows, encode_session, unreadable};
 use crate::segment::Segments;
 use crate::settings::{FsSettings, MemberPlace};
-use crate::snapshots::FsSnapshots;
+use crate::snapshots::{FsSnapshots, Numbered};
 use crate::store::{NUMBERS, Store, lock};
 use crate::view::SnapshotCatalog;
-use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, Revision, Txn};
+use longhaul_catalog::{Catalog, Commit, Error as CatalogError, Expect, LeaseId, Revision, Txn};
 use longhaul_device::{Error, ErrorKind, Result};
 use longhaul_engine::Config;
 use longhaul_engine::buf::BufPool;
@@ -27,7 +27,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// The lease is kept this many times while it lasts: one of these may be late.
@@ -214,6 +214,32 @@ pub(crate) fn now() -> Time {
     Time { seconds: now.as_secs().cast_signed(), nanoseconds: now.subsec_nanos() }
 }
 
+/// A session that has begun.
+struct SessionBegun {
+    /// The snapshot that it is of, and its number, or 0.
+    snapshot: Option<Numbered>,
+    number: u64,
+    lease: LeaseId,
+    /// Until when it certainly holds.
+    valid: Instant,
+    begun: Begun,
+}
+
+/// Begins a session under a lease that nothing keeps yet.
+fn begin_by(
+    catalog: &dyn Catalog,
+    keys: &Keys,
+    snapshots: &FsSnapshots<'_>,
+    options: &FsOptions,
+) -> Result<SessionBegun> {
+    let snapshot = options.snapshot.as_ref().map(|snapshot| snapshots.find(snapshot)).transpose()?;
+    let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
+    let valid = longhaul_engine::now() + options.ttl;
+    let lease = catalog.grant(options.ttl).map_err(|e| of_catalog(&e))?;
+    let begun = begin(catalog, keys, lease, (&options.host, number))?;
+    Ok(SessionBegun { snapshot, number, lease, valid, begun })
+}
+
 impl FsSession {
     /// Opens the file system `uuid` on these members; also returns the revision of the catalog as of which the
     /// session has begun.
@@ -236,15 +262,29 @@ impl FsSession {
             return Err(failed(&format!("it has {} members, not {}", members.len(), settings.members)));
         }
         let places: Vec<MemberPlace> = (0..settings.members).map(|member| settings.place(member)).collect();
-        let members = Members::open(members, &places, options.engine.clone()).map_err(|e| failed(&e))?;
-        check_members(&members, &settings, &options.name)?;
         let keys = Keys::new(uuid);
         let snapshots = FsSnapshots { catalog: &*catalog, uuid, name: options.name.clone() };
-        let snapshot = options.snapshot.as_ref().map(|snapshot| snapshots.find(snapshot)).transpose()?;
-        let number = snapshot.as_ref().map_or(0, |snapshot| snapshot.number);
-        let valid = longhaul_engine::now() + options.ttl;
-        let lease = catalog.grant(options.ttl).map_err(|e| of_catalog(&e))?;
-        let Begun { session, at, numbers } = begin(&*catalog, &keys, lease, (&options.host, number))?;
+        // The session begins while the members are opened, which takes as many round trips.
+        let (members, begun) = std::thread::scope(|scope| {
+            let opened = scope.spawn(|| {
+                let members =
+                    Members::open(members, &places, options.engine.clone()).map_err(|e| failed(&e))?;
+                check_members(&members, &settings, &options.name)?;
+                Ok(members)
+            });
+            let begun = begin_by(&*catalog, &keys, &snapshots, options);
+            let members =
+                opened.join().unwrap_or_else(|_| Err(failed(&"a thread that opens members failed")));
+            (members, begun)
+        });
+        let mut begun = begun?;
+        let members = members.inspect_err(|_| drop(catalog.revoke(begun.lease)))?;
+        if longhaul_engine::now() + options.ttl / 2 > begun.valid {
+            // Members have taken long, and nothing has kept its lease.
+            let _ = catalog.revoke(begun.lease);
+            begun = begin_by(&*catalog, &keys, &snapshots, options)?;
+        }
+        let SessionBegun { snapshot, number, lease, valid, begun: Begun { session, at, numbers } } = begun;
         // The removal of a snapshot is refused from here on.
         if let Some(name) = &options.snapshot
             && snapshots.find(name).map_or(0, |found| found.number) != number
@@ -382,11 +422,11 @@ impl FsSession {
         let session = Arc::clone(self);
         std::thread::Builder::new().name("longhaul-lease".into()).spawn(move || {
             let (store, lease) = (&session.store, session.store.lease());
-            let mut kept = std::time::Instant::now();
+            let mut kept = Instant::now();
             let mut pause = ttl / KEPT;
             while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 pause = ttl / KEPT;
-                let begun = std::time::Instant::now();
+                let begun = Instant::now();
                 match store.catalog().keep(lease) {
                     Ok(left) => {
                         kept = begun;
@@ -482,12 +522,7 @@ struct Begun {
 }
 
 /// Puts the record of a session.
-fn begin(
-    catalog: &dyn Catalog,
-    keys: &Keys,
-    lease: longhaul_catalog::LeaseId,
-    (host, snapshot): (&str, u64),
-) -> Result<Begun> {
+fn begin(catalog: &dyn Catalog, keys: &Keys, lease: LeaseId, (host, snapshot): (&str, u64)) -> Result<Begun> {
     for _ in 0..TRIES {
         let key = keys.counters();
         let entry = catalog.get(&key).map_err(|e| of_catalog(&e))?;

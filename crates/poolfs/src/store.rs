@@ -725,12 +725,17 @@ impl<'s> Draft<'s> {
         Ok(found)
     }
 
-    /// Supposes that entries that were just read are still so; returns them as [`get_all`](Self::get_all) does.
-    pub(crate) fn suppose(&mut self, entries: &[Entry]) -> Vec<Entry> {
+    /// Entries that were read before this transaction: as they were then, or, if the transaction is made again, as they
+    /// are now.
+    pub(crate) fn as_read(&mut self, entries: &[Entry]) -> Result<Vec<Entry>, Errno> {
+        if self.is_fresh {
+            let keys: Vec<Vec<u8>> = entries.iter().map(|entry| entry.key.clone()).collect();
+            return self.get_all(&keys);
+        }
         for entry in entries {
             self.note(&entry.key, Some(entry));
         }
-        entries.to_vec()
+        Ok(entries.to_vec())
     }
 
     fn note(&mut self, key: &[u8], found: Option<&Entry>) {

@@ -124,7 +124,7 @@ impl Drop for Mount<'_> {
 }
 
 /// Starts etcd beside the first target, and waits until it serves.
-fn etcd(site: &Site) -> Result<Guard> {
+pub(super) fn etcd(site: &Site) -> Result<Guard> {
     let host = site.setup.target.address;
     let (at, peers) = (format!("http://{host}:2379"), format!("http://{host}:2380"));
     let mut command = site.setup.target.command("etcd");

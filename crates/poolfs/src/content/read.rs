@@ -163,7 +163,7 @@ impl FsSession {
                 Err(missing) => {
                     drop(state);
                     // Holes may have many chunks that are not there.
-                    let next = self.chunk_keys(node.inode, missing[0], 1)?.first().map(|(chunk, _)| *chunk);
+                    let next = self.chunks_from(node.inode, missing[0], 1)?.first().map(|(chunk, _)| *chunk);
                     match next {
                         Some(next) if next == missing[0] => self.fetch_chunks(node, &missing)?,
                         _ if hole => return Ok(at),

@@ -6,6 +6,7 @@ use crate::node::OpenNode;
 use crate::schema::{CHUNK, Content, InodeRecord, decode_extents, encode_extents, unreadable};
 use crate::session::FsSession;
 use crate::store::{Draft, lock};
+use longhaul_catalog::Entry;
 use longhaul_fs::{Errno, FileKind};
 use std::cell::Cell;
 use std::ops::Range;
@@ -110,12 +111,12 @@ impl FsSession {
     }
 
     /// Chunks of an inode from `first` on: at most `most`.
-    pub(crate) fn chunk_keys(
+    pub(crate) fn chunks_from(
         &self,
         number: u64,
         first: u64,
         most: usize,
-    ) -> Result<Vec<(u64, Vec<u8>)>, Errno> {
+    ) -> Result<Vec<(u64, Entry)>, Errno> {
         let keys = self.store.keys();
         let prefix = keys.chunks(number);
         let after = match first.checked_sub(1) {
@@ -123,27 +124,26 @@ impl FsSession {
             None => prefix.clone(),
         };
         let page = self.store.page(&prefix, &after, most)?;
-        let number = |entry: longhaul_catalog::Entry| Some((keys.parse(&entry.key, 2)?.0[1], entry.key));
+        let number = |entry: Entry| Some((keys.parse(&entry.key, 2)?.0[1], entry));
         Ok(page.into_iter().filter_map(number).collect())
     }
 
     /// Removes the chunks of an inode that are behind its end, if it has such.
     pub(crate) fn trim(&self, number: u64) -> Result<(), Errno> {
-        loop {
-            let Some(inode) = self.store.inode(number)? else { return Ok(()) };
-            if !inode.trims {
-                return Ok(());
-            }
+        let Some(inode) = self.store.inode(number)? else { return Ok(()) };
+        let (mut size, mut trims) = (inode.size, inode.trims);
+        while trims {
             // What is kept for a snapshot takes as many records again.
             let most = if self.has_snapshots() { TRIMMED / 4 } else { TRIMMED };
-            let chunks = self.chunk_keys(number, inode.size.div_ceil(CHUNK), most)?;
-            self.store.change(|draft| {
-                let Some(mut inode) = draft.inode(number)? else { return Ok(()) };
-                if !inode.trims {
-                    return Ok(());
+            let chunks = self.chunks_from(number, size.div_ceil(CHUNK), most)?;
+            let chunks: Vec<Entry> = chunks.into_iter().map(|(_, entry)| entry).collect();
+            (size, trims) = self.store.change(|draft| {
+                let Some(mut inode) = draft.inode(number)? else { return Ok((0, false)) };
+                if !inode.trims || inode.size != size {
+                    // What was read is not all that is behind its end, or not behind it.
+                    return Ok((inode.size, inode.trims));
                 }
-                let keys: Vec<Vec<u8>> = chunks.iter().map(|(_, key)| key.clone()).collect();
-                for entry in draft.get_all(&keys)? {
+                for entry in draft.as_read(&chunks)? {
                     let list =
                         decode_extents(&entry.value).ok_or_else(|| unreadable("a chunk", &entry.value))?;
                     let removed: Vec<Extent> = list.iter().cloned().collect();
@@ -156,10 +156,12 @@ impl FsSession {
                         inode.content = Content::Inline(ExtentList::default());
                     }
                 }
+                let left = (inode.size, inode.trims);
                 draft.put_inode(number, inode);
-                Ok(())
+                Ok(left)
             })?;
         }
+        Ok(())
     }
 
     /// Makes a range of a file a hole.
@@ -171,18 +173,18 @@ impl FsSession {
         let most = if self.has_snapshots() { GROUP_CHUNKS / 4 } else { GROUP_CHUNKS };
         let (mut first, mut most) = (range.start / CHUNK, most);
         loop {
-            let chunks = self.chunk_keys(number, first, most)?;
+            let chunks = self.chunks_from(number, first, most)?;
             let is_last = chunks.len() < most;
-            let within: Vec<(u64, Vec<u8>)> =
+            let within: Vec<(u64, Entry)> =
                 chunks.into_iter().filter(|(chunk, _)| chunk * CHUNK < range.end).collect();
+            let entries: Vec<Entry> = within.iter().map(|(_, entry)| entry.clone()).collect();
             let punched = self.store.change(|draft| {
                 let mut inode = draft.needed(number)?;
                 let (mut removed, mut put) = (Vec::new(), 0);
                 match &mut inode.content {
                     Content::Inline(list) => removed = list.remove(range.clone()),
                     Content::Chunks => {
-                        let keys: Vec<Vec<u8>> = within.iter().map(|(_, key)| key.clone()).collect();
-                        for entry in draft.get_all(&keys)? {
+                        for entry in draft.as_read(&entries)? {
                             let mut list = decode_extents(&entry.value)
                                 .ok_or_else(|| unreadable("a chunk", &entry.value))?;
                             removed.extend(list.remove(range.clone()));
