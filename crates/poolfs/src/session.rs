@@ -279,7 +279,7 @@ impl FsSession {
         });
         let mut begun = begun?;
         let members = members.inspect_err(|_| drop(catalog.revoke(begun.lease)))?;
-        if longhaul_engine::now() + options.ttl / 2 > begun.valid {
+        if longhaul_engine::now() + options.ttl / KEPT * (KEPT - 1) > begun.valid {
             // Members have taken long, and nothing has kept its lease.
             let _ = catalog.revoke(begun.lease);
             begun = begin_by(&*catalog, &keys, &snapshots, options)?;
@@ -423,7 +423,8 @@ impl FsSession {
         std::thread::Builder::new().name("longhaul-lease".into()).spawn(move || {
             let (store, lease) = (&session.store, session.store.lease());
             let mut kept = Instant::now();
-            let mut pause = ttl / KEPT;
+            // It was granted before the members were opened.
+            let mut pause = store.valid_for().saturating_sub(ttl / KEPT * (KEPT - 1));
             while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 pause = ttl / KEPT;
                 let begun = Instant::now();

@@ -200,7 +200,12 @@ impl Store {
 
     /// Whether the lease lasts by the clock of this host: then no other host has what it protects.
     pub(crate) fn is_valid(&self) -> bool {
-        longhaul_engine::now() < *lock(&self.valid)
+        !self.valid_for().is_zero()
+    }
+
+    /// How long the lease lasts yet, by the clock of this host.
+    pub(crate) fn valid_for(&self) -> Duration {
+        lock(&self.valid).saturating_duration_since(longhaul_engine::now())
     }
 
     /// The lease was kept until then, at least.
