@@ -109,8 +109,8 @@ impl Bench {
         let mut command = self.site.command(&["cp", "--json", "--congestion", congestion, from, to]);
         let said =
             program::finish(&mut command, &self.site.setup).with_context(|| format!("cp {from} {to}"))?;
-        let events = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let summary = events.last().filter(|last| last["event"] == "summary").context("no summary")?;
+        let mut events = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let summary = events.next_back().filter(|last| last["event"] == "summary").context("no summary")?;
         ensure!(summary["bytes"] == self.bytes, "{summary}");
         summary["seconds"].as_f64().context("no time in the summary")
     }
