@@ -16,34 +16,34 @@ const LEFT_PART: usize = 4;
 
 /// Successive bytes in memory.
 #[derive(Clone, Debug)]
-enum Run {
+enum RunBytes {
     /// Small writes, joined.
     Grown(Vec<u8>),
     /// One write, or a part of it; the bytes of the whole one.
     Kept(Buf, usize),
 }
 
-impl Deref for Run {
+impl Deref for RunBytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
-            Run::Grown(bytes) => bytes,
-            Run::Kept(bytes, _) => bytes,
+            RunBytes::Grown(bytes) => bytes,
+            RunBytes::Kept(bytes, _) => bytes,
         }
     }
 }
 
-impl Run {
+impl RunBytes {
     /// Cuts off what is at `at` or later; `at` is within the run.
-    fn split_off(&mut self, at: usize) -> Run {
+    fn split_off(&mut self, at: usize) -> RunBytes {
         match self {
-            Run::Grown(bytes) => Run::Grown(bytes.split_off(at)),
-            Run::Kept(bytes, whole) => {
+            RunBytes::Grown(bytes) => RunBytes::Grown(bytes.split_off(at)),
+            RunBytes::Kept(bytes, whole) => {
                 let (head, tail) = (bytes.slice(0..at), bytes.slice(at..bytes.len()));
                 let (whole, part) =
                     (*whole, |bytes: Buf, whole: usize| match bytes.len() < whole / LEFT_PART {
-                        true => Run::Grown(bytes.to_vec()),
-                        false => Run::Kept(bytes, whole),
+                        true => RunBytes::Grown(bytes.to_vec()),
+                        false => RunBytes::Kept(bytes, whole),
                     });
                 *self = part(head, whole);
                 part(tail, whole)
@@ -56,31 +56,31 @@ impl Run {
 #[derive(Clone)]
 pub(crate) struct Span<'r> {
     pub(crate) offset: u64,
-    parts: VecDeque<Part<'r>>,
+    parts: VecDeque<SpanPart<'r>>,
     len: usize,
 }
 
 #[derive(Clone)]
-enum Part<'r> {
+enum SpanPart<'r> {
     Bytes(&'r [u8]),
     Kept(Buf),
 }
 
-impl Part<'_> {
+impl SpanPart<'_> {
     fn slice(&self, range: Range<usize>) -> Self {
         match self {
-            Part::Bytes(bytes) => Part::Bytes(&bytes[range]),
-            Part::Kept(bytes) => Part::Kept(bytes.slice(range)),
+            SpanPart::Bytes(bytes) => SpanPart::Bytes(&bytes[range]),
+            SpanPart::Kept(bytes) => SpanPart::Kept(bytes.slice(range)),
         }
     }
 }
 
-impl Deref for Part<'_> {
+impl Deref for SpanPart<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
-            Part::Bytes(bytes) => bytes,
-            Part::Kept(bytes) => bytes,
+            SpanPart::Bytes(bytes) => bytes,
+            SpanPart::Kept(bytes) => bytes,
         }
     }
 }
@@ -93,7 +93,7 @@ impl<'r> Span<'r> {
     /// Content that begins at `offset` of a file.
     #[cfg(test)]
     pub(crate) fn of(offset: u64, bytes: &'r [u8]) -> Span<'r> {
-        Span { offset, parts: [Part::Bytes(bytes)].into(), len: bytes.len() }
+        Span { offset, parts: [SpanPart::Bytes(bytes)].into(), len: bytes.len() }
     }
 
     /// Bytes.
@@ -106,7 +106,7 @@ impl<'r> Span<'r> {
         self.offset + self.len as u64
     }
 
-    fn push(&mut self, part: Part<'r>) {
+    fn push(&mut self, part: SpanPart<'r>) {
         self.len += part.len();
         self.parts.push_back(part);
     }
@@ -131,7 +131,7 @@ impl<'r> Span<'r> {
     /// The bytes, if they are one buffer.
     pub(crate) fn kept(&self) -> Option<Buf> {
         match self.parts.front() {
-            Some(Part::Kept(bytes)) if self.parts.len() == 1 => Some(bytes.clone()),
+            Some(SpanPart::Kept(bytes)) if self.parts.len() == 1 => Some(bytes.clone()),
             _ => None,
         }
     }
@@ -149,7 +149,7 @@ impl<'r> Span<'r> {
 /// Runs of bytes, by offset.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Runs {
-    all: BTreeMap<u64, Run>,
+    all: BTreeMap<u64, RunBytes>,
     bytes: usize,
 }
 
@@ -177,8 +177,8 @@ impl Runs {
         let mut spans: Vec<Span<'_>> = Vec::new();
         for (offset, run) in &self.all {
             let part = match run {
-                Run::Grown(bytes) => Part::Bytes(bytes),
-                Run::Kept(bytes, _) => Part::Kept(bytes.clone()),
+                RunBytes::Grown(bytes) => SpanPart::Bytes(bytes),
+                RunBytes::Kept(bytes, _) => SpanPart::Kept(bytes.clone()),
             };
             match spans.last_mut().filter(|last| last.end() == *offset) {
                 Some(last) => last.push(part),
@@ -194,7 +194,7 @@ impl Runs {
 
     /// Parts of runs within `range`, with their offsets.
     pub(crate) fn within(&self, range: Range<u64>) -> Vec<(u64, &[u8])> {
-        let part = |(offset, bytes): (&u64, &Run)| {
+        let part = |(offset, bytes): (&u64, &RunBytes)| {
             let (from, to) = ((*offset).max(range.start), (offset + bytes.len() as u64).min(range.end));
             (from < to).then_some((from, (from - offset) as usize..(to - offset) as usize))
         };
@@ -210,7 +210,7 @@ impl Runs {
         self.all.range(..=range.start).next_back().map_or(range.start, |(offset, _)| *offset)
     }
 
-    fn insert(&mut self, offset: u64, run: Run) {
+    fn insert(&mut self, offset: u64, run: RunBytes) {
         self.bytes += run.len();
         self.all.insert(offset, run);
     }
@@ -255,7 +255,7 @@ impl Runs {
             return;
         }
         let end = offset + data.len() as u64;
-        if let Some((start, Run::Grown(run))) = self.all.range_mut(..=offset).next_back() {
+        if let Some((start, RunBytes::Grown(run))) = self.all.range_mut(..=offset).next_back() {
             let (at, run_end) = ((offset - start) as usize, start + run.len() as u64);
             if end <= run_end {
                 return run[at..at + data.len()].copy_from_slice(data);
@@ -264,7 +264,7 @@ impl Runs {
                 let start = *start;
                 let is_free = |next: Option<u64>| next.is_none_or(|next| next >= end);
                 if is_free(self.all.range(offset..).next().map(|(next, _)| *next))
-                    && let Some(Run::Grown(run)) = self.all.get_mut(&start)
+                    && let Some(RunBytes::Grown(run)) = self.all.get_mut(&start)
                 {
                     self.bytes += data.len();
                     return run.extend_from_slice(data);
@@ -272,7 +272,7 @@ impl Runs {
             }
         }
         self.remove(offset..end);
-        self.insert(offset, Run::Grown(data.to_vec()));
+        self.insert(offset, RunBytes::Grown(data.to_vec()));
     }
 
     /// Puts a buffer, which is kept, in place of what was there.
@@ -282,7 +282,7 @@ impl Runs {
         }
         let len = data.len();
         self.remove(offset..offset + len as u64);
-        self.insert(offset, Run::Kept(data, len));
+        self.insert(offset, RunBytes::Kept(data, len));
     }
 
     /// Moves all at `from` or later by `shift` bytes.
@@ -349,9 +349,9 @@ mod tests {
         let mut runs = Runs::default();
         runs.keep(0, Buf::copy_of(&[1; 4000]));
         runs.remove(1500..4000);
-        assert!(matches!(runs.all[&0], Run::Kept(_, 4000)));
+        assert!(matches!(runs.all[&0], RunBytes::Kept(_, 4000)));
         runs.remove(500..4000);
-        assert!(matches!(runs.all[&0], Run::Grown(_)));
+        assert!(matches!(runs.all[&0], RunBytes::Grown(_)));
         assert_eq!(runs.bytes(), 500);
     }
 

@@ -34,7 +34,7 @@ pub(crate) enum Share {
 }
 
 /// What was written, on its way to memory.
-enum Written<'d> {
+enum NewContent<'d> {
     Small(&'d [u8]),
     Large(Buf),
 }
@@ -89,13 +89,13 @@ impl FsSession {
     }
 
     /// A copy of a large write, which is made before its file is locked: other writers of the file do not wait for it.
-    fn kept<'d>(&self, data: &'d [u8]) -> Written<'d> {
+    fn kept<'d>(&self, data: &'d [u8]) -> NewContent<'d> {
         if !(LARGE_WRITE..=BUF_MAX).contains(&data.len()) {
-            return Written::Small(data);
+            return NewContent::Small(data);
         }
         let mut copy = self.units.try_alloc(data.len()).unwrap_or_else(|| BufMut::zeroed(data.len()));
         copy.copy_from_slice(data);
-        Written::Large(copy.freeze())
+        NewContent::Large(copy.freeze())
     }
 
     /// The state of a file that is written to, and where: what is appended waits for a commit.
@@ -124,11 +124,11 @@ impl FsSession {
     }
 
     /// Keeps what is written in memory; bytes of the file that are there.
-    fn put_in_memory(&self, state: &mut NodeState, offset: u64, content: Written<'_>) -> usize {
+    fn put_in_memory(&self, state: &mut NodeState, offset: u64, content: NewContent<'_>) -> usize {
         let before = state.dirty.bytes();
         match content {
-            Written::Small(data) => state.dirty.write(offset, data),
-            Written::Large(data) => state.dirty.keep(offset, data),
+            NewContent::Small(data) => state.dirty.write(offset, data),
+            NewContent::Large(data) => state.dirty.keep(offset, data),
         }
         let dirty = state.dirty.bytes();
         state.modified = Some(self.now());
@@ -149,7 +149,7 @@ impl FsSession {
             && self.dirty.load(Relaxed) + data.len() <= self.memory
             && offset.checked_add(data.len() as u64).is_some_and(|end| end <= i64::MAX as u64);
         if fits {
-            self.put_in_memory(&mut state, offset, Written::Small(data));
+            self.put_in_memory(&mut state, offset, NewContent::Small(data));
         }
         fits
     }
