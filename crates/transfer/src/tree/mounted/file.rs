@@ -70,7 +70,7 @@ impl MountedFile {
         self.fs.wait(Call::Sync { handle: self.handle, data_only: true }).map(drop)
     }
 
-    /// See [`File::end`](super::object::File::end). Content that is written behind would clear set-user-ID and
+    /// See [`File::end`](crate::tree::object::File::end). Content that is written behind would clear set-user-ID and
     /// set-group-ID bits that are set before, as a write does.
     pub(crate) fn end(&self, mode: u32) -> Result<(), Errno> {
         if mode & 0o6000 != 0 || self.fs.is_short() {
