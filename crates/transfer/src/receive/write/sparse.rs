@@ -42,7 +42,7 @@ pub(super) fn write(file: &File, entry: &Entry, data: &[u8], offset: u64, fresh:
 /// The same of a buffer, which is not copied unless there are holes.
 ///
 /// # Errors
-/// As of [`write`].
+/// Of pwrite(2).
 pub(super) fn write_buffer(
     file: &File,
     entry: &Entry,
