@@ -124,21 +124,13 @@ impl Star {
 
     /// An iperf3 server behind each link.
     fn iperf(&self) -> Result<Vec<Iperf>> {
-        let start = |server: &Server| {
-            Iperf::start(&server.setup)?.context("iperf3 is the reference here, and is not installed")
-        };
-        self.servers.iter().map(start).collect()
+        Iperf::start_all(self.servers.iter().map(|server| &server.setup))
     }
 
     /// Bytes per second of one plain stream over each link at the same time.
     fn plain(&self, iperf: &[Iperf], write: bool) -> Result<f64> {
-        std::thread::scope(|scope| {
-            let pairs = self.servers.iter().zip(iperf);
-            let streams: Vec<_> = pairs
-                .map(|(server, iperf)| scope.spawn(|| iperf.run(&server.setup, write, 128 << 10)))
-                .collect();
-            streams.into_iter().map(|stream| stream.join().expect("a thread that does not panic")).sum()
-        })
+        let links = iperf.iter().zip(self.servers.iter().map(|server| &server.setup));
+        Iperf::together(links, |iperf, setup| iperf.run(setup, write, 128 << 10))
     }
 }
 

@@ -72,7 +72,7 @@ fn scaled(setup: &Setup, full: u64) -> u64 {
 }
 
 /// Writes content that nothing on the way compresses.
-fn write_noise(path: &Path, len: u64, random: &mut Rng) -> Result<()> {
+pub(super) fn write_noise(path: &Path, len: u64, random: &mut Rng) -> Result<()> {
     let mut file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
     let (mut left, mut piece) = (len, vec![0; 64 << 10]);
     while left > 0 {

@@ -216,9 +216,8 @@ pub(crate) fn now() -> Time {
 
 /// A session that has begun.
 struct SessionBegun {
-    /// The snapshot that it is of, and its number, or 0.
+    /// The snapshot that it is of.
     snapshot: Option<Numbered>,
-    number: u64,
     lease: LeaseId,
     /// Until when it certainly holds.
     valid: Instant,
@@ -237,7 +236,7 @@ fn begin_by(
     let valid = longhaul_engine::now() + options.ttl;
     let lease = catalog.grant(options.ttl).map_err(|e| of_catalog(&e))?;
     let begun = begin(catalog, keys, lease, (&options.host, number))?;
-    Ok(SessionBegun { snapshot, number, lease, valid, begun })
+    Ok(SessionBegun { snapshot, lease, valid, begun })
 }
 
 impl FsSession {
@@ -284,10 +283,10 @@ impl FsSession {
             let _ = catalog.revoke(begun.lease);
             begun = begin_by(&*catalog, &keys, &snapshots, options)?;
         }
-        let SessionBegun { snapshot, number, lease, valid, begun: Begun { session, at, numbers } } = begun;
+        let SessionBegun { snapshot, lease, valid, begun: Begun { session, at, numbers } } = begun;
         // The removal of a snapshot is refused from here on.
-        if let Some(name) = &options.snapshot
-            && snapshots.find(name).map_or(0, |found| found.number) != number
+        if let (Some(name), Some(begun_with)) = (&options.snapshot, &snapshot)
+            && snapshots.find(name).map_or(0, |found| found.number) != begun_with.number
         {
             let _ = catalog.revoke(lease);
             return Err(failed(&"its snapshot was removed meanwhile"));

@@ -66,20 +66,15 @@ impl StripePlan {
 
     /// The units of `content`, which is filled up with zeroes: data, then parity. What lies in one buffer is not
     /// copied; other units are of `pool` while it has some.
-    pub(crate) fn encode(&self, content: Span<'_>, pool: &BufPool) -> Vec<Buf> {
+    pub(crate) fn encode(&self, mut content: Span<'_>, pool: &BufPool) -> Vec<Buf> {
         let unit = self.unit as usize;
-        let buffer = || match unit <= BUF_MAX {
-            true => pool.try_alloc(unit).unwrap_or_else(|| BufMut::zeroed(unit)),
-            false => BufMut::zeroed(unit),
-        };
-        let mut rest = content;
         let mut units: Vec<Buf> = (0..self.data)
             .map(|_| {
-                let part = rest.take(unit);
+                let part = content.take(unit);
                 if let Some(kept) = part.kept().filter(|kept| kept.len() == unit) {
                     return kept;
                 }
-                let mut bytes = buffer();
+                let mut bytes = buffer(pool, unit);
                 part.copy_to(&mut bytes);
                 // A buffer of a pool has what was in it before.
                 bytes[part.len()..].fill(0);
@@ -87,7 +82,7 @@ impl StripePlan {
             })
             .collect();
         let data: Vec<&[u8]> = units.iter().map(|unit| &unit[..]).collect();
-        let mut parity: Vec<BufMut> = (0..self.parity).map(|_| buffer()).collect();
+        let mut parity: Vec<BufMut> = (0..self.parity).map(|_| buffer(pool, unit)).collect();
         match &mut parity[..] {
             [] => {}
             [p] => longhaul_parity::xor(p, &data),
@@ -96,6 +91,12 @@ impl StripePlan {
         units.extend(parity.into_iter().map(BufMut::freeze));
         units
     }
+}
+
+/// A buffer of `pool`, or of its own while the pool has none. The content is unspecified.
+pub(crate) fn buffer(pool: &BufPool, len: usize) -> BufMut {
+    let pooled = if len <= BUF_MAX { pool.try_alloc(len) } else { None };
+    pooled.unwrap_or_else(|| BufMut::zeroed(len))
 }
 
 /// The stripe of units at these places.

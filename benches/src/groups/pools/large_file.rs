@@ -1,6 +1,7 @@
 //! One large file of a file system in a pool, striped over targets behind a link each, against one plain stream over
 //! each link at the same time: the experiment of the Network Storage Manager, with files.
 
+use super::super::transfer::write_noise;
 use super::{ADMIN, Site, trees};
 use crate::link;
 use crate::process::Guard;
@@ -10,9 +11,9 @@ use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// What a machine of two processors emulates beside all programs, in bits per second.
@@ -26,7 +27,6 @@ const EACH: u64 = 512 << 20;
 const PLAIN: u64 = 128 << 20;
 /// The least share of the plain streams that is good enough.
 const FLOOR: f64 = 0.95;
-const PIECE: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug)]
 enum Subject {
@@ -56,6 +56,8 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 struct Bench {
     _etcd: Guard,
     site: Site,
+    /// How to measure over each link.
+    links: Vec<Setup>,
     iperf: Vec<Iperf>,
     layout: &'static str,
     source: PathBuf,
@@ -66,41 +68,33 @@ struct Bench {
 impl Bench {
     fn start(setup: &Setup, (rate, rtt): (u64, Duration), targets: usize) -> Result<Bench> {
         let site = Site::of(setup, rtt, rate, targets)?;
-        let etcd = trees::etcd(&site)?;
-        let catalog = format!("etcd:{}:2379", site.setup.target.address);
-        site.run(&[&site.create()[..], &["--catalog", &catalog]].concat())?;
-        let start = |index: usize| {
-            Iperf::start(&site.link.setup(setup, index))?
-                .context("iperf3 is the reference here, and is not installed")
-        };
-        let iperf = (1..=targets).map(start).collect::<Result<Vec<_>>>()?;
+        let etcd = trees::pool_by_etcd(&site)?;
+        let links: Vec<Setup> = (1..=targets).map(|index| site.link.setup(setup, index)).collect();
+        let iperf = Iperf::start_all(&links)?;
         let (layout, data) = if targets < 3 { ("stripe", targets) } else { ("parity", targets - 1) };
         let (source, bytes) = (site.home.path().join("source"), EACH * data as u64);
-        fill(&source, bytes)?;
-        Ok(Bench { _etcd: etcd, site, iperf, layout, source, bytes })
+        write_noise(&source, bytes, &mut fastrand::Rng::with_seed(1))?;
+        Ok(Bench { _etcd: etcd, site, links, iperf, layout, source, bytes })
     }
 
     /// Bytes per second of one plain stream over each link at the same time.
-    fn plain(&self, setup: &Setup, write: bool) -> Result<f64> {
-        std::thread::scope(|scope| {
-            let streams: Vec<_> = (1..)
-                .zip(&self.iperf)
-                .map(|(index, iperf)| {
-                    let setup = self.site.link.setup(setup, index);
-                    scope.spawn(move || iperf.bytes(&setup, write, PLAIN))
-                })
-                .collect();
-            streams.into_iter().map(|stream| stream.join().expect("a thread that does not panic")).sum()
-        })
+    fn plain(&self, write: bool) -> Result<f64> {
+        let links = self.iperf.iter().zip(&self.links);
+        Iperf::together(links, |iperf, setup| iperf.bytes(setup, write, PLAIN))
     }
 
-    /// Makes the file system anew: a file that takes the place of another one has to free its content.
-    fn renew(&self) -> Result<()> {
-        // There is none before the first round.
-        let _ = self.site.run(&["fs", "rm", "bench/files", "--force"]);
-        let (size, width) = ((self.bytes + self.bytes / 2).to_string(), self.iperf.len().to_string());
+    /// Bytes per second on the links while the file is copied to a new file system, and back to `back`. Each round has
+    /// a file system of its own: a file that takes the place of another one has to free its content.
+    fn copies(&self, back: &Path) -> Result<[f64; 2]> {
+        let (targets, size) = (self.links.len(), (self.bytes + self.bytes / 2).to_string());
         let create = ["fs", "create", "bench/files", "--size", &size, "--layout", self.layout];
-        self.site.run(&[&create[..], &["--width", &width]].concat()).map(drop)
+        self.site.run(&[&create[..], &["--width", &targets.to_string()]].concat())?;
+        let (source, far) = (text(&self.source)?, "fs:bench/files/large");
+        let (written, read) = (self.copy(source, far)?, self.copy(far, text(back)?)?);
+        trees::finish(Command::new("cmp").arg(&self.source).arg(back))?;
+        fs::remove_file(back)?;
+        self.site.run(&["fs", "rm", "bench/files"])?;
+        Ok([EACH as f64 * targets as f64 / written, self.bytes as f64 / read])
     }
 
     /// Copies the file; seconds by its summary.
@@ -120,24 +114,14 @@ impl Bench {
 fn measure(setup: &Setup, link: (u64, Duration), targets: usize, section: &mut Section) -> Result<u32> {
     let bench = Bench::start(setup, link, targets)?;
     let name = format!("{}, {}", link::rate(link.0), link::round_trip(link.1));
-    let (far, near) = ("fs:bench/files/large", bench.site.home.path().join("back"));
-    let (source, back) = (text(&bench.source)?, text(&near)?);
+    let back = bench.site.home.path().join("back");
     let mut late = 0;
     let measured = setup.interleave(&[Subject::Plain, Subject::Copy], |subject| {
         let (rates, is_late) = bench.site.link.mostly_on_time(|| match subject {
-            Subject::Plain => Ok([true, false].map(|write| bench.plain(setup, write))),
-            Subject::Copy => {
-                bench.renew()?;
-                let written = bench.copy(source, far)?;
-                let read = bench.copy(far, back)?;
-                ensure!(same(&bench.source, &near)?, "the file that was read back differs");
-                fs::remove_file(&near)?;
-                Ok([EACH as f64 * targets as f64 / written, bench.bytes as f64 / read].map(Ok))
-            }
+            Subject::Plain => Ok([bench.plain(true)?, bench.plain(false)?]),
+            Subject::Copy => bench.copies(&back),
         })?;
         late += u32::from(is_late);
-        let [written, read] = rates;
-        let rates = [written?, read?];
         eprintln!("  {name}, {targets} targets, {subject:?}: {:.0?} Mb/s", rates.map(|rate| 8e-6 * rate));
         Ok(rates)
     })?;
@@ -158,34 +142,6 @@ fn measure(setup: &Setup, link: (u64, Duration), targets: usize, section: &mut S
 
 fn text(path: &Path) -> Result<&str> {
     path.to_str().context("a path that is text")
-}
-
-/// Makes a file of random bytes.
-fn fill(path: &Path, bytes: u64) -> io::Result<()> {
-    let (mut file, mut random) = (BufWriter::new(File::create(path)?), fastrand::Rng::with_seed(1));
-    let mut piece = vec![0; PIECE];
-    for _ in 0..bytes / PIECE as u64 {
-        random.fill(&mut piece);
-        file.write_all(&piece)?;
-    }
-    file.flush()
-}
-
-/// Whether two files have the same content.
-fn same(one: &Path, other: &Path) -> io::Result<bool> {
-    let (one, other) = (File::open(one)?, File::open(other)?);
-    if one.metadata()?.len() != other.metadata()?.len() {
-        return Ok(false);
-    }
-    let (mut one, mut other) = (BufReader::with_capacity(PIECE, one), BufReader::with_capacity(PIECE, other));
-    let (mut a, mut b) = (vec![0; PIECE], vec![0; PIECE]);
-    loop {
-        let read = one.read(&mut a)?;
-        other.read_exact(&mut b[..read])?;
-        if read == 0 || a[..read] != b[..read] {
-            return Ok(read == 0);
-        }
-    }
 }
 
 fn notes(section: &mut Section, late: u32) {

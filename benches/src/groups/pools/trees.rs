@@ -83,9 +83,7 @@ struct Mount<'s> {
 impl FileSite {
     fn start(setup: &Setup, rtt: Duration) -> Result<FileSite> {
         let site = Site::at(setup, rtt)?;
-        let etcd = etcd(&site)?;
-        let catalog = format!("etcd:{}:2379", site.setup.target.address);
-        site.run(&[&site.create()[..], &["--catalog", &catalog]].concat())?;
+        let etcd = pool_by_etcd(&site)?;
         site.run(&["fs", "create", "bench/files", "--size", SIZE, "--layout", "parity"])?;
         let name = format!("{}, {}", link::rate(RATE), link::round_trip(rtt));
         Ok(FileSite { _etcd: etcd, site, name })
@@ -123,8 +121,16 @@ impl Drop for Mount<'_> {
     }
 }
 
+/// Makes the pool of all targets, whose catalog is in an etcd beside the first one.
+pub(super) fn pool_by_etcd(site: &Site) -> Result<Guard> {
+    let etcd = etcd(site)?;
+    let catalog = format!("etcd:{}:2379", site.setup.target.address);
+    site.run(&[&site.create()[..], &["--catalog", &catalog]].concat())?;
+    Ok(etcd)
+}
+
 /// Starts etcd beside the first target, and waits until it serves.
-pub(super) fn etcd(site: &Site) -> Result<Guard> {
+fn etcd(site: &Site) -> Result<Guard> {
     let host = site.setup.target.address;
     let (at, peers) = (format!("http://{host}:2379"), format!("http://{host}:2380"));
     let mut command = site.setup.target.command("etcd");
@@ -170,7 +176,7 @@ fn archive(home: &Path, files: usize) -> Result<PathBuf> {
 }
 
 /// Runs a program to its end; the seconds that it took.
-fn finish(command: &mut Command) -> Result<f64> {
+pub(super) fn finish(command: &mut Command) -> Result<f64> {
     let name = command.get_program().to_string_lossy().into_owned();
     let began = Instant::now();
     let child = process::start(command.stdin(Stdio::null()).stdout(Stdio::null()), None)?;

@@ -173,7 +173,6 @@ impl Core {
         // heartbeat block is empty at no time: a host that has lost the array, and has this device,
         // would write its own.
         let joining = self.joining_io(&info.name, &io);
-        self.until_owned_to_claim().await?;
         if let Some(reservations) = io.reservations().filter(|_| is_spare)
             && !self.reserve_joining(uuid, &reservations).await?
         {

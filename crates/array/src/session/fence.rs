@@ -267,9 +267,6 @@ impl Core {
             }
             self.session.ended.keys.borrow_mut().extend(key);
         }
-        // A heartbeat on this member is not all there is: a session that has reserved it, and runs without
-        // it for now, writes its heartbeats to the others.
-        self.until_owned_to_claim().await?;
         if !self.reserve_member(member).await? {
             return Ok(false);
         }

@@ -284,7 +284,7 @@ impl Core {
     pub(crate) async fn reserve_member(&self, member: &Member) -> IoResult<bool> {
         match member.reservations() {
             Some(reservations) => self.reserve_joining(member.uuid(), &reservations).await,
-            None => Ok(true),
+            None => self.until_owned_to_claim().await.map(|()| true),
         }
     }
 
@@ -294,6 +294,7 @@ impl Core {
         uuid: Uuid,
         reservations: &Rc<dyn Reservations>,
     ) -> IoResult<bool> {
+        self.until_owned_to_claim().await?;
         if !self.reserves() {
             return Ok(true);
         }

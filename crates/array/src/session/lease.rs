@@ -164,7 +164,8 @@ impl Core {
     }
 
     /// The same, before this session claims a device that it does not use yet: a session that has lost the
-    /// array, or has ended, must not take that device from the one that has it.
+    /// array, or has ended, must not take that device from the one that has it. The heartbeat on the device does not
+    /// tell: a session that has reserved it, and runs without it for now, writes its heartbeats to the others.
     ///
     /// # Errors
     /// As of [`until_owned`](Self::until_owned); and the array has halted, or is being stopped.
@@ -177,8 +178,8 @@ impl Core {
         if self.upkeep.stopping.get() { Err(IoError::Aborted) } else { Ok(()) }
     }
 
-    /// As [`until_owned`](Self::until_owned), for what was complete at `came`: a member that was found without another session after
-    /// that had not been taken over by then, however long the check took.
+    /// As [`until_owned`](Self::until_owned), for what was complete at `came`: a member that was found without
+    /// another session after that had not been taken over by then, however long the check took.
     async fn until_looked(&self, came: Stamp) -> IoResult<()> {
         let time = self.lease_time();
         let is_kept = |member: &Member| {

@@ -175,16 +175,15 @@ impl FsSession {
         loop {
             let chunks = self.chunks_from(number, first, most)?;
             let is_last = chunks.len() < most;
-            let within: Vec<(u64, Entry)> =
-                chunks.into_iter().filter(|(chunk, _)| chunk * CHUNK < range.end).collect();
-            let entries: Vec<Entry> = within.iter().map(|(_, entry)| entry.clone()).collect();
+            let (numbers, within): (Vec<u64>, Vec<Entry>) =
+                chunks.into_iter().filter(|(chunk, _)| chunk * CHUNK < range.end).unzip();
             let punched = self.store.change(|draft| {
                 let mut inode = draft.needed(number)?;
                 let (mut removed, mut put) = (Vec::new(), 0);
                 match &mut inode.content {
                     Content::Inline(list) => removed = list.remove(range.clone()),
                     Content::Chunks => {
-                        for entry in draft.as_read(&entries)? {
+                        for entry in draft.as_read(&within)? {
                             let mut list = decode_extents(&entry.value)
                                 .ok_or_else(|| unreadable("a chunk", &entry.value))?;
                             removed.extend(list.remove(range.clone()));
@@ -215,8 +214,8 @@ impl FsSession {
                 }
                 punched => punched?,
             }
-            match within.last() {
-                Some((last, _)) if !is_last => first = last + 1,
+            match numbers.last() {
+                Some(last) if !is_last => first = last + 1,
                 _ => break,
             }
         }

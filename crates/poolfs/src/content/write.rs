@@ -8,10 +8,10 @@ use crate::runs::{Runs, Span};
 use crate::schema::InodeRecord;
 use crate::segment::{Filler, StripePlaces, WantedStripe};
 use crate::session::FsSession;
-use crate::stripe::{StripePlan, stripe};
+use crate::stripe::{StripePlan, buffer, stripe};
 use longhaul_block::IoError;
+use longhaul_engine::Buf;
 use longhaul_engine::buf::BUF_MAX;
-use longhaul_engine::{Buf, BufMut};
 use longhaul_fs::Errno;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
@@ -93,7 +93,7 @@ impl FsSession {
         if !(LARGE_WRITE..=BUF_MAX).contains(&data.len()) {
             return NewContent::Small(data);
         }
-        let mut copy = self.units.try_alloc(data.len()).unwrap_or_else(|| BufMut::zeroed(data.len()));
+        let mut copy = buffer(&self.units, data.len());
         copy.copy_from_slice(data);
         NewContent::Large(copy.freeze())
     }

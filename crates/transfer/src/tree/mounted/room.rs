@@ -35,6 +35,11 @@ impl Room {
         let reserve = RESERVE.max(bytes(blocks) / RESERVED_SHARE);
         Some(Room { seen: Instant::now(), free: bytes(available), reserve, written: 0 })
     }
+
+    /// Whether less than one `part` of the time and of the bytes is over for which the number is used.
+    fn is_within(&self, part: u32) -> bool {
+        self.seen.elapsed() < ROOM_AGE / part && self.written < ROOM_BYTES / u64::from(part)
+    }
 }
 
 impl MountedFs {
@@ -49,8 +54,7 @@ impl MountedFs {
     /// Asks for the free bytes if they are not known, or soon will not be any more: they are known when a file ends.
     pub(super) fn look_for_room(&self) {
         let known = *lock(&self.0.room);
-        let is_good = |room: Room| room.seen.elapsed() < ROOM_AGE / 2 && room.written < ROOM_BYTES / 2;
-        if known.is_some_and(is_good) || self.0.asks_for_room.swap(true, Relaxed) {
+        if known.is_some_and(|room| room.is_within(2)) || self.0.asks_for_room.swap(true, Relaxed) {
             return;
         }
         let mounted = Arc::downgrade(&self.0);
@@ -67,8 +71,7 @@ impl MountedFs {
     /// Whether there may be no room for what is written behind.
     pub(super) fn is_short(&self) -> bool {
         let known = *lock(&self.0.room);
-        let is_new = |room: &Room| room.seen.elapsed() < ROOM_AGE && room.written < ROOM_BYTES;
-        let room = match known.filter(is_new) {
+        let room = match known.filter(|room| room.is_within(1)) {
             Some(room) => room,
             None => match Room::of(self.wait(Call::Statistics)) {
                 Some(room) => {
