@@ -360,7 +360,7 @@ impl FsSession {
         if is_last {
             self.abandon(&node);
             if is_orphan() {
-                self.reap(node.inode)?;
+                self.reap_behind(node.inode)?;
             }
         }
         result.map(|()| Reply::Done)

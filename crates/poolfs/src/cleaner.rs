@@ -248,6 +248,7 @@ impl FsSession {
 
     /// What is done now and then.
     fn tidy_up(&self) -> Result<(), Errno> {
+        self.store.reaper.retry();
         self.clean()?;
         if self.locks.sweeps() {
             self.sweep_locks()?;

@@ -50,6 +50,7 @@ mod names;
 mod node;
 mod programs;
 mod quota;
+mod reaper;
 mod relocate;
 mod runs;
 mod schema;

@@ -391,7 +391,7 @@ impl FsSession {
             }
             Ok(left.then_some(entry.inode))
         })?;
-        left.map_or(Ok(()), |number| self.reap(number))
+        left.map_or(Ok(()), |number| self.reap_behind(number))
     }
 
     /// Removes an empty directory, which no other session has a lease of.
@@ -458,7 +458,7 @@ impl FsSession {
             }
             Ok(left)
         })?;
-        left.map_or(Ok(()), |number| self.reap(number))
+        left.map_or(Ok(()), |number| self.reap_behind(number))
     }
 
     /// `None` if there is nothing to do.

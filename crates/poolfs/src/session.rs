@@ -471,6 +471,7 @@ impl FsSession {
                 tracing::error!("inode {}: what was written is lost: {e}", node.inode);
             }
         }
+        self.store.reaper.end();
         self.leases.end();
         self.is_ending.store(true, Relaxed);
         self.segments.end_ahead();

@@ -15,6 +15,7 @@
 mod usage;
 
 use crate::quota::QuotaTable;
+use crate::reaper::Reaper;
 use crate::schema::{Account, CountersRecord, InodeRecord, Keys, decode_lease, encode_kept, unreadable};
 use crate::snapshots::{self, Snapshots};
 use longhaul_catalog::{Catalog, Commit, Entry, Error as CatalogError, Expect, LeaseId, Revision, Txn};
@@ -109,6 +110,8 @@ pub(crate) struct Store {
     sizes: Mutex<(u64, HashMap<u64, Option<u64>>)>,
     /// What is known of the usage of users and groups that have limits.
     quotas: QuotaTable,
+    /// Files that are being freed: what is refused for want of quota waits for them.
+    pub(crate) reaper: Reaper,
 }
 
 /// Pages of entries, each read behind the last key of the one before, and the first one behind `after`.
@@ -158,6 +161,7 @@ impl Store {
             snapshots: Mutex::default(),
             sizes: Mutex::default(),
             quotas: QuotaTable::default(),
+            reaper: Reaper::default(),
         }
     }
 

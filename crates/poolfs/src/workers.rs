@@ -85,6 +85,9 @@ impl PoolFs {
             true => None,
             false => Some(session.clean_always(options.tidy).map_err(failed)?),
         };
+        if cleaner.is_some() {
+            session.reap_always();
+        }
         if !is_snapshot {
             session.take_ahead_always().map_err(failed)?;
         }
@@ -134,6 +137,7 @@ impl PoolFs {
     pub(crate) fn crash(mut self) {
         self.stop();
         self.workers.session.store.end();
+        self.workers.session.store.reaper.end();
         self.workers.session.segments.end_ahead();
         self.workers.session.locks.end();
         self.threads = None;

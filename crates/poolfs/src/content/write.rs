@@ -55,14 +55,16 @@ impl FsSession {
             self.commit(node)?;
             (state, offset) = FsSession::lock_to_write(node, offset, appends);
         }
-        if !self.has_quota(&state, offset, data.len(), node.inode) {
+        let mut read_at = None;
+        while !self.has_quota(&state, offset, data.len(), node.inode) {
             drop(state);
-            // Others may have removed something.
-            self.store.refresh_quotas()?;
-            (state, offset) = FsSession::lock_to_write(node, offset, appends);
-            if !self.has_quota(&state, offset, data.len(), node.inode) {
+            if read_at.is_some_and(|done| !self.store.reaper.wait_after(done)) {
                 return Err(Errno::DQUOT);
             }
+            // Others may have removed something.
+            read_at = Some(self.store.reaper.done());
+            self.store.refresh_quotas()?;
+            (state, offset) = FsSession::lock_to_write(node, offset, appends);
         }
         if offset.checked_add(data.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Errno::FBIG);
@@ -309,21 +311,28 @@ impl FsSession {
 
     fn allocate(&self, live: &[bool], wanted: &WantedStripe) -> Result<StripePlaces, Errno> {
         let place = || self.segments.allocate(&self.store, live, wanted);
-        let filler = wanted.filler;
-        match place() {
-            Err(Errno::NOSPC) => {}
-            result => return result,
-        }
-        // What was removed may be free already, but for the books.
-        self.clean()?;
         let begun = longhaul_engine::now();
+        let mut cleaned_at = None;
         loop {
             match place() {
-                Err(Errno::NOSPC) if filler == Filler::Writes => {}
+                Err(Errno::NOSPC) => {}
                 result => return result,
             }
-            if !self.make_room(begun)? {
-                return place();
+            if cleaned_at.is_some_and(|done| !self.store.reaper.wait_after(done)) {
+                break;
+            }
+            // What was removed may be free already, but for the books.
+            cleaned_at = Some(self.store.reaper.done());
+            self.clean()?;
+        }
+        if wanted.filler != Filler::Writes {
+            return Err(Errno::NOSPC);
+        }
+        loop {
+            let is_last = !self.make_room(begun)?;
+            match place() {
+                Err(Errno::NOSPC) if !is_last => {}
+                result => return result,
             }
         }
     }

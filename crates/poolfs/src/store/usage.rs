@@ -104,10 +104,15 @@ impl Store {
         if self.quotas.begin(number, of, carried, Fit::Fits) == Fit::Fits {
             return Ok(());
         }
-        self.read_quotas()?;
-        match self.quotas.begin(number, of, carried, Fit::Unsure) {
-            Fit::Over => Err(Errno::DQUOT),
-            Fit::Fits | Fit::Unsure => Ok(()),
+        loop {
+            let done = self.reaper.done();
+            self.read_quotas()?;
+            match self.quotas.begin(number, of, carried, Fit::Unsure) {
+                // What was removed may not be free yet.
+                Fit::Over if self.reaper.wait_after(done) => {}
+                Fit::Over => return Err(Errno::DQUOT),
+                Fit::Fits | Fit::Unsure => return Ok(()),
+            }
         }
     }
 }

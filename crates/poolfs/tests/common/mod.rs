@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 pub mod counting;
 pub mod dying;
+pub mod held;
 pub mod model;
 
 pub const ROOT: Node = Node::ROOT;
