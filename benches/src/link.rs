@@ -3,8 +3,8 @@
 use crate::setup::{Place, Setup};
 use anyhow::{Context, Result, bail};
 use longhaul_wan::{Change, Conditions, Namespace, Statistics, Wan, WanPlan};
-use std::cell::Cell;
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 /// A measurement during which the emulator was late is made again, so often at
@@ -21,7 +21,7 @@ pub(crate) struct Link {
     wan: Wan,
     rtt: Duration,
     /// Measurements that were thrown away.
-    void: Cell<u32>,
+    void: AtomicU32,
 }
 
 impl Link {
@@ -34,7 +34,7 @@ impl Link {
             seed: Some(1),
             ..WanPlan::new(WanPlan::unique_name("bench"), conditions)
         };
-        Ok(Link { wan: Wan::start(plan)?, rtt, void: Cell::new(0) })
+        Ok(Link { wan: Wan::start(plan)?, rtt, void: AtomicU32::new(0) })
     }
 
     /// `setup` with the target behind link `index` (from 1), and windows of
@@ -95,7 +95,7 @@ impl Link {
                 None => return Ok(measured),
                 Some(why) => {
                     eprintln!("  thrown away: {why}");
-                    self.void.set(self.void.get() + 1);
+                    self.void.fetch_add(1, Relaxed);
                 }
             }
         }
@@ -138,7 +138,7 @@ impl Link {
 
     /// Measurements that were thrown away so far.
     pub(crate) fn void(&self) -> u32 {
-        self.void.get()
+        self.void.load(Relaxed)
     }
 }
 

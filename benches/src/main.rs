@@ -117,6 +117,10 @@ enum Group {
     Trees,
     /// One large file, striped over targets behind a link each; needs etcd and iperf3
     LargeFile,
+    /// Large files of eight clients at the same time; needs the same
+    Clients,
+    /// A million files on a file system in a pool, on this machine; needs root, FUSE and etcd
+    ManyFiles,
     /// Heads of a volume that are killed under load, fifty times each way; needs the same
     Heads,
     /// All of pools
@@ -255,6 +259,8 @@ impl Group {
                 | Group::CutPath
                 | Group::Trees
                 | Group::LargeFile
+                | Group::Clients
+                | Group::ManyFiles
                 | Group::Heads
         )
     }
@@ -307,6 +313,8 @@ fn run(args: &Args) -> Result<()> {
         (Group::CutPath, groups::pools::cut_path::run),
         (Group::Trees, groups::pools::trees::run),
         (Group::LargeFile, groups::pools::large_file::run),
+        (Group::Clients, groups::pools::clients::run),
+        (Group::ManyFiles, groups::pools::many_files::run),
         (Group::Heads, groups::pools::heads::run),
         (Group::Distance, groups::far::distance::run),
         (Group::Latency, groups::far::latency::run),

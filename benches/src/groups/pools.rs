@@ -1,11 +1,14 @@
 //! Pools: from nothing to a volume in use, jobs, many volumes, a volume with two paths of which one is cut, trees of
-//! files, one large file, and heads that are killed.
+//! files, one large file, large files of many clients, a million files, and heads that are killed.
 
+pub(crate) mod clients;
 pub(crate) mod cut_path;
 pub(crate) mod first_volume;
 pub(crate) mod heads;
 pub(crate) mod jobs;
 pub(crate) mod large_file;
+pub(crate) mod many_files;
+mod mounted;
 pub(crate) mod trees;
 pub(crate) mod volumes;
 
@@ -26,6 +29,8 @@ const ADMIN: &str = "nqn.2014-08.org.example:admin";
 const TARGETS: usize = 6;
 const RATE: u64 = 1_000_000_000;
 const RTT: Duration = Duration::from_millis(15);
+/// The port of a target, or of the first one of an address.
+const PORT: u16 = 4420;
 
 /// Targets with a space each, behind links of one client.
 struct Site {
@@ -51,16 +56,38 @@ impl Site {
     /// So many targets, behind links of `rate` bits per second.
     fn of(setup: &Setup, rtt: Duration, rate: u64, count: usize) -> Result<Site> {
         let link = Link::start(Conditions::new(rtt, Some(rate)), Some(count))?;
+        let places: Vec<_> = (1..=count).map(|index| (link.setup(setup, index), PORT)).collect();
+        Site::with(link, places)
+    }
+
+    /// So many targets, all behind one link of `rate` bits per second: the client's port.
+    fn behind_one(setup: &Setup, rtt: Duration, rate: u64, count: usize) -> Result<Site> {
+        let link = Link::start(Conditions::new(rtt, Some(rate)), None)?;
+        let places = (PORT..).take(count).map(|port| (link.setup(setup, 1), port)).collect();
+        Site::with(link, places)
+    }
+
+    /// So many targets beside the client, by its loopback.
+    fn local(setup: &Setup, count: usize) -> Result<Site> {
+        let link = Link::start(Conditions::new(Duration::ZERO, None), None)?;
+        let near = link.setup(setup, 1);
+        let near = Setup { target: near.load.itself(), load: near.load.itself(), ..near };
+        let places = (PORT..).take(count).map(|port| (near.clone(), port)).collect();
+        Site::with(link, places)
+    }
+
+    /// Targets at these places, with these ports.
+    fn with(link: Link, places: Vec<(Setup, u16)>) -> Result<Site> {
+        let setup = places.first().context("a site without targets")?.0.clone();
         let home = tempfile::Builder::new().prefix("longhaul-benches-").tempdir_in(&setup.dir)?;
         let (mut targets, mut addresses) = (Vec::new(), Vec::new());
-        for index in 1..=count {
-            let setup = link.setup(setup, index);
-            let mut target = Guard(setup.target.start(&mut space(&setup, home.path(), index))?);
+        for (number, (setup, port)) in (1..).zip(places) {
+            let mut target = Guard(setup.target.start(&mut space(&setup, home.path(), number, port))?);
             let ready = target.ready().context("a target did not start")?;
-            addresses.push(ready["listen"][0].as_str().context("a target without an address")?.to_owned());
+            let address = ready["listen"][0].as_str().context("a target without an address")?;
+            addresses.push(format!("{address},domain={number}"));
             targets.push(target);
         }
-        let setup = link.setup(setup, 1);
         let load = setup.load.clone().at_home(home.path());
         Ok(Site { _targets: targets, addresses, setup: Setup { load, ..setup }, home, link })
     }
@@ -89,14 +116,14 @@ impl Site {
 }
 
 /// A target with a space in a directory.
-fn space(setup: &Setup, home: &Path, index: usize) -> Command {
-    let space = format!("fast=dir:{},size=8GiB", home.join(format!("space{index}")).display());
+fn space(setup: &Setup, home: &Path, number: usize, port: u16) -> Command {
+    let space = format!("fast=dir:{},size=8GiB", home.join(format!("space{number}")).display());
     let mut command = setup.target.command(&setup.program);
     command
         .args(["target", "--json", "--discovery", "none", "--insecure", "--threads", "1"])
-        .args(["--listen", &format!("{}:4420", setup.target.address), "--congestion", &setup.congestion])
+        .args(["--listen", &format!("{}:{port}", setup.target.address), "--congestion", &setup.congestion])
         .args(["--space", &space, "--admin", ADMIN])
-        .env("XDG_STATE_HOME", home.join(format!("state{index}")))
+        .env("XDG_STATE_HOME", home.join(format!("state{number}")))
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     command

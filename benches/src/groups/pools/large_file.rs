@@ -1,7 +1,9 @@
 //! One large file of a file system in a pool, striped over targets behind a link each, against one plain stream over
-//! each link at the same time: the experiment of the Network Storage Manager, with files.
+//! each link at the same time: the experiment of the Network Storage Manager, with files. More targets are all behind
+//! one link, which is the port of the client.
 
 use super::super::transfer::write_noise;
+use super::mounted::pool_by_etcd;
 use super::{ADMIN, Site, trees};
 use crate::link;
 use crate::process::Guard;
@@ -20,11 +22,13 @@ use std::time::Duration;
 const RATE: u64 = 200_000_000;
 const ROUND_TRIPS: [Duration; 3] =
     [Duration::from_micros(150), Duration::from_millis(15), Duration::from_millis(45)];
-const TARGETS: [usize; 5] = [1, 2, 3, 4, 6];
+const TARGETS: [usize; 6] = [1, 2, 3, 4, 6, 16];
+/// Most targets that have a link each.
+const LINKS: usize = 6;
 /// Bytes that each link carries when the file is written.
 const EACH: u64 = 512 << 20;
 /// Bytes that the plain stream over each link moves.
-const PLAIN: u64 = 128 << 20;
+pub(super) const PLAIN: u64 = 128 << 20;
 /// The least share of the plain streams that is good enough.
 const FLOOR: f64 = 0.95;
 
@@ -53,48 +57,80 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
 }
 
 /// A pool over some targets with the catalog in etcd, and a file to copy.
-struct Bench {
+pub(super) struct Bench {
     _etcd: Guard,
-    site: Site,
+    pub(super) site: Site,
     /// How to measure over each link.
     links: Vec<Setup>,
     iperf: Vec<Iperf>,
-    layout: &'static str,
+    targets: usize,
+    pub(super) layout: &'static str,
     source: PathBuf,
-    /// Bytes of the file.
-    bytes: u64,
+    /// Bytes of the file, and those that all links carry when it is written.
+    pub(super) bytes: u64,
+    pub(super) carried: u64,
+}
+
+/// The link of a client's port, or one for each target.
+fn links_of(targets: usize) -> usize {
+    if targets > LINKS { 1 } else { targets }
 }
 
 impl Bench {
-    fn start(setup: &Setup, (rate, rtt): (u64, Duration), targets: usize) -> Result<Bench> {
-        let site = Site::of(setup, rtt, rate, targets)?;
-        let etcd = trees::pool_by_etcd(&site)?;
-        let links: Vec<Setup> = (1..=targets).map(|index| site.link.setup(setup, index)).collect();
-        let iperf = Iperf::start_all(&links)?;
+    /// The file is so large that `each` link carries so many bytes when `copies` of it are written.
+    pub(super) fn start(
+        setup: &Setup,
+        (rate, rtt): (u64, Duration),
+        targets: usize,
+        (each, copies): (u64, u64),
+    ) -> Result<Bench> {
+        let links = links_of(targets);
+        let site = match links == targets {
+            true => Site::of(setup, rtt, rate, targets)?,
+            false => Site::behind_one(setup, rtt, rate, targets)?,
+        };
+        let etcd = pool_by_etcd(&site)?;
+        let setups: Vec<Setup> = (1..=links).map(|index| site.link.setup(setup, index)).collect();
+        let iperf = Iperf::start_all(&setups)?;
         let (layout, data) = if targets < 3 { ("stripe", targets) } else { ("parity", targets - 1) };
-        let (source, bytes) = (site.home.path().join("source"), EACH * data as u64);
+        let carried = each * links as u64 / copies;
+        let (source, bytes) = (site.home.path().join("source"), carried / targets as u64 * data as u64);
         write_noise(&source, bytes, &mut fastrand::Rng::with_seed(1))?;
-        Ok(Bench { _etcd: etcd, site, links, iperf, layout, source, bytes })
+        Ok(Bench { _etcd: etcd, site, links: setups, iperf, targets, layout, source, bytes, carried })
     }
 
     /// Bytes per second of one plain stream over each link at the same time.
-    fn plain(&self, write: bool) -> Result<f64> {
+    pub(super) fn plain(&self, write: bool) -> Result<f64> {
         let links = self.iperf.iter().zip(&self.links);
         Iperf::together(links, |iperf, setup| iperf.bytes(setup, write, PLAIN))
     }
 
-    /// Bytes per second on the links while the file is copied to a new file system, and back to `back`. Each round has
-    /// a file system of its own: a file that takes the place of another one has to free its content.
-    fn copies(&self, back: &Path) -> Result<[f64; 2]> {
-        let (targets, size) = (self.links.len(), (self.bytes + self.bytes / 2).to_string());
-        let create = ["fs", "create", "bench/files", "--size", &size, "--layout", self.layout];
-        self.site.run(&[&create[..], &["--width", &targets.to_string()]].concat())?;
-        let (source, far) = (text(&self.source)?, "fs:bench/files/large");
-        let (written, read) = (self.copy(source, far)?, self.copy(far, text(back)?)?);
-        trees::finish(Command::new("cmp").arg(&self.source).arg(back))?;
-        fs::remove_file(back)?;
+    /// Seconds that `clients` take, each to copy the file to a new file system, and back, all at the same time. Each
+    /// round has a file system of its own: a file that takes the place of another one has to free its content.
+    pub(super) fn copies(&self, clients: usize) -> Result<[Vec<f64>; 2]> {
+        let size = (self.bytes + self.bytes / 2) * clients as u64;
+        let create = ["fs", "create", "bench/files", "--size", &size.to_string(), "--layout", self.layout];
+        self.site.run(&[&create[..], &["--width", &self.targets.to_string()]].concat())?;
+        let source = text(&self.source)?;
+        let far = |client: usize| format!("fs:bench/files/large{client}");
+        let back = |client: usize| self.site.home.path().join(format!("back{client}"));
+        let written = Bench::together(clients, |client| self.copy(source, &far(client)))?;
+        let read = Bench::together(clients, |client| self.copy(&far(client), text(&back(client))?))?;
+        for client in 0..clients {
+            trees::finish(Command::new("cmp").arg(&self.source).arg(back(client)))?;
+            fs::remove_file(back(client))?;
+        }
         self.site.run(&["fs", "rm", "bench/files"])?;
-        Ok([EACH as f64 * targets as f64 / written, self.bytes as f64 / read])
+        Ok([written, read])
+    }
+
+    /// What each of some clients has measured, all at the same time.
+    fn together(clients: usize, run: impl Fn(usize) -> Result<f64> + Sync) -> Result<Vec<f64>> {
+        std::thread::scope(|scope| {
+            let run = &run;
+            let all: Vec<_> = (0..clients).map(|client| scope.spawn(move || run(client))).collect();
+            all.into_iter().map(|one| one.join().expect("a thread that does not panic")).collect()
+        })
     }
 
     /// Copies the file; seconds by its summary.
@@ -112,14 +148,16 @@ impl Bench {
 
 /// Writes and reads the file once a round; measurements that count though the emulator was late.
 fn measure(setup: &Setup, link: (u64, Duration), targets: usize, section: &mut Section) -> Result<u32> {
-    let bench = Bench::start(setup, link, targets)?;
+    let bench = Bench::start(setup, link, targets, (EACH, 1))?;
     let name = format!("{}, {}", link::rate(link.0), link::round_trip(link.1));
-    let back = bench.site.home.path().join("back");
     let mut late = 0;
     let measured = setup.interleave(&[Subject::Plain, Subject::Copy], |subject| {
         let (rates, is_late) = bench.site.link.mostly_on_time(|| match subject {
             Subject::Plain => Ok([bench.plain(true)?, bench.plain(false)?]),
-            Subject::Copy => bench.copies(&back),
+            Subject::Copy => {
+                let [written, read] = bench.copies(1)?.map(|seconds| seconds.iter().sum::<f64>());
+                Ok([bench.carried as f64 / written, bench.bytes as f64 / read])
+            }
         })?;
         late += u32::from(is_late);
         eprintln!("  {name}, {targets} targets, {subject:?}: {:.0?} Mb/s", rates.map(|rate| 8e-6 * rate));
@@ -132,7 +170,8 @@ fn measure(setup: &Setup, link: (u64, Duration), targets: usize, section: &mut S
         section.keep(&case, "iperf3", "bytes/s", &plain);
         section.keep(&case, "longhaul cp", "bytes/s", &ours);
         let ratio = ours.ratio(&plain);
-        let mut row = vec![name.clone(), targets.to_string(), bench.layout.into(), way.into()];
+        let placed = if links_of(targets) == targets { "" } else { " behind one link" };
+        let mut row = vec![name.clone(), format!("{targets}{placed}"), bench.layout.into(), way.into()];
         row.extend([plain.show(125_000.0, 0), ours.show(125_000.0, 0)]);
         row.extend([ratio.show_ratio(), ratio.at_least(FLOOR).into()]);
         section.row(row);

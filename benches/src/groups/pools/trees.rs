@@ -1,6 +1,7 @@
 //! Trees of small files on a file system in a pool: unpacked, and walked by a host that has seen nothing of
 //! them. The catalog is an etcd at the first of the targets, as far away as they are.
 
+use super::mounted::{Mount, pool_by_etcd};
 use super::{ADMIN, RATE, Site, TARGETS, target_commands};
 use crate::link;
 use crate::process::{self, Guard};
@@ -10,7 +11,6 @@ use crate::setup::Setup;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File};
 use std::io::Read;
-use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -32,8 +32,6 @@ const WALKED: usize = 5;
 const WALK_CEILING: f64 = 3.0;
 /// A program that takes longer is ended.
 const LIMIT: Duration = Duration::from_secs(180);
-/// How long etcd may take until it serves.
-const PATIENCE: Duration = Duration::from_secs(20);
 const SIZE: &str = "4GiB";
 
 pub(crate) fn run(setup: &Setup) -> Result<Section> {
@@ -73,13 +71,6 @@ struct FileSite {
     name: String,
 }
 
-/// The file system, mounted by a process that has leases.
-struct Mount<'s> {
-    site: &'s FileSite,
-    at: PathBuf,
-    _process: Guard,
-}
-
 impl FileSite {
     fn start(setup: &Setup, rtt: Duration) -> Result<FileSite> {
         let site = Site::at(setup, rtt)?;
@@ -90,62 +81,8 @@ impl FileSite {
     }
 
     fn mount(&self) -> Result<Mount<'_>> {
-        let at = self.site.home.path().join("files");
-        fs::create_dir_all(&at)?;
-        let dir = at.to_str().context("a path that is text")?;
-        let mut command = self.site.command(&[
-            "mount",
-            "fs:bench/files",
-            dir,
-            "--close",
-            "lease",
-            "--foreground",
-            "--json",
-        ]);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut process = Guard(self.site.setup.load.start(&mut command)?);
-        process.ready().context("the file system was not mounted")?;
-        Ok(Mount { site: self, at, _process: process })
+        Mount::new(&self.site, "files")
     }
-}
-
-impl Drop for Mount<'_> {
-    /// Unmounts it; the process ends by itself, or is ended next.
-    fn drop(&mut self) {
-        let setup = &self.site.site.setup;
-        let mut command = setup.load.command(&setup.program);
-        command.arg("umount").arg(&self.at).stdout(Stdio::null());
-        if let Err(e) = command.status() {
-            eprintln!("  {}: {e}", self.at.display());
-        }
-    }
-}
-
-/// Makes the pool of all targets, whose catalog is in an etcd beside the first one.
-pub(super) fn pool_by_etcd(site: &Site) -> Result<Guard> {
-    let etcd = etcd(site)?;
-    let catalog = format!("etcd:{}:2379", site.setup.target.address);
-    site.run(&[&site.create()[..], &["--catalog", &catalog]].concat())?;
-    Ok(etcd)
-}
-
-/// Starts etcd beside the first target, and waits until it serves.
-fn etcd(site: &Site) -> Result<Guard> {
-    let host = site.setup.target.address;
-    let (at, peers) = (format!("http://{host}:2379"), format!("http://{host}:2380"));
-    let mut command = site.setup.target.command("etcd");
-    command.args(["--name", "m", "--data-dir"]).arg(site.home.path().join("etcd"));
-    command.args(["--listen-client-urls", &at, "--advertise-client-urls", &at]);
-    command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
-    command.args(["--initial-cluster", &format!("m={peers}")]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let etcd = Guard(site.setup.target.start(&mut command).context("etcd has the catalog of this group")?);
-    let (address, began): (SocketAddr, _) = (format!("{host}:2379").parse()?, Instant::now());
-    while !site.setup.load.run(|| TcpStream::connect_timeout(&address, PATIENCE).is_ok())? {
-        ensure!(began.elapsed() < PATIENCE, "etcd does not serve within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(etcd)
 }
 
 /// Makes an archive of a tree of this many files.
