@@ -42,6 +42,10 @@ pub(super) struct Tree {
     next: AtomicU64,
 }
 
+/// Objects of which it is remembered what the kernel was told. The kernel knows as many as its memory has room for; of
+/// the others it is told again what it may know already.
+const TOLD_MAX: usize = 1 << 17;
+
 /// What the kernel was told of objects that it knows.
 #[derive(Default)]
 struct Told(Mutex<HashMap<u64, ToldOf>>);
@@ -67,7 +71,11 @@ impl Told {
     fn note(&self, attributes: &Attributes) {
         let &Attributes { node, is_plain, size, modified, .. } = attributes;
         let until = Instant::now() + NAMES_VALID;
-        self.lock().insert(node.0, ToldOf { until, is_plain, size, modified });
+        let mut all = self.lock();
+        if all.len() >= TOLD_MAX && !all.contains_key(&node.0) {
+            all.clear();
+        }
+        all.insert(node.0, ToldOf { until, is_plain, size, modified });
     }
 
     /// Whether the kernel believes other content of a file than there is.
@@ -574,5 +582,38 @@ impl Server for Tree {
     fn forget(&self, node: u64, lookups: u64) {
         self.told.forget(node);
         self.files.start(Call::Forget { node: Node(node), lookups }, Box::new(|_| {}));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_of_many_objects_is_bounded() {
+        let (told, most) = (Told::default(), TOLD_MAX as u64);
+        let time = Time { seconds: 1, nanoseconds: 2 };
+        let one = |node| Attributes {
+            node: Node(node),
+            generation: 0,
+            size: node,
+            blocks: 1,
+            accessed: time,
+            modified: time,
+            changed: time,
+            mode: 0o100_644,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            block_size: 4096,
+            is_plain: true,
+        };
+        for node in 1..=2 * most {
+            told.note(&one(node));
+            assert!(!told.is_outdated(&one(node)));
+        }
+        assert!(told.lock().len() as u64 <= most);
+        assert!(told.is_outdated(&one(1)), "what is not known any more is told again");
     }
 }
