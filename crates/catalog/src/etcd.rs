@@ -1,4 +1,4 @@
-//! A catalog in etcd, by its JSON gateway.
+//! A catalog in etcd, by its gRPC API.
 //!
 //! Reads are linearizable: each is answered with what a majority of the members has.
 //!
@@ -11,15 +11,23 @@
 //!   the end of the range.
 
 mod client;
+mod link;
+mod proto;
 mod watch;
+
+#[cfg(test)]
+mod trouble;
 
 use crate::error::{Error, Result};
 use crate::types::{Commit, Entry, Expect, LeaseId, MAX_OPERATIONS, Op, Revision, Snapshot, Txn};
 use crate::{Catalog, Watch};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use client::{Client, Fault};
-use serde_json::{Value, json};
+use proto::{
+    Compare, CompareResult, CompareTarget, DeleteRangeRequest, KeyValue, LEASE_GRANT, LEASE_KEEP_ALIVE,
+    LEASE_REVOKE, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
+    LeaseRevokeRequest, LeaseRevokeResponse, Operation, PutRequest, RANGE, RangeRequest, RangeResponse,
+    RequestOp, ResponseHeader, TXN, TargetUnion, TxnRequest, TxnResponse,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,88 +57,95 @@ impl EtcdCatalog {
         Ok(EtcdCatalog { client, prefix: prefix.as_bytes().to_vec() })
     }
 
-    fn key(&self, key: &[u8]) -> String {
-        STANDARD.encode([&self.prefix, key].concat())
+    fn key(&self, key: &[u8]) -> Vec<u8> {
+        [&self.prefix, key].concat()
     }
 
     /// An entry of a reply.
-    fn entry(&self, kv: &Value) -> Result<Entry> {
-        let lease = number(&kv["lease"]);
-        Ok(Entry {
-            key: self.own(kv)?,
-            value: bytes(&kv["value"]).ok_or_else(|| self.client.garbled("a value"))?,
-            created: number(&kv["create_revision"]),
-            modified: number(&kv["mod_revision"]),
-            lease: (lease > 0).then_some(LeaseId(lease)),
-        })
+    fn entry(&self, kv: KeyValue) -> Result<Entry> {
+        let (created, modified, lease) =
+            (number(kv.create_revision), number(kv.mod_revision), number(kv.lease));
+        let mut key = kv.key;
+        if !key.starts_with(&self.prefix) {
+            return Err(self.client.garbled("a key"));
+        }
+        key.drain(..self.prefix.len());
+        Ok(Entry { key, value: kv.value, created, modified, lease: (lease > 0).then_some(LeaseId(lease)) })
     }
 
     /// The entries of a reply to a range.
-    fn entries(&self, reply: &Value) -> Result<Vec<Entry>> {
-        reply["kvs"].as_array().into_iter().flatten().map(|kv| self.entry(kv)).collect()
+    fn entries(&self, reply: RangeResponse) -> Result<Vec<Entry>> {
+        reply.kvs.into_iter().map(|kv| self.entry(kv)).collect()
     }
 
     /// The operation that reads a key.
-    fn ask(&self, key: &[u8]) -> Value {
-        json!({ "request_range": { "key": self.key(key) } })
+    fn ask(&self, key: &[u8]) -> RequestOp {
+        Operation::Range(RangeRequest { key: self.key(key), ..RangeRequest::default() }).into()
     }
 
     /// The range of a page that ends with the key `last`, if there is one; `None` if nothing can be in it.
-    fn ask_page(&self, prefix: &[u8], after: &[u8], last: Option<&[u8]>, most: usize) -> Option<Value> {
+    fn ask_page(
+        &self,
+        prefix: &[u8],
+        after: &[u8],
+        last: Option<&[u8]>,
+        most: usize,
+    ) -> Option<RangeRequest> {
         let is_behind = |last: &[u8]| last < prefix || last <= after;
         if most == 0 || !after.starts_with(prefix) && after > prefix || last.is_some_and(is_behind) {
             return None;
         }
-        let whole = [&self.prefix, prefix].concat();
+        let whole = self.key(prefix);
         let next = match after < prefix {
             true => whole.clone(),
             false => [&self.prefix, after, &[0]].concat(),
         };
-        // etcd has no empty key: the first one is a zero byte.
-        let next = if next.is_empty() { vec![0] } else { next };
-        let end = match last.filter(|last| last.starts_with(prefix)) {
+        let range_end = match last.filter(|last| last.starts_with(prefix)) {
             Some(last) => [&self.prefix, last, &[0]].concat(),
             None => self::after(&whole),
         };
-        Some(json!({
-            "key": STANDARD.encode(&next), "range_end": STANDARD.encode(end), "limit": most.to_string(),
-        }))
+        Some(RangeRequest { key: first(next), range_end, limit: limit(most), revision: 0 })
     }
 
-    fn ask_for(&self, page: Option<Value>) -> Result<Vec<Entry>> {
+    fn ask_for(&self, page: Option<RangeRequest>) -> Result<Vec<Entry>> {
         let Some(request) = page else { return Ok(Vec::new()) };
-        let reply = self.client.repeat("kv/range", &request).map_err(|fault| self.client.error(fault))?;
-        self.entries(&reply)
+        let reply = self.client.repeat(RANGE, &request).map_err(|fault| self.client.error(fault))?;
+        self.entries(reply)
     }
 
     /// Reads by several operations as of one revision: the entries of each.
-    fn read(&self, operations: &[Value]) -> Result<Vec<Vec<Entry>>> {
-        let reply = self.client.repeat("kv/txn", &json!({ "success": operations }));
-        let reply = reply.map_err(|fault| self.client.error(fault))?;
-        let responses = reply["responses"].as_array().into_iter().flatten();
-        let found: Vec<_> =
-            responses.map(|response| self.entries(&response["response_range"])).collect::<Result<_>>()?;
-        if found.len() == operations.len() { Ok(found) } else { Err(self.client.garbled("a transaction")) }
-    }
-
-    /// The key of a reply, without the prefix.
-    fn own(&self, kv: &Value) -> Result<Vec<u8>> {
-        let key = bytes(&kv["key"]).and_then(|key| Some(key.strip_prefix(&*self.prefix)?.to_vec()));
-        key.ok_or_else(|| self.client.garbled("a key"))
+    fn read(&self, operations: Vec<RequestOp>) -> Result<Vec<Vec<Entry>>> {
+        let count = operations.len();
+        let request = TxnRequest { compare: Vec::new(), success: operations };
+        let reply: TxnResponse =
+            self.client.repeat(TXN, &request).map_err(|fault| self.client.error(fault))?;
+        let ranges = reply.responses.into_iter().filter_map(|response| response.response_range);
+        let found: Vec<_> = ranges.map(|range| self.entries(range)).collect::<Result<_>>()?;
+        if found.len() == count { Ok(found) } else { Err(self.client.garbled("a transaction")) }
     }
 }
 
-/// A number: etcd writes those of 64 bits as text, and leaves out zero.
-fn number(value: &Value) -> u64 {
-    value.as_u64().or_else(|| value.as_str()?.parse().ok()).unwrap_or(0)
+/// A number of a reply: those that Longhaul knows are not negative.
+fn number(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
 }
 
-/// Bytes in base64; empty ones are left out.
-fn bytes(value: &Value) -> Option<Vec<u8>> {
-    match value {
-        Value::Null => Some(Vec::new()),
-        value => STANDARD.decode(value.as_str()?).ok(),
-    }
+/// A number of a request.
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn limit(most: usize) -> i64 {
+    i64::try_from(most).unwrap_or(i64::MAX)
+}
+
+fn revision(header: Option<ResponseHeader>) -> Revision {
+    header.map_or(0, |header| number(header.revision))
+}
+
+/// Where a range begins: etcd has no empty key, and the first one is a zero byte.
+fn first(key: Vec<u8>) -> Vec<u8> {
+    if key.is_empty() { vec![0] } else { key }
 }
 
 /// The first key after all those that begin with `prefix`: etcd's end of a range.
@@ -147,12 +162,17 @@ fn after(prefix: &[u8]) -> Vec<u8> {
 }
 
 /// Operations as few: those above etcd's limit in transactions within the transaction.
-fn nested(operations: Vec<Value>) -> Vec<Value> {
+fn nested(mut operations: Vec<RequestOp>) -> Vec<RequestOp> {
     if operations.len() <= MAX_OPERATIONS {
         return operations;
     }
-    let parts = operations.chunks(NESTED);
-    parts.map(|part| json!({ "request_txn": { "success": part } })).collect()
+    let mut parts = Vec::with_capacity(operations.len().div_ceil(NESTED));
+    while !operations.is_empty() {
+        let rest = operations.split_off(operations.len().min(NESTED));
+        let success = std::mem::replace(&mut operations, rest);
+        parts.push(Operation::Txn(TxnRequest { compare: Vec::new(), success }).into());
+    }
+    parts
 }
 
 /// The entries in the order of their keys, each once: a key that was asked for twice is found twice.
@@ -162,19 +182,15 @@ fn once_each(mut entries: Vec<Entry>) -> Vec<Entry> {
     entries
 }
 
-fn compare(key: String, expect: Expect) -> Value {
-    match expect {
-        Expect::Absent => {
-            json!({ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" })
-        }
-        Expect::Present => {
-            json!({ "key": key, "target": "CREATE", "result": "GREATER", "create_revision": "0" })
-        }
+fn compare(key: Vec<u8>, expect: Expect) -> Compare {
+    let (result, target, value) = match expect {
+        Expect::Absent => (CompareResult::Equal, CompareTarget::Create, TargetUnion::CreateRevision(0)),
+        Expect::Present => (CompareResult::Greater, CompareTarget::Create, TargetUnion::CreateRevision(0)),
         Expect::Modified(revision) => {
-            let revision = revision.to_string();
-            json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision })
+            (CompareResult::Equal, CompareTarget::Mod, TargetUnion::ModRevision(signed(revision)))
         }
-    }
+    };
+    Compare { result: result as i32, target: target as i32, key, target_union: Some(value) }
 }
 
 impl Catalog for EtcdCatalog {
@@ -184,19 +200,20 @@ impl Catalog for EtcdCatalog {
 
     fn commit(&self, txn: &Txn) -> Result<Commit> {
         txn.check()?;
-        let compares: Vec<Value> =
-            txn.expectations.iter().map(|(key, expect)| compare(self.key(key), *expect)).collect();
-        let change = |(key, op): &(Vec<u8>, Op)| match op {
-            Op::Delete => json!({ "request_delete_range": { "key": self.key(key) } }),
-            Op::Put { value, lease } => {
-                let lease = lease.map_or(0, |lease| lease.0).to_string();
-                let value = STANDARD.encode(value);
-                json!({ "request_put": { "key": self.key(key), "value": value, "lease": lease } })
+        let compare = txn.expectations.iter().map(|(key, expect)| compare(self.key(key), *expect)).collect();
+        let change = |(key, op): &(Vec<u8>, Op)| -> RequestOp {
+            let key = self.key(key);
+            match op {
+                Op::Delete => Operation::DeleteRange(DeleteRangeRequest { key }).into(),
+                Op::Put { value, lease } => {
+                    let lease = lease.map_or(0, |lease| signed(lease.0));
+                    Operation::Put(PutRequest { key, value: value.clone(), lease }).into()
+                }
             }
         };
-        let changes = nested(txn.changes.iter().map(change).collect());
-        let reply = self.client.once("kv/txn", &json!({ "compare": compares, "success": changes }));
-        let reply = match reply {
+        let success = nested(txn.changes.iter().map(change).collect());
+        let reply = self.client.once(TXN, &TxnRequest { compare, success });
+        let reply: TxnResponse = match reply {
             Ok(reply) => reply,
             Err(Fault::Status { why }) if why.contains("lease not found") => {
                 let lease = txn.changes.iter().find_map(|(_, op)| match op {
@@ -207,23 +224,23 @@ impl Catalog for EtcdCatalog {
             }
             Err(fault) => return Err(self.client.error(fault)),
         };
-        let revision = number(&reply["header"]["revision"]);
-        let done = reply["succeeded"].as_bool().unwrap_or(false);
-        Ok(if done { Commit::Done(revision) } else { Commit::Conflict(revision) })
+        let revision = revision(reply.header);
+        Ok(if reply.succeeded { Commit::Done(revision) } else { Commit::Conflict(revision) })
     }
 
     fn range(&self, prefix: &[u8], at: Option<Revision>) -> Result<Snapshot> {
-        let whole = [&self.prefix, prefix].concat();
-        let end = STANDARD.encode(after(&whole));
-        // etcd has no empty key: the first one is a zero byte.
-        let mut next = if whole.is_empty() { vec![0] } else { whole };
+        let whole = self.key(prefix);
+        let range_end = after(&whole);
+        let mut next = first(whole);
         let (mut revision, mut entries, mut most) = (at, Vec::new(), PAGE);
         loop {
-            let request = json!({
-                "key": STANDARD.encode(&next), "range_end": end, "limit": most.to_string(),
-                "revision": revision.unwrap_or(0).to_string(),
-            });
-            let reply = self.client.repeat("kv/range", &request).map_err(|fault| match fault {
+            let request = RangeRequest {
+                key: next,
+                range_end: range_end.clone(),
+                limit: limit(most),
+                revision: signed(revision.unwrap_or(0)),
+            };
+            let reply: RangeResponse = self.client.repeat(RANGE, &request).map_err(|fault| match fault {
                 Fault::Status { why } if why.contains("has been compacted") => {
                     Error::Compacted { at: revision.unwrap_or(0) }
                 }
@@ -231,12 +248,11 @@ impl Catalog for EtcdCatalog {
                 fault => self.client.error(fault),
             })?;
             // Later pages are of the same revision as the first.
-            let revision = *revision.get_or_insert_with(|| number(&reply["header"]["revision"]));
-            for kv in reply["kvs"].as_array().into_iter().flatten() {
-                entries.push(self.entry(kv)?);
-            }
+            let revision = *revision.get_or_insert_with(|| self::revision(reply.header));
+            let more = reply.more;
+            entries.extend(self.entries(reply)?);
             match entries.last() {
-                Some(last) if reply["more"].as_bool().unwrap_or(false) => {
+                Some(last) if more => {
                     next = [&*self.prefix, &last.key, &[0]].concat();
                     most = (most * GROWTH).min(PAGE_MAX);
                 }
@@ -246,16 +262,16 @@ impl Catalog for EtcdCatalog {
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
-        let reply = self.client.repeat("kv/range", &json!({ "key": self.key(key) }));
-        let reply = reply.map_err(|fault| self.client.error(fault))?;
-        reply["kvs"].get(0).map(|kv| self.entry(kv)).transpose()
+        let request = RangeRequest { key: self.key(key), ..RangeRequest::default() };
+        let reply: RangeResponse =
+            self.client.repeat(RANGE, &request).map_err(|fault| self.client.error(fault))?;
+        reply.kvs.into_iter().next().map(|kv| self.entry(kv)).transpose()
     }
 
     fn get_all(&self, keys: &[Vec<u8>]) -> Result<Vec<Entry>> {
         let mut found = Vec::with_capacity(keys.len());
         for keys in keys.chunks(MAX_OPERATIONS) {
-            let ask: Vec<Value> = keys.iter().map(|key| self.ask(key)).collect();
-            for response in self.read(&ask)? {
+            for response in self.read(keys.iter().map(|key| self.ask(key)).collect())? {
                 found.extend(response);
             }
         }
@@ -273,9 +289,8 @@ impl Catalog for EtcdCatalog {
         else {
             return Ok((self.get_all(keys)?, self.page(prefix, after, most)?));
         };
-        let ask: Vec<Value> =
-            keys.iter().map(|key| self.ask(key)).chain([json!({ "request_range": page })]).collect();
-        let mut found = self.read(&ask)?;
+        let page = Operation::Range(page).into();
+        let mut found = self.read(keys.iter().map(|key| self.ask(key)).chain([page]).collect())?;
         let page = found.pop().unwrap_or_default();
         Ok((once_each(found.into_iter().flatten().collect()), page))
     }
@@ -289,31 +304,34 @@ impl Catalog for EtcdCatalog {
     }
 
     fn watch(&self, prefix: &[u8], from: Revision) -> Result<Box<dyn Watch>> {
-        let whole = [&self.prefix, prefix].concat();
+        let whole = self.key(prefix);
         Ok(Box::new(watch::start(Arc::clone(&self.client), whole, self.prefix.len(), from.max(1))))
     }
 
     fn grant(&self, ttl: Duration) -> Result<LeaseId> {
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
         // If the answer is lost, that lease is not used, and runs out.
-        let reply = self.client.repeat("lease/grant", &json!({ "TTL": seconds.max(1).to_string() }));
-        match number(&reply.map_err(|fault| self.client.error(fault))?["ID"]) {
+        let reply = self.client.repeat(LEASE_GRANT, &LeaseGrantRequest { ttl: signed(seconds.max(1)) });
+        let reply: LeaseGrantResponse = reply.map_err(|fault| self.client.error(fault))?;
+        match number(reply.id) {
             0 => Err(self.client.garbled("a lease")),
             id => Ok(LeaseId(id)),
         }
     }
 
     fn keep(&self, lease: LeaseId) -> Result<Duration> {
-        let reply = self.client.repeat("lease/keepalive", &json!({ "ID": lease.0.to_string() }));
-        match number(&reply.map_err(|fault| self.client.error(fault))?["result"]["TTL"]) {
+        let reply = self.client.repeat(LEASE_KEEP_ALIVE, &LeaseKeepAliveRequest { id: signed(lease.0) });
+        let reply: LeaseKeepAliveResponse = reply.map_err(|fault| self.client.error(fault))?;
+        match number(reply.ttl) {
             0 => Err(Error::LeaseExpired(lease)),
             seconds => Ok(Duration::from_secs(seconds)),
         }
     }
 
     fn revoke(&self, lease: LeaseId) -> Result<()> {
-        match self.client.repeat("lease/revoke", &json!({ "ID": lease.0.to_string() })) {
-            Ok(_) => Ok(()),
+        let reply = self.client.repeat(LEASE_REVOKE, &LeaseRevokeRequest { id: signed(lease.0) });
+        match reply {
+            Ok(LeaseRevokeResponse {}) => Ok(()),
             Err(Fault::Status { why }) if why.contains("lease not found") => Ok(()),
             Err(fault) => Err(self.client.error(fault)),
         }
@@ -336,9 +354,13 @@ mod tests {
     fn a_page_is_limited_before_it_is_sorted() {
         let catalog = EtcdCatalog::new(&["a:1"], "longhaul/").expect("an address");
         let page = catalog.ask_page(b"fs/", b"fs/5", None, 10).expect("a range");
-        let keys: Vec<&str> = page.as_object().expect("an object").keys().map(String::as_str).collect();
-        assert_eq!(keys, ["key", "limit", "range_end"]);
-        assert_eq!(page["limit"], "10");
+        let expected = RangeRequest {
+            key: b"longhaul/fs/5\0".to_vec(),
+            range_end: b"longhaul/fs0".to_vec(),
+            limit: 10,
+            revision: 0,
+        };
+        assert_eq!(page, expected);
     }
 
     /// etcd counts all keys of a range, whatever the limit.
@@ -347,7 +369,7 @@ mod tests {
         let catalog = EtcdCatalog::new(&["a:1"], "longhaul/").expect("an address");
         let end = |last| {
             let page = catalog.ask_page(b"fs/", b"fs/5", Some(last), 10)?;
-            bytes(&page["range_end"])
+            Some(page.range_end)
         };
         assert_eq!(end(b"fs/7").as_deref(), Some(&b"longhaul/fs/7\0"[..]));
         assert_eq!(end(b"g").as_deref(), Some(&b"longhaul/fs0"[..]), "the end of the prefix is earlier");
@@ -355,11 +377,25 @@ mod tests {
     }
 
     #[test]
-    fn values_of_replies_are_read() {
-        assert_eq!(number(&json!("12")), 12);
-        assert_eq!(number(&json!(12)), 12);
-        assert_eq!((number(&Value::Null), number(&json!("x"))), (0, 0));
-        assert_eq!(bytes(&json!("AP8=")), Some(vec![0, 255]));
-        assert_eq!((bytes(&Value::Null), bytes(&json!("?"))), (Some(Vec::new()), None));
+    fn many_changes_are_nested_in_their_order() {
+        let put = |i: usize| -> RequestOp {
+            Operation::Put(PutRequest { key: i.to_string().into_bytes(), ..PutRequest::default() }).into()
+        };
+        let all = |n: usize| (0..n).map(put).collect::<Vec<_>>();
+        assert_eq!(nested(all(MAX_OPERATIONS)), all(MAX_OPERATIONS));
+        let parts = nested(all(MAX_OPERATIONS + 1));
+        let inner = |part: RequestOp| match part.request {
+            Some(Operation::Txn(txn)) => txn.success,
+            other => panic!("{other:?}"),
+        };
+        let parts: Vec<Vec<RequestOp>> = parts.into_iter().map(inner).collect();
+        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [NESTED, NESTED, 1]);
+        assert_eq!(parts.concat(), all(MAX_OPERATIONS + 1));
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_not_wrapped() {
+        assert_eq!((number(12), number(-1), number(i64::MAX)), (12, 0, i64::MAX as u64));
+        assert_eq!((signed(12), signed(u64::MAX)), (12, i64::MAX));
     }
 }

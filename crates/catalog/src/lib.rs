@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`FileCatalog`] | the processes of one host: one file (`redb`), without a server | a crash at any write |
 //! | [`RemoteCatalog`] | several hosts: a [server](server::CatalogServer) of such a file | a restart of the server |
-//! | [`EtcdCatalog`] | several hosts: etcd 3.4 or later, by its JSON gateway | the loss of a minority of its members |
+//! | [`EtcdCatalog`] | several hosts: etcd 3.4 or later, by its gRPC API | the loss of a minority of its members |
 //!
 //! All pass the same tests (`tests/conformance.rs`), so that code above does not know which one it has.
 //!

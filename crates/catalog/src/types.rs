@@ -13,7 +13,7 @@ pub const MAX_OPERATIONS: usize = 128;
 /// have others within it.
 pub const MAX_CHANGES: usize = 2048;
 /// Most bytes of keys and values in one transaction: below etcd's default limit of 1.5 MiB for a
-/// request, as that carries them in base64.
+/// request, which also counts the prefix of each key and some bytes for each operation.
 pub const MAX_TRANSACTION: usize = 1 << 20;
 
 /// A key with its value.

@@ -1,39 +1,55 @@
 //! Requests to the members of etcd.
+//!
+//! A request is encoded, waited for and decoded in the thread that makes it; one thread of an asynchronous runtime
+//! moves the bytes of all connections, and follows watches.
 
+use super::link::{Call, Member, is_unsent};
+use super::proto::{WATCH, WatchRequest, WatchResponse};
 use crate::error::{Error, Result};
-use serde_json::Value;
-use std::io::Read;
+use hyper::Uri;
+use hyper::http::uri::PathAndQuery;
+use prost::Message;
+use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use ureq::{Agent, Body};
+use tokio::runtime::Runtime;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tokio_stream::StreamExt as _;
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
 
-/// Longest time to a connection: above one retransmission of the first packet, twice.
-const CONNECT: Duration = Duration::from_secs(4);
 /// Longest time of a request: above etcd's own limit of about 7 s for a proposal.
 const REQUEST: Duration = Duration::from_secs(10);
 /// Time for which what can be repeated is repeated: above an election, which takes a few seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Pause after all members were tried.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Connections that are kept open: as many requests are under way at a time without a round trip for a
-/// connection.
-const CONNECTIONS: usize = 256;
 /// Longest silence of a stream before it is opened again, at another member: a member that is cut
 /// off from the others is silent, too.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Longest reply in bytes: above a page of the largest values.
-pub(super) const MAX_REPLY: u64 = 256 << 20;
 /// Most bytes of an error that are shown.
 const MAX_WHY: usize = 300;
 
 /// Replies of etcd that say that a proposal was not made.
 const NOT_PROPOSED: [&str; 3] = ["no leader", "proposal dropped", "too many requests"];
-/// Codes of gRPC that are not about the request: cancelled, unknown, deadline exceeded, resource
-/// exhausted, aborted, internal, unavailable.
-const TROUBLE: [u64; 7] = [1, 2, 4, 8, 10, 13, 14];
+/// Codes that are not about the request.
+const TROUBLE: [Code; 7] = [
+    Code::Cancelled,
+    Code::Unknown,
+    Code::DeadlineExceeded,
+    Code::ResourceExhausted,
+    Code::Aborted,
+    Code::Internal,
+    Code::Unavailable,
+];
+/// What texts of etcd begin with; others are of the library, which cannot read a reply.
+const BY_ETCD: &str = "etcdserver:";
 
 /// Why there is no reply.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The request has certainly had no effect.
     Unsent(String),
@@ -44,47 +60,79 @@ pub(super) enum Fault {
 }
 
 /// The members of an etcd.
-pub(super) struct Client {
+pub(super) struct Members {
     name: String,
-    endpoints: Vec<String>,
-    agent: Agent,
-    streams: Agent,
+    members: Vec<Member>,
     /// The member that answered last.
     at: AtomicUsize,
 }
 
+/// A client of an etcd, which callers wait for.
+pub(super) struct Client {
+    members: Arc<Members>,
+    /// There until this is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Without waiting for the name of a host that is looked up.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 impl Client {
     pub(super) fn new<S: AsRef<str>>(endpoints: &[S]) -> Result<Client> {
-        let endpoints = endpoints.iter().map(|e| address(e.as_ref())).collect::<Result<Vec<_>>>()?;
-        if endpoints.is_empty() {
-            return Err(Error::Invalid("no address of etcd".to_owned()));
-        }
-        let config = || {
-            let config = Agent::config_builder().http_status_as_error(false).max_redirects(0);
-            let config = config.max_idle_connections(CONNECTIONS).max_idle_connections_per_host(CONNECTIONS);
-            config.proxy(None).timeout_connect(Some(CONNECT)).timeout_resolve(Some(CONNECT))
-        };
-        Ok(Client {
-            name: format!("etcd at {}", endpoints.join(", ").replace("http://", "")),
-            endpoints,
-            agent: config().timeout_per_call(Some(REQUEST)).build().into(),
-            // Of streams only the silence is bounded.
-            streams: config().timeout_per_read(Some(SILENCE)).build().into(),
-            at: AtomicUsize::new(0),
-        })
+        let members = Members::new(endpoints)?;
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).thread_name("etcd").enable_io().enable_time().build();
+        let runtime = runtime.map_err(|e| Error::Failed {
+            catalog: members.name.clone(),
+            attempted: "open",
+            why: format!("no thread for its connections: {e}"),
+        })?;
+        Ok(Client { members: Arc::new(members), runtime: Some(runtime) })
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it is there until the client is dropped")
     }
 
     pub(super) fn name(&self) -> &str {
-        &self.name
+        &self.members.name
+    }
+
+    pub(super) fn members(&self) -> Arc<Members> {
+        Arc::clone(&self.members)
+    }
+
+    /// Waits for something, in this thread.
+    pub(super) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime().block_on(future)
+    }
+
+    /// Begins something that goes on by itself, until it is aborted or the client is dropped.
+    pub(super) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        self.runtime().spawn(future).abort_handle()
     }
 
     /// A request that must not be made twice: again only if it certainly was not made.
-    pub(super) fn once(&self, path: &str, request: &Value) -> std::result::Result<Value, Fault> {
+    pub(super) fn once<Q, R>(&self, path: &'static str, request: &Q) -> std::result::Result<R, Fault>
+    where
+        Q: Message + Clone + 'static,
+        R: Message + Default + 'static,
+    {
         self.attempt(path, request, |fault| matches!(fault, Fault::Unsent(_)))
     }
 
     /// A request that may be made several times.
-    pub(super) fn repeat(&self, path: &str, request: &Value) -> std::result::Result<Value, Fault> {
+    pub(super) fn repeat<Q, R>(&self, path: &'static str, request: &Q) -> std::result::Result<R, Fault>
+    where
+        Q: Message + Clone + 'static,
+        R: Message + Default + 'static,
+    {
         self.attempt(path, request, |fault| !matches!(fault, Fault::Status { .. })).map_err(|fault| {
             match fault {
                 // Nothing is unknown that could be asked again.
@@ -94,26 +142,31 @@ impl Client {
         })
     }
 
-    fn attempt(
+    fn attempt<Q, R>(
         &self,
-        path: &str,
-        request: &Value,
+        path: &'static str,
+        request: &Q,
         again: impl Fn(&Fault) -> bool,
-    ) -> std::result::Result<Value, Fault> {
+    ) -> std::result::Result<R, Fault>
+    where
+        Q: Message + Clone + 'static,
+        R: Message + Default + 'static,
+    {
+        let members = &self.members;
         let start = Instant::now();
         loop {
             let mut last = None;
-            for _ in &self.endpoints {
-                let at = self.at.load(Ordering::Relaxed);
-                match self.ask(at, path, request) {
-                    Ok(value) => return Ok(value),
+            for _ in &members.members {
+                let at = members.at.load(Ordering::Relaxed);
+                match self.wait(members.members[at].ask(path, request.clone())) {
+                    Ok(reply) => return Ok(reply),
                     Err(fault) if again(&fault) => last = Some(fault),
                     Err(fault) => {
-                        self.turn(at);
+                        members.turn(at);
                         return Err(fault);
                     }
                 }
-                self.turn(at);
+                members.turn(at);
             }
             if let Some(fault) = last
                 && start.elapsed() > PATIENCE
@@ -124,53 +177,8 @@ impl Client {
         }
     }
 
-    /// Turns to the member after `at`, unless another thread has.
-    fn turn(&self, at: usize) {
-        let next = (at + 1) % self.endpoints.len();
-        let _ = self.at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    /// Sends a request to one member.
-    fn ask(&self, at: usize, path: &str, request: &Value) -> std::result::Result<Value, Fault> {
-        let endpoint = &self.endpoints[at];
-        let lost = |e: &dyn std::fmt::Display| Fault::Lost(format!("{endpoint}: {e}"));
-        let (status, mut body) = post(&self.agent, endpoint, path, request)?;
-        let text = body.with_config().limit(MAX_REPLY).read_to_string().map_err(|e| lost(&e))?;
-        // Streams of one reply end with a new line.
-        let reply: Value = serde_json::from_str(text.trim()).map_err(|e| lost(&e))?;
-        if status == 200 && reply["error"].is_null() {
-            return Ok(reply);
-        }
-        let error = if reply["error"].is_object() { &reply["error"] } else { &reply };
-        let why = error["message"].as_str().or(error["error"].as_str()).unwrap_or("an error without reason");
-        let why: String = why.chars().take(MAX_WHY).collect();
-        let code = error["code"].as_u64().or(error["grpc_code"].as_u64()).unwrap_or(2);
-        Err(if NOT_PROPOSED.iter().any(|text| why.contains(text)) {
-            Fault::Unsent(format!("{endpoint}: {why}"))
-        } else if TROUBLE.contains(&code) {
-            Fault::Lost(format!("{endpoint}: {why}"))
-        } else {
-            Fault::Status { why }
-        })
-    }
-
-    /// Opens a stream at the `attempt`th member, counted round and round.
-    pub(super) fn stream(
-        &self,
-        attempt: usize,
-        path: &str,
-        request: &Value,
-    ) -> std::result::Result<impl Read + use<>, Fault> {
-        let endpoint = &self.endpoints[attempt % self.endpoints.len()];
-        let (status, body) = post(&self.streams, endpoint, path, request)?;
-        if status != 200 {
-            return Err(Fault::Lost(format!("{endpoint}: status {status}")));
-        }
-        Ok(body.into_with_config().limit(u64::MAX).reader())
-    }
-
     pub(super) fn error(&self, fault: Fault) -> Error {
-        let catalog = self.name.clone();
+        let catalog = self.name().to_owned();
         match fault {
             Fault::Unsent(why) => Error::Unreachable { catalog, why },
             Fault::Lost(why) => Error::Unknown { catalog, why },
@@ -180,45 +188,142 @@ impl Client {
 
     /// A reply that cannot be read.
     pub(super) fn garbled(&self, what: &str) -> Error {
+        self.members.garbled(what)
+    }
+}
+
+impl Members {
+    fn new<S: AsRef<str>>(endpoints: &[S]) -> Result<Members> {
+        let members = endpoints.iter().map(|e| member(e.as_ref())).collect::<Result<Vec<_>>>()?;
+        if members.is_empty() {
+            return Err(Error::Invalid("no address of etcd".to_owned()));
+        }
+        let addresses: Vec<&str> = members.iter().map(|member| &*member.address).collect();
+        let name = format!("etcd at {}", addresses.join(", "));
+        Ok(Members { name, members, at: AtomicUsize::new(0) })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn garbled(&self, what: &str) -> Error {
         let why = format!("the reply has {what} that cannot be read; is this etcd 3.4 or later?");
         Error::Failed { catalog: self.name.clone(), attempted: "read", why }
     }
-}
 
-/// The URL of an endpoint.
-fn address(endpoint: &str) -> Result<String> {
-    let rest = endpoint.strip_prefix("http://").unwrap_or(endpoint).trim_end_matches('/');
-    let has_port = rest.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && port.parse::<u16>().is_ok() && !rest.contains(['/', '@', '?', ' '])
-    });
-    if has_port {
-        return Ok(format!("http://{rest}"));
+    /// Turns to the member after `at`, unless another thread has.
+    fn turn(&self, at: usize) {
+        let next = (at + 1) % self.members.len();
+        let _ = self.at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
     }
-    Err(Error::Invalid(format!("'{endpoint}' is not an address of etcd: use HOST:PORT, without TLS")))
+
+    /// Opens a watch at the `attempt`th member, counted round and round.
+    pub(super) async fn watch(
+        &self,
+        attempt: usize,
+        request: WatchRequest,
+    ) -> std::result::Result<WatchStream, Fault> {
+        let member = &self.members[attempt % self.members.len()];
+        let call = member.call().await?;
+        // A watch lasts as long as its requests do.
+        let requests = tokio_stream::once(request).chain(tokio_stream::pending());
+        let mut request = Request::new(requests);
+        // A member that knows no leader ends the stream.
+        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+        let mut grpc = call.grpc();
+        let opened = grpc.streaming(request, PathAndQuery::from_static(WATCH), ProstCodec::default());
+        match timeout(SILENCE, opened).await {
+            Ok(Ok(reply)) => Ok(WatchStream { replies: reply.into_inner(), _call: call }),
+            Ok(Err(status)) => Err(fault(&member.address, &status)),
+            Err(_) => {
+                call.doubt();
+                Err(Fault::Lost(silent(&member.address, SILENCE)))
+            }
+        }
+    }
 }
 
-fn post(
-    agent: &Agent,
-    endpoint: &str,
-    path: &str,
-    request: &Value,
-) -> std::result::Result<(u16, Body), Fault> {
-    use ureq::{Error as E, Timeout};
-    let url = format!("{endpoint}/v3/{path}");
-    let sent = agent.post(&url).content_type("application/json").send(request.to_string());
-    let reply = sent.map_err(|e| {
-        let why = format!("{endpoint}: {e}");
-        match e {
-            E::Io(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => Fault::Unsent(why),
-            E::HostNotFound
-            | E::ConnectionFailed
-            | E::BadUri(_)
-            | E::Timeout(Timeout::Connect | Timeout::Resolve) => Fault::Unsent(why),
-            _ => Fault::Lost(why),
+/// The replies to a watch.
+pub(super) struct WatchStream {
+    replies: Streaming<WatchResponse>,
+    _call: Call,
+}
+
+impl WatchStream {
+    /// The next reply; `None` at the end, after an error, or after the silence after which another member is asked.
+    pub(super) async fn next(&mut self) -> Option<WatchResponse> {
+        timeout(SILENCE, self.replies.message()).await.ok()?.ok()?
+    }
+}
+
+impl Member {
+    /// Sends a request, and waits for its reply.
+    pub(super) async fn ask<Q, R>(&self, path: &'static str, request: Q) -> std::result::Result<R, Fault>
+    where
+        Q: Message + 'static,
+        R: Message + Default + 'static,
+    {
+        self.call().await?.ask(path, request).await
+    }
+}
+
+impl Call {
+    /// Sends a request, and waits for its reply.
+    pub(super) async fn ask<Q, R>(&self, path: &'static str, request: Q) -> std::result::Result<R, Fault>
+    where
+        Q: Message + 'static,
+        R: Message + Default + 'static,
+    {
+        let mut grpc = self.grpc();
+        let reply = grpc.unary(Request::new(request), PathAndQuery::from_static(path), ProstCodec::default());
+        match timeout(REQUEST, reply).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) => Err(fault(self.address(), &status)),
+            Err(_) => {
+                self.doubt();
+                Err(Fault::Lost(silent(self.address(), REQUEST)))
+            }
         }
-    })?;
-    let (parts, body) = reply.into_parts();
-    Ok((parts.status.as_u16(), body))
+    }
+}
+
+fn silent(address: &str, time: Duration) -> String {
+    format!("{address}: no answer within {} s", time.as_secs())
+}
+
+/// What the status of a call says of its effect.
+fn fault(address: &str, status: &Status) -> Fault {
+    let text = if status.message().is_empty() { status.code().description() } else { status.message() };
+    let why: String = text.chars().take(MAX_WHY).collect();
+    let told = format!("{address}: {why}");
+    if is_unsent(status) {
+        return Fault::Unsent(told);
+    }
+    let by_etcd = text.starts_with(BY_ETCD);
+    if by_etcd && NOT_PROPOSED.iter().any(|text| why.contains(text)) {
+        Fault::Unsent(told)
+    } else if by_etcd && !TROUBLE.contains(&status.code()) {
+        Fault::Status { why }
+    } else if status.code() == Code::Unimplemented && text.starts_with("unknown ") {
+        Fault::Status { why: format!("{told}; is this etcd 3.4 or later?") }
+    } else {
+        Fault::Lost(told)
+    }
+}
+
+/// The member at an endpoint.
+fn member(endpoint: &str) -> Result<Member> {
+    let address = endpoint.strip_prefix("http://").unwrap_or(endpoint).trim_end_matches('/');
+    let has_port = address.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && port.parse::<u16>().is_ok() && !address.contains(['/', '@', '?', ' '])
+    });
+    match format!("http://{address}").parse::<Uri>() {
+        Ok(origin) if has_port => Ok(Member::new(address.to_owned(), origin)),
+        _ => {
+            Err(Error::Invalid(format!("'{endpoint}' is not an address of etcd: use HOST:PORT, without TLS")))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -227,16 +332,62 @@ mod tests {
 
     #[test]
     fn endpoints_are_addresses() {
-        for (given, url) in [
-            ("a:1", "http://a:1"),
-            ("http://10.0.0.1:2379/", "http://10.0.0.1:2379"),
-            ("[::1]:2379", "http://[::1]:2379"),
+        for (given, address, origin) in [
+            ("a:1", "a:1", "http://a:1/"),
+            ("http://10.0.0.1:2379/", "10.0.0.1:2379", "http://10.0.0.1:2379/"),
+            ("[::1]:2379", "[::1]:2379", "http://[::1]:2379/"),
         ] {
-            assert_eq!(address(given).as_deref(), Ok(url));
+            let found = member(given).expect("an address");
+            assert_eq!((&*found.address, found.origin.to_string()), (address, origin.to_owned()));
         }
-        for given in ["", "a", ":1", "https://a:1", "a:1/x", "a:99999", "u@a:1"] {
-            assert!(matches!(address(given), Err(Error::Invalid(_))), "{given}");
+        for given in ["", "a", ":1", "https://a:1", "a:1/x", "a:99999", "u@a:1", "a b:1", "ä:1"] {
+            let refused = member(given).err().expect("refused");
+            assert!(refused.to_string().ends_with("use HOST:PORT, without TLS"), "{refused}");
         }
         assert!(Client::new::<&str>(&[]).is_err());
+    }
+
+    #[test]
+    fn a_status_says_what_became_of_a_request() {
+        let told = |code, text: &str| fault("a:1", &Status::new(code, text));
+        // As etcd's `api/v3rpc/rpctypes/error.go` has them.
+        for (code, text) in [
+            (Code::Unavailable, "etcdserver: no leader"),
+            (Code::ResourceExhausted, "etcdserver: too many requests"),
+            (Code::Unknown, "etcdserver: raft proposal dropped"),
+        ] {
+            assert_eq!(told(code, text), Fault::Unsent(format!("a:1: {text}")));
+        }
+        for (code, text) in [
+            (Code::Unavailable, "etcdserver: request timed out"),
+            (Code::Unavailable, "etcdserver: request timed out, possibly due to previous leader failure"),
+            (Code::Unavailable, "etcdserver: leader changed"),
+            (Code::Unavailable, "etcdserver: server stopped"),
+            (Code::Cancelled, "etcdserver: request cancelled"),
+            (Code::DeadlineExceeded, "context deadline exceeded"),
+            (Code::Internal, "failed to decode Protobuf message"),
+            // Of the library: the transaction may have been made.
+            (Code::OutOfRange, "Error, decoded message length too large"),
+            (Code::Unimplemented, "Content is compressed with `x` which isn't supported"),
+            // Not of etcd, but of something on the way to it.
+            (Code::Unavailable, "no leader"),
+        ] {
+            assert_eq!(told(code, text), Fault::Lost(format!("a:1: {text}")));
+        }
+        for (code, text) in [
+            (Code::NotFound, "etcdserver: requested lease not found"),
+            (Code::OutOfRange, "etcdserver: mvcc: required revision has been compacted"),
+            (Code::OutOfRange, "etcdserver: mvcc: required revision is a future revision"),
+            (Code::InvalidArgument, "etcdserver: request is too large"),
+        ] {
+            assert_eq!(told(code, text), Fault::Status { why: text.to_owned() });
+        }
+        let Fault::Status { why } = told(Code::Unimplemented, "unknown service etcdserverpb.KV") else {
+            panic!("a member that has no such service")
+        };
+        assert_eq!(why, "a:1: unknown service etcdserverpb.KV; is this etcd 3.4 or later?");
+        let Fault::Lost(why) = told(Code::Unknown, &"x".repeat(1000)) else { panic!("lost") };
+        assert_eq!(why.len(), "a:1: ".len() + MAX_WHY);
+        assert!(matches!(told(Code::Internal, ""), Fault::Lost(why) if why.len() > "a:1: ".len()));
     }
 }

@@ -1,17 +1,16 @@
-//! Watches of etcd: a thread reads the stream of a member, and opens another one where it ends.
+//! Watches of etcd: a task reads the stream of a member, and opens another one where it ends.
 
-use super::client::{Client, MAX_REPLY};
-use super::{after, bytes, number};
+use super::client::{Client, Members, WatchStream};
+use super::proto::{EventType, WatchCreateRequest, WatchRequest, WatchResponse};
+use super::{after, number, signed};
 use crate::Watch;
 use crate::error::{Error, Result};
 use crate::types::{Event, Revision};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
 
 /// Replies that wait for their reader; after these the stream waits.
 const WAITING: usize = 256;
@@ -20,116 +19,111 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// A watch of etcd. It outlasts the loss of members: then changes come late.
 pub(super) struct EtcdWatch {
+    client: Arc<Client>,
     replies: Receiver<Result<Vec<Event>>>,
-    /// Its thread ends some seconds after this.
-    _alive: Arc<()>,
+    task: AbortHandle,
 }
 
 /// Begins a watch of the keys that begin with `prefix`, of which the first `cut` bytes are left out.
 pub(super) fn start(client: Arc<Client>, prefix: Vec<u8>, cut: usize, from: Revision) -> EtcdWatch {
-    let (sender, replies) = sync_channel(WAITING);
-    let alive = Arc::new(());
-    let follow = Follow { client, prefix, cut, from, sender, alive: Arc::downgrade(&alive) };
-    std::thread::spawn(move || follow.run());
-    EtcdWatch { replies, _alive: alive }
+    let (sender, replies) = channel(WAITING);
+    let follow = Follow { members: client.members(), prefix, cut, from, sender };
+    let task = client.spawn(follow.run());
+    EtcdWatch { client, replies, task }
+}
+
+impl Drop for EtcdWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 impl Watch for EtcdWatch {
     fn next(&mut self, wait: Duration) -> Result<Vec<Event>> {
         let start = Instant::now();
         loop {
-            match self.replies.recv_timeout(wait.saturating_sub(start.elapsed())) {
-                Ok(reply) if reply.as_ref().is_ok_and(Vec::is_empty) => {}
-                Ok(reply) => return reply,
-                Err(RecvTimeoutError::Timeout) => return Ok(Vec::new()),
-                // The thread ends after an error, which the reader had.
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::Invalid("a watch has ended with its error".to_owned()));
-                }
+            // The timer is made where the runtime is.
+            let left = wait.saturating_sub(start.elapsed());
+            let replies = &mut self.replies;
+            match self.client.wait(async { timeout(left, replies.recv()).await }) {
+                Ok(Some(reply)) if reply.as_ref().is_ok_and(Vec::is_empty) => {}
+                Ok(Some(reply)) => return reply,
+                Err(_) => return Ok(Vec::new()),
+                // The task ends after an error, which the reader had.
+                Ok(None) => return Err(Error::Invalid("a watch has ended with its error".to_owned())),
             }
         }
     }
 }
 
-/// What the thread of a watch has.
+/// What the task of a watch has.
 struct Follow {
-    client: Arc<Client>,
+    members: Arc<Members>,
     prefix: Vec<u8>,
     cut: usize,
     /// The first revision that has not been passed on.
     from: Revision,
-    sender: SyncSender<Result<Vec<Event>>>,
-    alive: Weak<()>,
+    sender: Sender<Result<Vec<Event>>>,
 }
 
 /// The watch has ended.
 struct Ended;
 
 impl Follow {
-    fn run(mut self) {
+    async fn run(mut self) {
         for attempt in 0.. {
-            if self.alive.strong_count() == 0 {
-                return;
-            }
             let start = self.from;
-            let key = if self.prefix.is_empty() { vec![0] } else { self.prefix.clone() };
-            let request = json!({ "create_request": {
-                "key": STANDARD.encode(key),
-                "range_end": STANDARD.encode(after(&self.prefix)),
-                "start_revision": start.to_string(),
-            } });
-            match self.client.stream(attempt, "watch", &request) {
+            let request = WatchCreateRequest {
+                key: if self.prefix.is_empty() { vec![0] } else { self.prefix.clone() },
+                range_end: after(&self.prefix),
+                start_revision: signed(start),
+            };
+            match self.members.watch(attempt, WatchRequest { create_request: Some(request) }).await {
                 Ok(stream) => {
-                    if self.follow(stream).is_err() {
+                    if self.follow(stream).await.is_err() {
                         return;
                     }
                 }
-                Err(e) => tracing::debug!("watch of {}: {e:?}", self.client.name()),
+                Err(e) => tracing::debug!("watch of {}: {e:?}", self.members.name()),
             }
             if self.from == start {
-                std::thread::sleep(PAUSE);
+                sleep(PAUSE).await;
             }
         }
     }
 
     /// Passes on the replies of a stream until it ends.
-    fn follow(&mut self, stream: impl Read) -> std::result::Result<(), Ended> {
-        let mut stream = BufReader::new(stream);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            match stream.by_ref().take(MAX_REPLY).read_until(b'\n', &mut line) {
-                Ok(n) if n > 0 && line.ends_with(b"\n") => {}
-                // The end, an error, or the silence after which another member is asked.
-                Ok(_) | Err(_) => return Ok(()),
+    async fn follow(&mut self, mut stream: WatchStream) -> std::result::Result<(), Ended> {
+        while let Some(reply) = stream.next().await {
+            if reply.canceled && reply.compact_revision == 0 {
+                tracing::debug!("watch of {}: {}", self.members.name(), reply.cancel_reason);
+                break;
             }
-            let Ok(reply) = serde_json::from_slice::<Value>(&line) else { return Ok(()) };
-            self.pass_on(&reply["result"])?;
+            self.pass_on(reply).await?;
         }
+        Ok(())
     }
 
-    fn pass_on(&mut self, result: &Value) -> std::result::Result<(), Ended> {
-        if number(&result["compact_revision"]) > 0 {
-            let _ = self.sender.send(Err(Error::Compacted { at: self.from }));
+    async fn pass_on(&mut self, reply: WatchResponse) -> std::result::Result<(), Ended> {
+        if reply.compact_revision > 0 {
+            let _ = self.sender.send(Err(Error::Compacted { at: self.from })).await;
             return Err(Ended);
         }
-        let events: Option<Vec<Event>> =
-            result["events"].as_array().into_iter().flatten().map(|event| self.event(event)).collect();
+        let events: Option<Vec<Event>> = reply.events.into_iter().map(|event| self.event(event)).collect();
         let Some(events) = events else {
-            let _ = self.sender.send(Err(self.client.garbled("an event")));
+            let _ = self.sender.send(Err(self.members.garbled("an event"))).await;
             return Err(Ended);
         };
         // etcd does not divide the changes of a revision unless asked to.
         let last = events.last().map_or(0, |event| event.revision);
         self.from = self.from.max(last + 1);
-        self.sender.send(Ok(events)).map_err(|_| Ended)
+        self.sender.send(Ok(events)).await.map_err(|_| Ended)
     }
 
-    fn event(&self, event: &Value) -> Option<Event> {
-        let kv = &event["kv"];
-        let key = bytes(&kv["key"])?.get(self.cut..)?.to_vec();
-        let deleted = event["type"].as_str() == Some("DELETE");
-        let value = if deleted { None } else { Some(bytes(&kv["value"])?) };
-        Some(Event { revision: number(&kv["mod_revision"]), key, value })
+    fn event(&self, event: super::proto::Event) -> Option<Event> {
+        let deleted = event.r#type == EventType::Delete as i32;
+        let kv = event.kv?;
+        let key = kv.key.get(self.cut..)?.to_vec();
+        Some(Event { revision: number(kv.mod_revision), key, value: (!deleted).then_some(kv.value) })
     }
 }
