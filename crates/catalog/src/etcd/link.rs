@@ -22,7 +22,7 @@ use tonic::client::{Grpc, GrpcService};
 const CONNECT: Duration = Duration::from_secs(4);
 /// Connections to a member: on a long link several have more of what a new or a lossy connection may send, and
 /// the packets that one of them waits for hold up the requests of that one alone.
-const CONNECTIONS: usize = 4;
+pub(super) const CONNECTIONS: usize = 4;
 /// Time without a request after which a connection is made anew: what is between the hosts may have forgotten it.
 /// Pings cannot tell: etcd refuses clients that ping without a request under way.
 const IDLE: Duration = Duration::from_secs(15);
@@ -31,8 +31,11 @@ const IDLE: Duration = Duration::from_secs(15);
 const PING: Duration = Duration::from_secs(6);
 /// Longest time to the answer to a ping.
 const PONG: Duration = Duration::from_secs(3);
-/// Bytes that a member may send before they are taken: above what is under way on a link of 1 Gb/s and 100 ms.
-const WINDOW: u32 = 16 << 20;
+/// Bytes of one reply or watch that a member may send before they are taken: above what is under way on a link of
+/// 1 Gb/s and 100 ms.
+pub(super) const WINDOW: u32 = 16 << 20;
+/// The same of all that share a connection: the most that there is, so that a watch that is not read holds up no other.
+const WINDOW_OF_ALL: u32 = (1 << 31) - 1;
 /// Longest reply in bytes: above a page of the largest values.
 const MAX_REPLY: usize = 256 << 20;
 
@@ -158,7 +161,7 @@ async fn connect(address: &str) -> Result<Link, String> {
     let handshake = Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW_OF_ALL)
         .keep_alive_interval(PING)
         .keep_alive_timeout(PONG)
         .handshake(TokioIo::new(stream));

@@ -6,7 +6,7 @@ use super::proto::{
     Event, EventType, KeyValue, RANGE, RangeRequest, RangeResponse, TXN, TxnRequest, TxnResponse, WATCH,
     WatchRequest, WatchResponse,
 };
-use super::{EtcdCatalog, watch};
+use super::{EtcdCatalog, link, watch};
 use crate::{Catalog, Commit, Error, Txn, Watch};
 use hyper::{Request, Response};
 use prost::Message;
@@ -446,6 +446,34 @@ fn a_watch_outlasts_streams_that_end() {
     assert_eq!(watch.next(LONG), Err(Error::Compacted { at: 8 }));
     assert_eq!(from(&fake.next()), 8);
     assert!(matches!(watch.next(LONG), Err(Error::Invalid(_))));
+}
+
+/// What watches do not take keeps no request of their connections waiting.
+#[test]
+fn a_watch_that_is_not_read_holds_up_no_request() {
+    let reply = |bytes| {
+        let kv = KeyValue { key: b"p/w".to_vec(), value: vec![0; bytes], ..KeyValue::default() };
+        framed(&WatchResponse {
+            events: vec![Event { r#type: EventType::Put as i32, kv: Some(kv) }],
+            ..WatchResponse::default()
+        })
+    };
+    // What waits for its reader, and then more than a stream may have under way.
+    let flood =
+        [reply(1).repeat(2 * watch::WAITING), reply(1 << 20).repeat(2 * (link::WINDOW >> 20) as usize)]
+            .concat();
+    let watches = 2 * link::CONNECTIONS;
+    let fake =
+        Fake::new(move |number| if number <= watches { Answer::Stream(flood.clone()) } else { done() });
+    let client = Arc::new(client(&[&fake]));
+    let start = || watch::start(Arc::clone(&client), b"p/w".to_vec(), 2, 5);
+    let _watches: Vec<_> = (0..watches).map(|_| start()).collect();
+    (0..watches).for_each(|_| drop(fake.next()));
+    // While the windows fill, and after that.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        assert!(once(&client).expect("done").succeeded);
+    }
 }
 
 /// The last handle may be dropped while a watch waits for changes, and a watch outlasts its catalog.

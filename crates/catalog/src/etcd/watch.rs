@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 /// Replies that wait for their reader; after these the stream waits.
-const WAITING: usize = 256;
+pub(super) const WAITING: usize = 256;
 /// Pause after a stream that ended without a reply.
 const PAUSE: Duration = Duration::from_millis(100);
 
