@@ -90,12 +90,11 @@ impl Member {
         let asked = Instant::now();
         let slot = self.slots.iter().min_by_key(|slot| slot.calls.load(Ordering::Relaxed));
         let slot = slot.unwrap_or(&self.slots[0]);
-        let others = slot.calls.fetch_add(1, Ordering::Relaxed);
+        slot.calls.fetch_add(1, Ordering::Relaxed);
         let place = Place(Arc::clone(slot));
         let mut state = slot.state.lock().await;
-        // Under a call the connection is pinged.
-        let known = state.used.is_some_and(|used| others > 0 || used.elapsed() < IDLE);
-        let link = match state.link.take().filter(|link| known && link.is_open()) {
+        let is_fresh = state.used.is_some_and(|used| used.elapsed() < IDLE);
+        let link = match state.link.take().filter(|link| link.is_open() && (is_fresh || link.is_pinged())) {
             Some(link) => link,
             None => match &state.failed {
                 // The attempt that this call waited for.
@@ -130,7 +129,7 @@ impl Call {
         Grpc::with_origin(self.link.clone(), self.origin.clone()).max_decoding_message_size(MAX_REPLY)
     }
 
-    /// No other call uses the connection: the member did not answer on it.
+    /// The member did not answer: no further call uses the connection.
     pub(super) fn doubt(&self) {
         self.link.doubted.store(true, Ordering::Relaxed);
     }
@@ -148,6 +147,11 @@ pub(super) struct Link {
 impl Link {
     fn is_open(&self) -> bool {
         !self.sender.is_closed() && !self.doubted.load(Ordering::Relaxed)
+    }
+
+    /// A call is under way, besides the slot that has this.
+    fn is_pinged(&self) -> bool {
+        Arc::strong_count(&self.doubted) > 1
     }
 }
 
