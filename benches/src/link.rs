@@ -27,13 +27,19 @@ pub(crate) struct Link {
 impl Link {
     /// One link, or a star with `servers`.
     pub(crate) fn start(conditions: Conditions, servers: Option<usize>) -> Result<Link> {
-        let rtt = conditions.rtt();
+        Link::of(WanPlan { star: servers, ..WanPlan::new(WanPlan::unique_name("bench"), conditions) })
+    }
+
+    /// The same with the packets of Ethernet as it is set up by default: of 1500 bytes.
+    pub(crate) fn ethernet(conditions: Conditions, servers: Option<usize>) -> Result<Link> {
+        let plan = WanPlan::new(WanPlan::unique_name("bench"), conditions);
+        Link::of(WanPlan { star: servers, mtu: 1500, ..plan })
+    }
+
+    fn of(plan: WanPlan) -> Result<Link> {
+        let rtt = plan.conditions.rtt();
         // The same losses in each run.
-        let plan = WanPlan {
-            star: servers,
-            seed: Some(1),
-            ..WanPlan::new(WanPlan::unique_name("bench"), conditions)
-        };
+        let plan = WanPlan { seed: Some(1), ..plan };
         Ok(Link { wan: Wan::start(plan)?, rtt, void: AtomicU32::new(0) })
     }
 

@@ -50,19 +50,18 @@ impl Site {
 
     /// As [`start`](Self::start), with another round trip.
     fn at(setup: &Setup, rtt: Duration) -> Result<Site> {
-        Site::of(setup, rtt, RATE, TARGETS)
+        let link = Link::start(Conditions::new(rtt, Some(RATE)), Some(TARGETS))?;
+        Site::star(setup, link, TARGETS)
     }
 
-    /// So many targets, behind links of `rate` bits per second.
-    fn of(setup: &Setup, rtt: Duration, rate: u64, count: usize) -> Result<Site> {
-        let link = Link::start(Conditions::new(rtt, Some(rate)), Some(count))?;
+    /// So many targets, each behind a link of its own.
+    fn star(setup: &Setup, link: Link, count: usize) -> Result<Site> {
         let places: Vec<_> = (1..=count).map(|index| (link.setup(setup, index), PORT)).collect();
         Site::with(link, places)
     }
 
-    /// So many targets, all behind one link of `rate` bits per second: the client's port.
-    fn behind_one(setup: &Setup, rtt: Duration, rate: u64, count: usize) -> Result<Site> {
-        let link = Link::start(Conditions::new(rtt, Some(rate)), None)?;
+    /// So many targets, all behind one link: the client's port.
+    fn behind_one(setup: &Setup, link: Link, count: usize) -> Result<Site> {
         let places = (PORT..).take(count).map(|port| (link.setup(setup, 1), port)).collect();
         Site::with(link, places)
     }

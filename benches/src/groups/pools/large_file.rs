@@ -5,13 +5,14 @@
 use super::super::transfer::write_noise;
 use super::mounted::pool_by_etcd;
 use super::{ADMIN, Site, trees};
-use crate::link;
+use crate::link::{self, Link};
 use crate::process::Guard;
 use crate::program;
 use crate::reference::Iperf;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
+use longhaul_wan::Conditions;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,23 +72,23 @@ pub(super) struct Bench {
     pub(super) carried: u64,
 }
 
-/// The link of a client's port, or one for each target.
-fn links_of(targets: usize) -> usize {
-    if targets > LINKS { 1 } else { targets }
+/// Whether that many targets are behind one link.
+fn is_shared(targets: usize) -> bool {
+    targets > LINKS
 }
 
 impl Bench {
     /// The file is so large that `each` link carries so many bytes when `copies` of it are written.
     pub(super) fn start(
         setup: &Setup,
-        (rate, rtt): (u64, Duration),
+        link: Link,
         targets: usize,
         (each, copies): (u64, u64),
     ) -> Result<Bench> {
-        let links = links_of(targets);
-        let site = match links == targets {
-            true => Site::of(setup, rtt, rate, targets)?,
-            false => Site::behind_one(setup, rtt, rate, targets)?,
+        let links = if is_shared(targets) { 1 } else { targets };
+        let site = match is_shared(targets) {
+            true => Site::behind_one(setup, link, targets)?,
+            false => Site::star(setup, link, targets)?,
         };
         let etcd = pool_by_etcd(&site)?;
         let setups: Vec<Setup> = (1..=links).map(|index| site.link.setup(setup, index)).collect();
@@ -147,9 +148,16 @@ impl Bench {
 }
 
 /// Writes and reads the file once a round; measurements that count though the emulator was late.
-fn measure(setup: &Setup, link: (u64, Duration), targets: usize, section: &mut Section) -> Result<u32> {
+fn measure(
+    setup: &Setup,
+    (rate, rtt): (u64, Duration),
+    targets: usize,
+    section: &mut Section,
+) -> Result<u32> {
+    let links = (!is_shared(targets)).then_some(targets);
+    let link = Link::start(Conditions::new(rtt, Some(rate)), links)?;
     let bench = Bench::start(setup, link, targets, (EACH, 1))?;
-    let name = format!("{}, {}", link::rate(link.0), link::round_trip(link.1));
+    let name = format!("{}, {}", link::rate(rate), link::round_trip(rtt));
     let mut late = 0;
     let measured = setup.interleave(&[Subject::Plain, Subject::Copy], |subject| {
         let (rates, is_late) = bench.site.link.mostly_on_time(|| match subject {
@@ -170,7 +178,7 @@ fn measure(setup: &Setup, link: (u64, Duration), targets: usize, section: &mut S
         section.keep(&case, "iperf3", "bytes/s", &plain);
         section.keep(&case, "longhaul cp", "bytes/s", &ours);
         let ratio = ours.ratio(&plain);
-        let placed = if links_of(targets) == targets { "" } else { " behind one link" };
+        let placed = if is_shared(targets) { " behind one link" } else { "" };
         let mut row = vec![name.clone(), format!("{targets}{placed}"), bench.layout.into(), way.into()];
         row.extend([plain.show(125_000.0, 0), ours.show(125_000.0, 0)]);
         row.extend([ratio.show_ratio(), ratio.at_least(FLOOR).into()]);
