@@ -243,6 +243,11 @@ impl Leases {
         self.changed.notify_all();
     }
 
+    /// Directories whose lease this session has.
+    pub(crate) fn held(&self) -> usize {
+        self.lock().held.len()
+    }
+
     /// Whether this session has the lease of a directory.
     pub(crate) fn holds(&self, directory: u64) -> bool {
         self.takes && self.lock().held.contains_key(&directory)

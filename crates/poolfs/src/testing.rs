@@ -294,6 +294,11 @@ impl PoolFs {
         self.session().sweep_registrations()
     }
 
+    /// Directories whose lease it has.
+    pub fn leased(&self) -> usize {
+        self.session().leases.held()
+    }
+
     /// Number of its session.
     pub fn number(&self) -> u64 {
         self.session().store.session()

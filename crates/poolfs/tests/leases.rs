@@ -3,6 +3,7 @@
 mod common;
 
 use common::dying::{Dying, End};
+use common::held::{Held, Hold};
 use common::{APPEND, Calls, ROOT, WRITE, assert_right, mount, parity, pattern};
 use longhaul_block::IoError;
 use longhaul_block::filter::OpKind;
@@ -11,7 +12,8 @@ use longhaul_fs::{Call, Changes, Errno, FileSystem, Node, Reply, Time, TimeChang
 use longhaul_poolfs::testing::TestFs;
 use longhaul_poolfs::{FsOptions, PoolFs};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 fn sync(fs: &PoolFs, node: Node) -> common::Result<()> {
     fs.wait(Call::SyncDirectory { node }).map(drop)
@@ -242,6 +244,68 @@ fn hosts_that_use_one_directory_at_the_same_time_lose_nothing() {
     }
     drop(hosts);
     assert_eq!(assert_right(&fs).files, 90);
+}
+
+#[test]
+fn a_lease_comes_back_while_much_is_made_elsewhere() {
+    let fs = parity();
+    // Its writes take so long that something waits to be written all the time.
+    let slow = Held::new(&fs.catalog, "longhaul-write", Hold::Slow);
+    let (one, two) = (fs.open_by(slow, &TestFs::leased()).expect("mounted"), mount(&fs, true));
+    let [wanted, busy] =
+        ["wanted", "busy"].map(|name| one.make_directory(ROOT, name.as_bytes()).expect("made").node);
+    one.put(wanted, b"file", b"content").expect("written");
+    sync(&one, wanted).expect("synced");
+    let (is_over, made) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let maker = scope.spawn(|| {
+            while !is_over.load(SeqCst) {
+                let name = made.fetch_add(1, SeqCst).to_string();
+                let (_, handle) = one.create(busy, name.as_bytes(), WRITE).expect("made");
+                one.close(handle).expect("closed");
+            }
+        });
+        let begun = Instant::now();
+        while made.load(SeqCst) < 2000 {
+            assert!(begun.elapsed() < Duration::from_secs(60) && !maker.is_finished(), "nothing is made");
+            std::thread::yield_now();
+        }
+        let (before, begun) = (made.load(SeqCst), Instant::now());
+        let (found, end) = (scope.spawn(|| two.content(wanted, b"file")), Duration::from_secs(20));
+        while !found.is_finished() && begun.elapsed() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let is_found = found.is_finished();
+        is_over.store(true, SeqCst);
+        assert!(is_found, "not within {end:?}, in which {} files were made", made.load(SeqCst) - before);
+        assert_eq!(found.join().expect("joined").expect("read"), b"content");
+    });
+    drop((one, two));
+    assert_right(&fs);
+}
+
+#[test]
+fn leases_of_many_names_are_given_back_early() {
+    let fs = parity();
+    let one = mount(&fs, true);
+    let directories: Vec<Node> = (0..5u8)
+        .map(|number| {
+            let directory = one.make_directory(ROOT, &[b'a' + number]).expect("made").node;
+            for file in 0..15_000 {
+                let (_, handle) = one.create(directory, format!("{file}").as_bytes(), WRITE).expect("made");
+                one.close(handle).expect("closed");
+            }
+            directory
+        })
+        .collect();
+    let begun = Instant::now();
+    // 75,000 names are above what is held without use, and 60,000 are not.
+    while one.leased() == directories.len() + 1 {
+        assert!(begun.elapsed() < Duration::from_secs(8), "the leases are held");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(one);
+    assert_eq!(assert_right(&fs).files, 75_000);
 }
 
 #[test]

@@ -154,8 +154,12 @@ fn measure(
     targets: usize,
     section: &mut Section,
 ) -> Result<u32> {
-    let links = (!is_shared(targets)).then_some(targets);
-    let link = Link::start(Conditions::new(rtt, Some(rate)), links)?;
+    let conditions = Conditions::new(rtt, Some(rate));
+    let link = match is_shared(targets) {
+        // The queue of one such link has room for few large packets of so many connections.
+        true => Link::ethernet(conditions, None)?,
+        false => Link::start(conditions, Some(targets))?,
+    };
     let bench = Bench::start(setup, link, targets, (EACH, 1))?;
     let name = format!("{}, {}", link::rate(rate), link::round_trip(rtt));
     let mut late = 0;

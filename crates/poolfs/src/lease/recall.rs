@@ -16,9 +16,12 @@ use std::time::{Duration, Instant};
 
 /// Most names of a directory whose lease is taken: all of them are in memory.
 const NAMES_MAX: u64 = 20_000;
-/// Directories whose leases a session has at a time, and after how long without use it gives them back.
-const HELD_MAX: usize = 4096;
+/// After how long without use a session gives a lease back; and that where it has leases of more directories than
+/// these, or of directories with more names.
 const IDLE: Duration = Duration::from_secs(10);
+const IDLE_OF_MANY: Duration = Duration::from_millis(500);
+const HELD_MAX: usize = 4096;
+const NAMES_HELD_MAX: usize = 1 << 16;
 /// A lease is taken when something is made for the second time within this.
 const SOON: Duration = Duration::from_secs(2);
 /// How long no lease is taken of a directory that another host has asked back: twice as long each time.
@@ -27,8 +30,10 @@ const SHUNNED: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)]
 const REMEMBERED: usize = 4096;
 /// How often a session asks again: the holder may not have heard of it.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Leases that one transaction gives back.
+/// Leases that one transaction gives back; and from how many on that does not wait until nothing is to be written,
+/// though no other host asks for one.
 const RETURNED: usize = 500;
+const RETURNED_EARLY: usize = 64;
 
 impl FsSession {
     // ---- taking
@@ -139,15 +144,26 @@ impl FsSession {
 
     // ---- giving back
 
-    /// The directories whose leases are to be given back, of those in which nothing waits to be written.
+    /// The directories whose leases are to be given back now, of those of which nothing waits to be written.
     pub(super) fn to_give_back(&self, state: &LeaseState) -> Vec<u64> {
-        let idle = if state.held.len() > HELD_MAX { Duration::from_millis(500) } else { IDLE };
+        let names = || state.held.values().map(|held| held.names.len()).sum::<usize>();
+        let is_much = state.held.len() > HELD_MAX || names() > NAMES_HELD_MAX;
+        let idle = if is_much { IDLE_OF_MANY } else { IDLE };
         let is_due = |(directory, held): &(&u64, &HeldDirectory)| {
-            held.order <= state.done
+            state.order_of(**directory) <= state.done
                 && !state.busy.contains(directory)
                 && (!held.wanted.is_empty() || held.used.elapsed() > idle)
         };
-        state.held.iter().filter(is_due).map(|(directory, _)| *directory).take(RETURNED).collect()
+        let due = || state.held.iter().filter(is_due);
+        let is_now = state.queue.is_empty()
+            || due().any(|(_, held)| !held.wanted.is_empty())
+            || due().nth(RETURNED_EARLY - 1).is_some();
+        if !is_now {
+            return Vec::new();
+        }
+        // Those that others wait for go first.
+        let (wanted, unused): (Vec<_>, Vec<_>) = due().partition(|(_, held)| !held.wanted.is_empty());
+        wanted.into_iter().chain(unused).map(|(directory, _)| *directory).take(RETURNED).collect()
     }
 
     /// Gives back leases of directories that are busy for it.

@@ -155,6 +155,12 @@ impl FsSession {
             (state.oldest, state.is_urgent) = (None, false);
             state.done = state.last;
         }
+        let back = self.to_give_back(&state);
+        if !back.is_empty() {
+            state.busy.extend(&back);
+            drop(state);
+            return self.give_back(&back);
+        }
         let is_asked = state.held.values().any(|held| !held.wanted.is_empty());
         let is_due = !state.queue.is_empty()
             && (state.is_urgent
@@ -166,12 +172,6 @@ impl FsSession {
             let taken = self.take(&mut state);
             drop(state);
             return self.write_taken(taken);
-        }
-        let back = self.to_give_back(&state);
-        if !back.is_empty() && state.queue.is_empty() {
-            state.busy.extend(&back);
-            drop(state);
-            return self.give_back(&back);
         }
         if !state.ends {
             drop(self.leases.wait(state));
