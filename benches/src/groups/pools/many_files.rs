@@ -4,7 +4,7 @@
 use super::mounted::{Mount, pool_by_etcd};
 use super::{ADMIN, Site};
 use crate::process::peak_memory;
-use crate::report::{Samples, Section};
+use crate::report::{Samples, Section, met};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
 use std::fs::{self, File};
@@ -15,13 +15,15 @@ use std::time::Instant;
 /// Files of the two file systems, and of a directory.
 const FILES: [usize; 2] = [1000, 1_000_000];
 const FAN_OUT: usize = 1000;
+/// Directories that are made and removed in a round.
+const NEW: usize = 4;
 /// Threads that make them.
 const MAKERS: usize = 4;
 const TARGETS: usize = 3;
 /// The least share of the rate among a thousand files that is good enough among a million.
 const FLOOR: f64 = 0.8;
 /// The most memory of a mount in bytes, whatever it has walked through.
-const CEILING: f64 = (512u64 << 20) as f64;
+const CEILING: f64 = (256u64 << 20) as f64;
 /// Their names as file systems.
 const NAMES: [&str; 2] = ["few", "many"];
 
@@ -53,6 +55,13 @@ fn make(directory: &Path) -> Result<()> {
         File::create(&file).with_context(|| format!("cannot make {}", file.display()))?;
     }
     File::open(directory)?.sync_all().with_context(|| format!("fsync of {}", directory.display()))
+}
+
+/// Removes a directory and its files, and waits until that is durable.
+fn remove(directory: &Path) -> Result<()> {
+    files(directory).try_for_each(fs::remove_file)?;
+    File::open(directory)?.sync_all()?;
+    fs::remove_dir(directory).with_context(|| format!("cannot remove {}", directory.display()))
 }
 
 /// Makes as many directories.
@@ -93,8 +102,10 @@ fn measure(setup: &Setup, by_etcd: bool, section: &mut Section) -> Result<()> {
         if count == FILES[1] {
             section.notes.push(format!(
                 "{catalog}: {MAKERS} threads made {count} files and {} directories in {seconds:.0} s; the peak resident \
-                 set of the mount was {memory} MiB",
-                count / FAN_OUT
+                 set of the mount was {memory} MiB; at most {} MiB: {}",
+                count / FAN_OUT,
+                CEILING as u64 >> 20,
+                met(memory <= CEILING as u64 >> 20)
             ));
         }
     }
@@ -108,14 +119,13 @@ fn measure(setup: &Setup, by_etcd: bool, section: &mut Section) -> Result<()> {
         let old = directory(&mount.at, (round * 37) % directories);
         let stat = rate(&old, |file| fs::symlink_metadata(file).map(drop))?;
         let open = rate(&old, |file| File::open(file).map(drop))?;
-        let (new, began) = (mount.at.join(format!("new{round}")), Instant::now());
-        make(&new)?;
-        let create = FAN_OUT as f64 / began.elapsed().as_secs_f64();
+        let new: Vec<PathBuf> = (0..NEW).map(|one| mount.at.join(format!("new{round}-{one}"))).collect();
         let began = Instant::now();
-        files(&new).try_for_each(fs::remove_file)?;
-        File::open(&new)?.sync_all()?;
-        let remove = FAN_OUT as f64 / began.elapsed().as_secs_f64();
-        fs::remove_dir(&new)?;
+        new.iter().try_for_each(|directory| make(directory))?;
+        let create = (NEW * FAN_OUT) as f64 / began.elapsed().as_secs_f64();
+        let began = Instant::now();
+        new.iter().try_for_each(|directory| remove(directory))?;
+        let remove = (NEW * FAN_OUT) as f64 / began.elapsed().as_secs_f64();
         let rates = [create, stat, open, remove];
         eprintln!("  {catalog}, {name}: {rates:.0?} a second");
         Ok(rates)
@@ -151,12 +161,12 @@ fn walk(site: &Site, catalog: &str, section: &mut Section) -> Result<()> {
     }
     ensure!(found == FILES[1], "{found} of {} files were found", FILES[1]);
     let (seconds, memory) = (began.elapsed().as_secs_f64(), peak_memory(mount.pid())?);
-    let met = crate::report::met(memory as f64 <= CEILING);
     section.notes.push(format!(
         "{catalog}: all names and attributes were read by a new mount in {seconds:.0} s, whose peak resident set was \
-         {} MiB then; at most {} MiB: {met}",
+         {} MiB then; at most {} MiB: {}",
         memory >> 20,
-        CEILING as u64 >> 20
+        CEILING as u64 >> 20,
+        met(memory as f64 <= CEILING)
     ));
     Ok(())
 }
@@ -165,7 +175,7 @@ fn notes(section: &mut Section) {
     section.notes.push(format!(
         "Layout parity over {TARGETS} targets on the loopback of one machine, mounted with `--close lease`; {FAN_OUT} \
          empty files in a directory. A round has a new mount for each file system: one thread looks at all files of a \
-         directory, opens them, makes as many in a new directory, and removes those. Durable: until an `fsync` of the \
+         directory, opens them, makes {NEW} new ones with as many, and removes those. Durable: until an `fsync` of the \
          directory has returned"
     ));
     section.commands = vec![
