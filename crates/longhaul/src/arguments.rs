@@ -41,9 +41,9 @@ impl HostArgs {
         }
     }
 
-    /// An opener of devices for this host, with the defaults but for the engine.
-    pub(crate) fn opener(&self, engine: longhaul_engine::Config) -> Opener {
-        opener(Options { engine, ..self.options() })
+    /// An opener of devices for this host, with the defaults but for the engine and the congestion control.
+    pub(crate) fn opener(&self, engine: longhaul_engine::Config, congestion: Option<String>) -> Opener {
+        opener(Options { engine, congestion, ..self.options() })
     }
 }
 

@@ -136,7 +136,8 @@ fn addresses_are_named_as_people_name_them() {
 
 #[test]
 fn a_congestion_control_that_is_not_there_is_refused_at_the_start() {
-    for args in [&["target", "--export", "y=mem:1MiB"][..], &["agent", "--root", "/"]] {
+    let copy = ["cp", "x", "fs:p/f/x"];
+    for args in [&["target", "--export", "y=mem:1MiB"][..], &["agent", "--root", "/"], &copy] {
         fails(
             &[args, &["--congestion", "foo"]].concat(),
             2,

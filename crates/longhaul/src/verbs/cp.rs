@@ -422,7 +422,8 @@ fn run(spec: &CopySpec, (verb, args): (&str, &Common), output: Output) -> Result
             output.abort(&Failure::new(Exit::Partly, message));
         }
     });
-    let file_systems = FileSystems::open(spec, &args.pools, args.engine.config())?;
+    let file_systems =
+        FileSystems::open(spec, &args.pools, args.engine.config(), args.congestion.as_deref())?;
     settings.file_systems = file_systems.mounted();
     cancels.store(!file_systems.is_empty(), Ordering::Relaxed);
     let progress = show::Progress::start(Arc::clone(&monitor), output);

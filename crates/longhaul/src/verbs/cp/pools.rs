@@ -1,6 +1,6 @@
 //! File systems in pools as ends of a copy: this host opens them, without a mount.
 
-use crate::arguments::HostArgs;
+use crate::arguments::{HostArgs, check_congestion};
 use crate::exit::Failure;
 use longhaul_device::state;
 use longhaul_fs::{Call, Done, FileSystem};
@@ -49,16 +49,20 @@ impl FileSystems {
         spec: &CopySpec,
         args: &PoolFsArgs,
         engine: longhaul_engine::Config,
+        congestion: Option<&str>,
     ) -> Result<FileSystems, Failure> {
         let ends = spec.sources.iter().chain([&spec.destination]);
         let names: BTreeSet<&str> = ends.filter_map(Endpoint::file_system).collect();
+        if !names.is_empty() {
+            check_congestion(congestion)?;
+        }
         let mut all = FileSystems { open: Vec::new(), ends: Vec::new() };
         for name in names {
             let FsRef { fs, snapshot } = name.parse().map_err(Failure::usage)?;
             if snapshot.is_some() && spec.destination.file_system() == Some(name) {
                 return Err(Failure::usage(format!("fs:{name}: a snapshot is not written to")));
             }
-            let opener = args.host.opener(engine.clone());
+            let opener = args.host.opener(engine.clone(), congestion.map(str::to_owned));
             let pool = KnownPool::find(&fs.pool)?.open(opener.options())?;
             // Names and small files are made many in a transaction; the end of the copy waits for all.
             let options = FsOptions { memory: MEMORY, leases: true, snapshot, ..FsOptions::default() };
