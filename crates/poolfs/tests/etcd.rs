@@ -10,7 +10,7 @@ use common::{Calls, ROOT, WRITE, assert_right, mount, pattern};
 use longhaul_catalog::Catalog;
 use longhaul_fs::{Call, Errno, FileSystem, Node};
 use longhaul_poolfs::testing::TestFs;
-use longhaul_poolfs::{FsOptions, PoolFs};
+use longhaul_poolfs::{FsOptions, Owner, PoolFs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,6 +82,48 @@ fn see_what_the_other_has_closed(fs: &TestFs) {
     }
     drop((one, two));
     assert_eq!(assert_right(fs).files, 412);
+}
+
+#[test]
+fn quotas_and_snapshots_hold_by_etcd() {
+    let Some(etcd) = Etcd::start(1) else { return longhaul_skip::skip!("etcd is not installed") };
+    quotas_and_snapshots_hold(&file_system(&etcd));
+}
+
+#[test]
+fn quotas_and_snapshots_hold_by_a_server() {
+    let (_dir, _server, fs) = served();
+    quotas_and_snapshots_hold(&fs);
+}
+
+/// Two hosts have a limit together, and a snapshot keeps what one of them writes over.
+fn quotas_and_snapshots_hold(fs: &TestFs) {
+    let user = Owner::User(1);
+    fs.set_quota(user, Some(1_000_000), None).expect("set");
+    let (one, two) = (mount(fs, true), mount(fs, false));
+    let first = pattern(700_000, 1);
+    one.put(ROOT, b"kept", &first).expect("written");
+    sync(&one, ROOT).expect("synced");
+    assert_eq!(two.put(ROOT, b"other", &pattern(700_000, 2)).map(drop), Err(Errno::DQUOT));
+    fs.make_snapshot("before").expect("made");
+    // What the snapshot alone has is of no user.
+    let second = pattern(700_000, 3);
+    one.put(ROOT, b"kept", &second).expect("written over");
+    sync(&one, ROOT).expect("synced");
+    let snapshot = fs.open_snapshot("before").expect("opened");
+    assert!(snapshot.content(ROOT, b"kept").expect("read") == first);
+    assert!(two.content(ROOT, b"kept").expect("read") == second);
+    drop(snapshot);
+    two.remove(ROOT, b"kept", false).expect("removed");
+    two.put(ROOT, b"other", &second).expect("there is room for it now");
+    fs.begin_snapshot_removal("before", false).expect("begun");
+    one.empty_removed().expect("freed");
+    drop((one, two));
+    let report = assert_right(fs);
+    assert_eq!((report.snapshots, report.kept, report.bytes), (0, 0, 700_000), "{report:?}");
+    let used =
+        fs.quotas().expect("listed").into_iter().find(|quota| quota.owner == user).map(|quota| quota.used);
+    assert_eq!(used.map(|used| used.bytes), Some(700_000));
 }
 
 #[test]
