@@ -52,12 +52,12 @@ pub(super) struct Member {
 struct Slot {
     /// Calls that wait for the connection or use it.
     calls: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<SlotState>,
 }
 
 #[derive(Default)]
-struct State {
-    link: Option<Link>,
+struct SlotState {
+    link: Option<MemberLink>,
     /// When a call last took the connection.
     used: Option<Instant>,
     /// When the last attempt to connect has failed, and why.
@@ -66,15 +66,15 @@ struct State {
 
 /// A call on a connection, which counts while this exists.
 pub(super) struct Call {
-    link: Link,
+    link: MemberLink,
     origin: Uri,
-    _place: Place,
+    _place: CountedCall,
 }
 
-/// A call at a slot.
-struct Place(Arc<Slot>);
+/// A call that counts at a slot.
+struct CountedCall(Arc<Slot>);
 
-impl Drop for Place {
+impl Drop for CountedCall {
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Ordering::Relaxed);
     }
@@ -91,7 +91,7 @@ impl Member {
         let slot = self.slots.iter().min_by_key(|slot| slot.calls.load(Ordering::Relaxed));
         let slot = slot.unwrap_or(&self.slots[0]);
         slot.calls.fetch_add(1, Ordering::Relaxed);
-        let place = Place(Arc::clone(slot));
+        let place = CountedCall(Arc::clone(slot));
         let mut state = slot.state.lock().await;
         let is_fresh = state.used.is_some_and(|used| used.elapsed() < IDLE);
         let link = match state.link.take().filter(|link| link.is_open() && (is_fresh || link.is_pinged())) {
@@ -125,7 +125,7 @@ impl Call {
         self.origin.authority().map_or("", |authority| authority.as_str())
     }
 
-    pub(super) fn grpc(&self) -> Grpc<Link> {
+    pub(super) fn grpc(&self) -> Grpc<MemberLink> {
         Grpc::with_origin(self.link.clone(), self.origin.clone()).max_decoding_message_size(MAX_REPLY)
     }
 
@@ -137,14 +137,14 @@ impl Call {
 
 /// A connection.
 #[derive(Clone)]
-pub(super) struct Link {
+pub(super) struct MemberLink {
     sender: SendRequest<Body>,
     doubted: Arc<AtomicBool>,
     /// Why it has ended, once it has.
     ended: Arc<OnceLock<String>>,
 }
 
-impl Link {
+impl MemberLink {
     fn is_open(&self) -> bool {
         !self.sender.is_closed() && !self.doubted.load(Ordering::Relaxed)
     }
@@ -155,7 +155,7 @@ impl Link {
     }
 }
 
-async fn connect(address: &str) -> Result<Link, String> {
+async fn connect(address: &str) -> Result<MemberLink, String> {
     let connected = timeout(CONNECT, TcpStream::connect(address)).await;
     let stream = match connected {
         Ok(stream) => stream.map_err(|e| e.to_string())?,
@@ -178,7 +178,7 @@ async fn connect(address: &str) -> Result<Link, String> {
             tracing::debug!("connection to etcd at {address}: {why}");
         }
     });
-    Ok(Link { sender, doubted: Arc::default(), ended })
+    Ok(MemberLink { sender, doubted: Arc::default(), ended })
 }
 
 /// Why a request has no reply.
@@ -190,7 +190,7 @@ pub(super) struct NoReply {
     unsent: bool,
 }
 
-impl GrpcService<Body> for Link {
+impl GrpcService<Body> for MemberLink {
     type ResponseBody = Incoming;
     type Error = NoReply;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, NoReply>> + Send>>;

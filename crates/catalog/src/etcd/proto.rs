@@ -216,7 +216,7 @@ pub(super) struct WatchResponse {
     #[prost(string, tag = "6")]
     pub(super) cancel_reason: String,
     #[prost(message, repeated, tag = "11")]
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<WatchedChange>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
@@ -227,7 +227,7 @@ pub(super) enum EventType {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
+pub(super) struct WatchedChange {
     #[prost(enumeration = "EventType", tag = "1")]
     pub(super) r#type: i32,
     #[prost(message, optional, tag = "2")]

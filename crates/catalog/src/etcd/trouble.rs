@@ -3,8 +3,8 @@
 use super::client::{Client, Fault};
 use super::link::Member;
 use super::proto::{
-    Event, EventType, KeyValue, RANGE, RangeRequest, RangeResponse, TXN, TxnRequest, TxnResponse, WATCH,
-    WatchRequest, WatchResponse,
+    EventType, KeyValue, RANGE, RangeRequest, RangeResponse, TXN, TxnRequest, TxnResponse, WATCH,
+    WatchRequest, WatchResponse, WatchedChange,
 };
 use super::{EtcdCatalog, link, watch};
 use crate::{Catalog, Commit, Error, Txn, Watch};
@@ -390,7 +390,7 @@ fn put(revision: i64) -> Answer {
         mod_revision: revision,
         ..KeyValue::default()
     };
-    let event = Event { r#type: EventType::Put as i32, kv: Some(kv) };
+    let event = WatchedChange { r#type: EventType::Put as i32, kv: Some(kv) };
     Answer::Stream(framed(&WatchResponse { events: vec![event], ..WatchResponse::default() }))
 }
 
@@ -454,7 +454,7 @@ fn a_watch_that_is_not_read_holds_up_no_request() {
     let reply = |bytes| {
         let kv = KeyValue { key: b"p/w".to_vec(), value: vec![0; bytes], ..KeyValue::default() };
         framed(&WatchResponse {
-            events: vec![Event { r#type: EventType::Put as i32, kv: Some(kv) }],
+            events: vec![WatchedChange { r#type: EventType::Put as i32, kv: Some(kv) }],
             ..WatchResponse::default()
         })
     };

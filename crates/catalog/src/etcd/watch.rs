@@ -120,7 +120,7 @@ impl Follow {
         self.sender.send(Ok(events)).await.map_err(|_| Ended)
     }
 
-    fn event(&self, event: super::proto::Event) -> Option<Event> {
+    fn event(&self, event: super::proto::WatchedChange) -> Option<Event> {
         let deleted = event.r#type == EventType::Delete as i32;
         let kv = event.kv?;
         let key = kv.key.get(self.cut..)?.to_vec();
