@@ -131,7 +131,7 @@ fn notes(section: &mut Section, late: u32) {
             "longhaul pool create bench --target 10.77.1.2 … --catalog etcd:10.77.1.2:2379 --hostnqn {ADMIN}"
         ),
         format!("longhaul fs create bench/files --size 3GiB --layout parity --width {TARGETS}"),
-        "for i in 1 2 3 4 5 6 7 8; do longhaul cp large fs:bench/files/large$i & done; wait".to_owned(),
+        "for i in 1 2 3 4 5 6 7 8; do longhaul cp --congestion cubic large fs:bench/files/large$i & done; wait".to_owned(),
         "for i in 1 2 3 4 5 6 7 8; do longhaul cp fs:bench/files/large$i back$i & done; wait".to_owned(),
     ];
 }

@@ -218,7 +218,8 @@ fn notes(section: &mut Section, late: u32) {
             "longhaul pool create bench --target 10.77.1.2 … --catalog etcd:10.77.1.2:2379 --hostnqn {ADMIN}"
         ),
         "longhaul fs create bench/files --size 4GiB --layout parity --width 6".to_owned(),
-        "longhaul cp large fs:bench/files/large; longhaul cp fs:bench/files/large back".to_owned(),
+        "longhaul cp --congestion cubic large fs:bench/files/large; longhaul cp fs:bench/files/large back"
+            .to_owned(),
         "for i in 1 2 3 4 5 6; do iperf3 -c 10.77.$i.2 --bytes 128M & done; wait".to_owned(),
     ];
 }
