@@ -26,6 +26,18 @@ pub(crate) fn pin_thread(cpu: usize) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// What `run` returns for each item, all at the same time, in a thread each.
+pub(crate) fn together<T: Send, R: Send>(
+    items: impl IntoIterator<Item = T>,
+    run: impl Fn(T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let all: Vec<_> = items.into_iter().map(|item| scope.spawn(move || run(item))).collect();
+        all.into_iter().map(|one| one.join().expect("a thread that does not panic")).collect()
+    })
+}
+
 /// Starts `command`, on a processor if one is given; it is asked to end if we
 /// die.
 pub(crate) fn start(command: &mut Command, cpu: Option<usize>) -> Result<Child> {

@@ -8,6 +8,7 @@ pub(crate) mod star;
 
 use super::{MB, memory_backend};
 use crate::link::{self, Link};
+use crate::process::together;
 use crate::program::{self, Load, Target};
 use crate::reference::Iperf;
 use crate::setup::Setup;
@@ -130,7 +131,7 @@ impl Star {
     /// Bytes per second of one plain stream over each link at the same time.
     fn plain(&self, iperf: &[Iperf], write: bool) -> Result<f64> {
         let links = iperf.iter().zip(self.servers.iter().map(|server| &server.setup));
-        Iperf::together(links, |iperf, setup| iperf.run(setup, write, 128 << 10))
+        Ok(together(links, |(iperf, setup)| iperf.run(setup, write, 128 << 10))?.iter().sum())
     }
 }
 

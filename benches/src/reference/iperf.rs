@@ -52,19 +52,6 @@ impl Iperf {
         setups.into_iter().map(start).collect()
     }
 
-    /// The sum of what `run` measures over each link at the same time.
-    pub(crate) fn together<'a>(
-        links: impl IntoIterator<Item = (&'a Iperf, &'a Setup)>,
-        run: impl Fn(&Iperf, &Setup) -> Result<f64> + Sync,
-    ) -> Result<f64> {
-        std::thread::scope(|scope| {
-            let run = &run;
-            let streams: Vec<_> =
-                links.into_iter().map(|(iperf, setup)| scope.spawn(move || run(iperf, setup))).collect();
-            streams.into_iter().map(|stream| stream.join().expect("a thread that does not panic")).sum()
-        })
-    }
-
     fn server(&self) -> MutexGuard<'_, Server> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }

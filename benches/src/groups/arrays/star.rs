@@ -5,6 +5,7 @@
 use super::super::block_size;
 use super::{MB, Star};
 use crate::link;
+use crate::process::together;
 use crate::program::Load;
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
@@ -70,11 +71,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
                 trips.iter().try_for_each(|rtt| measure(rtt).map(|found| rows.extend(found)))?;
                 continue;
             }
-            let found: Vec<Result<_>> = std::thread::scope(|scope| {
-                let threads: Vec<_> = trips.iter().map(|rtt| scope.spawn(move || measure(rtt))).collect();
-                threads.into_iter().map(|one| one.join().expect("a thread that does not panic")).collect()
-            });
-            found.into_iter().try_for_each(|found| found.map(|found| rows.extend(found)))?;
+            together(trips, measure)?.into_iter().for_each(|found| rows.extend(found));
         }
     }
     rows.sort_by_key(|row| (row.rate, row.rtt));

@@ -6,7 +6,7 @@ use super::super::transfer::write_noise;
 use super::mounted::pool_by_etcd;
 use super::{ADMIN, Site, trees};
 use crate::link::{self, Link};
-use crate::process::Guard;
+use crate::process::{Guard, together};
 use crate::program;
 use crate::reference::Iperf;
 use crate::report::{Samples, Section};
@@ -103,7 +103,7 @@ impl Bench {
     /// Bytes per second of one plain stream over each link at the same time.
     pub(super) fn plain(&self, write: bool) -> Result<f64> {
         let links = self.iperf.iter().zip(&self.links);
-        Iperf::together(links, |iperf, setup| iperf.bytes(setup, write, PLAIN))
+        Ok(together(links, |(iperf, setup)| iperf.bytes(setup, write, PLAIN))?.iter().sum())
     }
 
     /// Seconds that `clients` take, each to copy the file to a new file system, and back, all at the same time. Each
@@ -115,23 +115,14 @@ impl Bench {
         let source = text(&self.source)?;
         let far = |client: usize| format!("fs:bench/files/large{client}");
         let back = |client: usize| self.site.home.path().join(format!("back{client}"));
-        let written = Bench::together(clients, |client| self.copy(source, &far(client)))?;
-        let read = Bench::together(clients, |client| self.copy(&far(client), text(&back(client))?))?;
+        let written = together(0..clients, |client| self.copy(source, &far(client)))?;
+        let read = together(0..clients, |client| self.copy(&far(client), text(&back(client))?))?;
         for client in 0..clients {
             trees::finish(Command::new("cmp").arg(&self.source).arg(back(client)))?;
             fs::remove_file(back(client))?;
         }
         self.site.run(&["fs", "rm", "bench/files"])?;
         Ok([written, read])
-    }
-
-    /// What each of some clients has measured, all at the same time.
-    fn together(clients: usize, run: impl Fn(usize) -> Result<f64> + Sync) -> Result<Vec<f64>> {
-        std::thread::scope(|scope| {
-            let run = &run;
-            let all: Vec<_> = (0..clients).map(|client| scope.spawn(move || run(client))).collect();
-            all.into_iter().map(|one| one.join().expect("a thread that does not panic")).collect()
-        })
     }
 
     /// Copies the file; seconds by its summary.

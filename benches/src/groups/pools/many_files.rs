@@ -3,7 +3,7 @@
 
 use super::mounted::{Mount, pool_by_etcd};
 use super::{ADMIN, Site};
-use crate::process::peak_memory;
+use crate::process::{peak_memory, together};
 use crate::report::{Samples, Section, met};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
@@ -66,12 +66,8 @@ fn remove(directory: &Path) -> Result<()> {
 
 /// Makes as many directories.
 fn fill(at: &Path, directories: usize) -> Result<()> {
-    std::thread::scope(|scope| {
-        let maker =
-            |maker| (maker..directories).step_by(MAKERS).try_for_each(|one| make(&directory(at, one)));
-        let makers: Vec<_> = (0..MAKERS).map(|one| scope.spawn(move || maker(one))).collect();
-        makers.into_iter().try_for_each(|one| one.join().expect("a thread that does not panic"))
-    })
+    let maker = |maker| (maker..directories).step_by(MAKERS).try_for_each(|one| make(&directory(at, one)));
+    together(0..MAKERS, maker).map(drop)
 }
 
 /// Operations a second on all files of a directory.
