@@ -11,6 +11,7 @@
 
 use crate::fence::{Fence, Guard};
 use crate::settings::MemberPlace;
+use crate::store::lock;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags};
@@ -20,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc as std_mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -129,10 +130,6 @@ impl<T> Pending<T> {
     pub(crate) fn place(&self) -> usize {
         self.at
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn gone() -> IoError {

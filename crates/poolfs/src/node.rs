@@ -6,12 +6,12 @@
 use crate::extent::{Extent, ExtentList, Stripe};
 use crate::runs::Runs;
 use crate::schema::InodeRecord;
-use crate::store::lock;
+use crate::store::{lock, wait};
 use longhaul_fs::Time;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// Identifies a stripe while it is in memory.
 pub(crate) type StripeKey = *const Stripe;
@@ -169,6 +169,6 @@ impl OpenNode {
 
     /// Waits until another thread has changed the state.
     pub(crate) fn wait<'n>(&self, state: MutexGuard<'n, NodeState>) -> MutexGuard<'n, NodeState> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        wait(&self.changed, state)
     }
 }

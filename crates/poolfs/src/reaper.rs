@@ -1,12 +1,14 @@
-//! Frees what large files had behind the calls that remove them: that takes two round trips for each 768 MiB.
+//! Threads that free the content of large files after the calls that removed them have returned: it takes two round
+//! trips for each 768 MiB.
 //!
 //! Such a file has no name, and a record with the number of the session that frees it: when that session is
 //! lost, another one goes on.
 
 use crate::session::FsSession;
-use crate::store::lock;
+use crate::store::{lock, wait};
+use longhaul_fs::Errno;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// Files that are freed at a time.
 const THREADS: usize = 4;
@@ -45,19 +47,19 @@ impl Reaper {
         takes
     }
 
-    /// Files so far that had been to free.
+    /// Number of files that the threads have finished with.
     pub(crate) fn done(&self) -> u64 {
         lock(&self.state).done
     }
 
-    /// Waits until a file was freed after the number of them was `seen`; false if there is none to free.
+    /// Waits until [`done`](Self::done) is above `seen`; returns false if no file is left to free.
     pub(crate) fn wait_after(&self, seen: u64) -> bool {
         let mut state = lock(&self.state);
         while state.done == seen {
             if state.busy == 0 && state.waiting.is_empty() {
                 return false;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.changed, state);
         }
         true
     }
@@ -76,7 +78,7 @@ impl Reaper {
         state.ends = true;
         self.changed.notify_all();
         while state.threads > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.changed, state);
         }
     }
 
@@ -84,15 +86,16 @@ impl Reaper {
     fn run(&self, session: &FsSession) {
         let mut state = lock(&self.state);
         loop {
-            if session.store.has_ended() {
+            if session.store.has_ended() && !state.waiting.is_empty() {
                 // They are of another session now.
                 state.waiting.clear();
+                self.changed.notify_all();
             }
             let Some(number) = state.waiting.pop_front() else {
                 if state.ends {
                     break;
                 }
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = wait(&self.changed, state);
                 continue;
             };
             state.busy += 1;
@@ -114,7 +117,7 @@ impl Reaper {
 
 impl FsSession {
     /// Frees an object without a name and its content, behind the caller if that works.
-    pub(crate) fn reap_behind(&self, number: u64) -> Result<(), longhaul_fs::Errno> {
+    pub(crate) fn reap_behind(&self, number: u64) -> Result<(), Errno> {
         if self.store.reaper.take_over(number) { Ok(()) } else { self.reap(number) }
     }
 

@@ -17,11 +17,11 @@
 use crate::extent::BLOCK;
 use crate::schema::{Account, SegmentRecord};
 use crate::settings::FsSettings;
-use crate::store::{Store, lock};
+use crate::store::{Store, lock, wait};
 use longhaul_fs::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// Where the units of a stripe are: member, and byte on it.
 pub(crate) type StripePlaces = Vec<(u8, u64)>;
@@ -123,7 +123,7 @@ impl Segments {
     }
 
     fn wait<'s>(&self, state: MutexGuard<'s, SegmentsState>) -> MutexGuard<'s, SegmentsState> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        wait(&self.changed, state)
     }
 
     /// Places for a stripe on as many of the `live` members as it has units. The stripe has to be

@@ -26,7 +26,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a change is made again that others get ahead of.
@@ -41,6 +41,11 @@ pub(crate) type InodesPut = HashMap<u64, InodeRecord>;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until another thread notifies.
+pub(crate) fn wait<'m, T>(changed: &Condvar, guard: MutexGuard<'m, T>) -> MutexGuard<'m, T> {
+    changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The record of a session, which is there until it has run out.

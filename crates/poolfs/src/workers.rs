@@ -3,13 +3,13 @@
 use crate::locks::PoolLocks;
 use crate::members::{MemberStatus, OpenMember};
 use crate::session::{FsOptions, FsSession};
-use crate::store::lock;
+use crate::store::{lock, wait};
 use longhaul_catalog::Catalog;
 use longhaul_device::{Error, ErrorKind, Result};
 use longhaul_fs::{Answer, Call, Done, Errno, FileSystem, Locks};
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use uuid::Uuid;
 
 /// Most threads: calls that wait at the same time for a catalog or members that are far away. As many cells of
@@ -52,7 +52,7 @@ impl Workers {
                     return;
                 }
                 queue.idle += 1;
-                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = wait(&self.changed, queue);
                 queue.idle -= 1;
             };
             drop(queue);
@@ -129,7 +129,7 @@ impl PoolFs {
         self.workers.changed.notify_all();
         let mut queue = lock(&self.workers.queue);
         while queue.threads > 0 {
-            queue = self.workers.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = wait(&self.workers.changed, queue);
         }
     }
 

@@ -1,5 +1,5 @@
-//! What large files had is freed behind the calls that remove them, and is lost at no time: who needs its room waits,
-//! and another host goes on after a loss.
+//! A mount frees the content of large files after the calls that removed them have returned. A write that needs the
+//! room or the quota waits for that, and another host frees what a lost one has left.
 
 mod common;
 

@@ -42,8 +42,8 @@ pub(super) struct Tree {
     next: AtomicU64,
 }
 
-/// Objects of which it is remembered what the kernel was told. The kernel knows as many as its memory has room for; of
-/// the others it is told again what it may know already.
+/// Most objects for which the mount remembers what it told the kernel. The kernel may know more: the mount tells it
+/// about those again.
 const TOLD_MAX: usize = 1 << 17;
 
 /// What the kernel was told of objects that it knows.
@@ -614,6 +614,9 @@ mod tests {
             assert!(!told.is_outdated(&one(node)));
         }
         assert!(told.lock().len() as u64 <= most);
-        assert!(told.is_outdated(&one(1)), "what is not known any more is told again");
+        assert!(
+            told.is_outdated(&one(1)),
+            "the mount tells the kernel again about an object that it has forgotten"
+        );
     }
 }

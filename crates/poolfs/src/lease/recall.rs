@@ -154,16 +154,15 @@ impl FsSession {
                 && !state.busy.contains(directory)
                 && (!held.wanted.is_empty() || held.used.elapsed() > idle)
         };
-        let due = || state.held.iter().filter(is_due);
-        let is_now = state.queue.is_empty()
-            || due().any(|(_, held)| !held.wanted.is_empty())
-            || due().nth(RETURNED_EARLY - 1).is_some();
-        if !is_now {
-            return Vec::new();
-        }
+        let due = state.held.iter().filter(is_due);
         // Those that others wait for go first.
-        let (wanted, unused): (Vec<_>, Vec<_>) = due().partition(|(_, held)| !held.wanted.is_empty());
-        wanted.into_iter().chain(unused).map(|(directory, _)| *directory).take(RETURNED).collect()
+        let mut due: Vec<(bool, u64)> = due.map(|(number, held)| (held.wanted.is_empty(), *number)).collect();
+        due.sort_unstable();
+        let is_asked = due.first().is_some_and(|(is_unwanted, _)| !is_unwanted);
+        match state.queue.is_empty() || is_asked || due.len() >= RETURNED_EARLY {
+            true => due.into_iter().map(|(_, directory)| directory).take(RETURNED).collect(),
+            false => Vec::new(),
+        }
     }
 
     /// Gives back leases of directories that are busy for it.

@@ -1,7 +1,7 @@
 //! What this host has of locks, and the calls that wait.
 
 use crate::bytes::Writer;
-use crate::store::lock;
+use crate::store::{lock, wait};
 use longhaul_catalog::Revision;
 use longhaul_fs::{FileLock, GivenUp, LockCall, LockDone};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -271,7 +271,7 @@ impl LockTable {
         state.ends = true;
         self.changed.notify_all();
         while state.threads > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.changed, state);
         }
         let waiting: Vec<Waiting> =
             state.inodes.values_mut().flat_map(|entry| std::mem::take(&mut entry.waiting)).collect();
