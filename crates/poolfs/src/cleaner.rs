@@ -40,9 +40,12 @@ fn put_record(draft: &mut Draft<'_>, segment: u32, record: &SegmentRecord) {
 
 impl FsSession {
     /// Makes up the books of segments, frees those without content, and removes what lost hosts leave. At the end of a
-    /// session, only what is its own.
+    /// session, only what is its own. A snapshot follows its members.
     pub(crate) fn clean(&self) -> Result<(), Errno> {
         let _one = lock(&self.cleans);
+        if self.is_snapshot {
+            return self.follow().map(drop);
+        }
         let is_ending = self.is_ending.load(Relaxed);
         if !is_ending {
             self.follow()?;

@@ -289,6 +289,6 @@ impl FsSession {
             draft.put(&keys.counters(), counters.encode());
             Ok(())
         })?;
-        self.follow()
+        self.follow().map(drop)
     }
 }

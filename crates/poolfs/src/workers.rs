@@ -81,11 +81,11 @@ impl PoolFs {
         if options.leases && !is_snapshot {
             session.listen_always(at + 1).and_then(|()| session.write_always()).map_err(failed)?;
         }
-        let cleaner = match options.tidy.is_zero() || is_snapshot {
+        let cleaner = match options.tidy.is_zero() {
             true => None,
             false => Some(session.clean_always(options.tidy).map_err(failed)?),
         };
-        if cleaner.is_some() {
+        if cleaner.is_some() && !is_snapshot {
             session.reap_always();
         }
         if !is_snapshot {

@@ -78,6 +78,64 @@ fn a_member_that_is_lost_is_replaced_while_hosts_write() {
     compare(&again, 0..30);
 }
 
+/// It finds that out when too few members are where it knows them.
+#[test]
+fn a_host_that_has_not_heard_of_a_member_at_another_place_reads_it_there() {
+    let fs = TestFs::new(memory(), 3, (2, 1), SEGMENTS).expect("made");
+    let (one, two) = (fs.open().expect("mounted"), fs.open().expect("mounted"));
+    put(&one, 0..12);
+    fs.make_snapshot("s").expect("made");
+    let snapshot = fs.open_snapshot("s").expect("mounted");
+    fs.disks[1].set_gone(true);
+    let (uuid, _) = fs.add_disk(SEGMENTS);
+    one.place_member(1, uuid, false).expect("placed");
+    one.fill(1).expect("filled");
+    fs.disks[0].set_gone(true);
+    for host in [&two, &snapshot] {
+        compare(host, 0..12);
+    }
+    // A part is read to be written with what is new.
+    fs.disks[0].set_gone(false);
+    [&one, &two].into_iter().for_each(PoolFs::find_members);
+    let (uuid, _) = fs.add_disk(SEGMENTS);
+    one.place_member(0, uuid, false).expect("placed");
+    one.fill(0).expect("filled");
+    fs.disks[0].set_gone(true);
+    fs.disks[2].set_gone(true);
+    put(&two, 5..6);
+    compare(&two, 0..12);
+    compare(&snapshot, 0..12);
+    for host in [&two, &snapshot] {
+        assert!(
+            host.trouble().is_some_and(|why| why.contains("1 members are missing")),
+            "{:?}",
+            host.trouble()
+        );
+    }
+    fs.disks[2].set_gone(false);
+    [&one, &two, &snapshot].into_iter().for_each(PoolFs::find_members);
+    drop((one, two, snapshot));
+    assert_right(&fs);
+}
+
+/// Also when nothing is read.
+#[test]
+fn a_snapshot_that_is_mounted_follows_members() {
+    let fs = TestFs::new(memory(), 3, (2, 1), SEGMENTS).expect("made");
+    let one = fs.open().expect("mounted");
+    put(&one, 0..3);
+    fs.make_snapshot("s").expect("made");
+    let snapshot = fs.open_snapshot("s").expect("mounted");
+    fs.disks[1].set_gone(true);
+    compare(&snapshot, 0..3);
+    assert!(snapshot.trouble().is_some());
+    let (uuid, _) = fs.add_disk(SEGMENTS);
+    one.place_member(1, uuid, false).expect("placed");
+    one.fill(1).expect("filled");
+    snapshot.tidy().expect("looked");
+    assert_eq!(snapshot.trouble(), None);
+}
+
 #[test]
 fn a_member_moves_without_redundancy() {
     let fs = TestFs::new(memory(), 3, (3, 0), SEGMENTS).expect("made");

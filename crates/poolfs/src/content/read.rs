@@ -129,6 +129,15 @@ impl FsSession {
     /// Reads extents to the memory of a part of the file that begins at `offset`. Those of stripes with a wrong
     /// unit, for which the others have made up.
     pub(crate) fn read_extents(&self, map: &ExtentList, offset: u64, to: &mut [u8]) -> IoResult<Vec<Extent>> {
+        match self.try_read_extents(map, offset, to) {
+            // Members may have moved without this host having heard of it.
+            Err(e) if !self.follow().unwrap_or(false) => Err(e),
+            Err(_) => self.try_read_extents(map, offset, to),
+            result => result,
+        }
+    }
+
+    fn try_read_extents(&self, map: &ExtentList, offset: u64, to: &mut [u8]) -> IoResult<Vec<Extent>> {
         let under_way: Vec<(&Extent, StripeRead)> = map
             .iter()
             .map(|extent| {

@@ -246,8 +246,13 @@ impl FsSession {
         (filler, is_packed): (Filler, bool),
         done: &mut Vec<(Extent, WrittenStripe)>,
     ) -> (Vec<Span<'c>>, Option<Errno>) {
-        let live = self.members.live();
-        let count = live.iter().filter(|is_live| **is_live).count();
+        let count = |live: &[bool]| live.iter().filter(|is_live| **is_live).count();
+        let mut live = self.members.live();
+        // They may not be missing at another place, of which this host has not heard.
+        if StripePlan::new(&self.settings, count(&live), 1).is_none() && self.follow().unwrap_or(false) {
+            live = self.members.live();
+        }
+        let count = count(&live);
         let (mut under_way, mut error, mut for_good) = (Vec::new(), None, false);
         'all: for mut span in content {
             while span.len() > 0 {
