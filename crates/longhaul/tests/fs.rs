@@ -4,7 +4,7 @@
 mod common;
 
 use common::site::{ADMIN, Site};
-use common::{Ran, finish, kill_and_wait, mounts_below, text, until};
+use common::{PATIENCE, Ran, Running, finish, kill_and_wait, mounts_below, text, until};
 use longhaul_torture::fsx::Fsx;
 use longhaul_torture::stress::Plan;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -67,6 +67,13 @@ impl Shared {
     fn umount(&self, at: &str) {
         let ran = self.run(&["umount", text(&self.at(at))]);
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    }
+
+    /// Where its members are.
+    fn members(&self) -> Vec<String> {
+        let status = self.site.run(&["fs", "status", "p/f"]).events().remove(0);
+        let members = status["members"].as_array().expect("members").iter();
+        members.map(|member| member["uri"].as_str().unwrap_or("missing").to_owned()).collect()
     }
 
     /// The metadata has no problem.
@@ -353,6 +360,84 @@ fn after_a_kill_the_same_host_mounts_again_and_takes_over() {
     shared.check();
 }
 
+/// A mount whose program is stopped (SIGSTOP) under load for longer than its lease lasts, and goes on when another mount
+/// has used all that it had: what it sends then changes nothing.
+#[test]
+fn a_mount_that_was_stopped_and_goes_on_changes_nothing() {
+    let Some(shared) = Shared::with_fuse(3, &["--size", "64MiB", "--layout", "parity"]) else { return };
+    let (ready, stopped) = (shared.mount("stopped"), shared.at("stopped"));
+    shared.mount("other");
+    let other = shared.at("other");
+    fs::write(stopped.join("before"), vec![1; 300_000]).expect("written");
+    // Another process writes: this one would wait with what it had open there.
+    let load = "while dd if=/dev/zero of=\"$1\" bs=64k count=32 conv=notrunc,fsync; do :; done";
+    let mut writer = Command::new("sh");
+    writer.args(["-c", load, "sh", text(&stopped.join("load"))]).stderr(Stdio::null());
+    let mut writer = Running(writer.spawn().expect("sh"));
+    until("the load has begun", || fs::metadata(other.join("load")).is_ok_and(|load| load.len() == 32 << 16));
+
+    let stop = Stopped::new(&ready);
+    let mounts = || shared.site.last(&["fs", "status", "p/f"])["mounts"].as_array().map(Vec::len);
+    until("its lease has run out", || mounts() == Some(1));
+    until("it is taken over", || shared.check()["left"] == 0);
+    assert_eq!(fs::read(other.join("before")).expect("read"), vec![1; 300_000]);
+    let content = |n: u8| vec![n; 1 << 20];
+    let mut files = 0;
+    for n in 2.. {
+        let name = other.join(format!("file {n}"));
+        let written = File::create(&name).and_then(|mut file| {
+            file.write_all(&content(n))?;
+            file.sync_all()
+        });
+        match written {
+            Ok(()) => files = n,
+            Err(e) => {
+                assert_eq!(e.kind(), ErrorKind::StorageFull, "{e}");
+                fs::remove_file(name).expect("removed");
+                break;
+            }
+        }
+    }
+    assert!(files > 20, "only {files} of them fit");
+
+    drop(stop);
+    assert!(writer.end(PATIENCE).is_some(), "the load goes on, though the session has run out");
+    let failed = fs::write(stopped.join("after"), b"late").expect_err("its session has run out");
+    assert_eq!(failed.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()), "{failed}");
+    shared.umount("stopped");
+    assert!(!other.join("after").exists());
+    shared.umount("other");
+    // What is read is what the targets have, and no memory of a mount.
+    shared.mount("other");
+    for n in 2..=files {
+        let read = fs::read(other.join(format!("file {n}"))).expect("read");
+        assert!(read == content(n), "file {n}");
+    }
+    assert_eq!(fs::read(other.join("before")).expect("read"), vec![1; 300_000]);
+    shared.umount("other");
+    shared.check();
+    assert_eq!(shared.site.last(&["fs", "scrub", "p/f"])["wrong"], 0);
+}
+
+/// A process that is stopped until this is dropped.
+struct Stopped(rustix::process::Pid);
+
+impl Stopped {
+    fn new(ready: &Value) -> Stopped {
+        let pid = ready["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.and_then(rustix::process::Pid::from_raw).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stopped");
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // It may have been killed.
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::CONT);
+    }
+}
+
 #[test]
 fn what_cannot_be_mounted_is_refused_with_the_reason() {
     let Some(shared) = Shared::with_fuse(3, &["--size", "32MiB", "--layout", "stripe"]) else { return };
@@ -385,17 +470,12 @@ fn a_lost_target_is_replaced_and_a_member_moves_while_it_is_mounted() {
     let here = shared.at("here");
     let content: Vec<u8> = (0..5 << 20).map(|at: u32| (at % 241) as u8).collect();
     fs::write(here.join("before"), &content).expect("written");
-    let members = |shared: &Shared| -> Vec<String> {
-        let status = shared.site.run(&["fs", "status", "p/f"]).events().remove(0);
-        let members = status["members"].as_array().expect("members").iter();
-        members.map(|member| member["uri"].as_str().unwrap_or("missing").to_owned()).collect()
-    };
-    let at = members(&shared);
+    let at = shared.members();
     let lost = (0..5).find(|n| at[1].contains(&shared.site.addr(*n))).expect("the target of member 1");
     shared.site.kill(lost);
     let repaired = shared.site.run(&["volume", "repair", "p/f"]);
     assert!(matches!(repaired.code, Some(0 | 3)), "{repaired:?}");
-    let after = members(&shared);
+    let after = shared.members();
     assert_ne!(after[1], at[1]);
     assert_eq!((&after[0], &after[2]), (&at[0], &at[2]));
     assert_eq!(shared.site.last(&["fs", "status", "p/f"])["health"], "healthy");
@@ -407,6 +487,46 @@ fn a_lost_target_is_replaced_and_a_member_moves_while_it_is_mounted() {
         assert!(fs::read(here.join(name)).expect("read") == content, "{name}");
     }
     shared.umount("here");
+    shared.check();
+}
+
+/// No command is given, and nothing is read or written when the target is lost. Two mounts may do it.
+#[test]
+fn a_target_that_is_lost_for_good_is_replaced_by_itself() {
+    let Some(mut shared) = Shared::with_fuse(4, &["--size", "48MiB", "--layout", "parity", "--width", "3"])
+    else {
+        return;
+    };
+    let after = ["--replace-after", "6s"];
+    shared.mount_with("one", &after);
+    shared.mount_with("two", &["--replace-after", "0s"]);
+    shared.mount_with("three", &after);
+    let one = shared.at("one");
+    let content: Vec<u8> = (0..5 << 20).map(|at: u32| (at % 241) as u8).collect();
+    fs::write(one.join("before"), &content).expect("written");
+    let before = shared.members();
+    let lost = (0..4).find(|n| before[1].contains(&shared.site.addr(*n))).expect("the target of member 1");
+    let at = shared.site.kill(lost);
+    // Soon, and not for good.
+    shared.site.restart(lost, &at);
+    fs::write(one.join("between"), &content).expect("written");
+    assert_eq!(shared.members(), before);
+
+    shared.site.kill(lost);
+    let status = || shared.site.run(&["fs", "status", "p/f"]).events().remove(0);
+    until("another target has the member", || status()["health"] == "healthy");
+    let after = shared.members();
+    assert_ne!(after[1], before[1]);
+    assert_eq!((&after[0], &after[2]), (&before[0], &before[2]));
+    shared.umount("one");
+    shared.umount("three");
+    // The loss of another target is made up for with the new member.
+    let second = (0..4).find(|n| *n != lost && after[0].contains(&shared.site.addr(*n))).expect("member 0");
+    shared.site.kill(second);
+    for name in ["before", "between"] {
+        assert!(fs::read(shared.at("two").join(name)).expect("read") == content, "{name}");
+    }
+    shared.umount("two");
     shared.check();
 }
 

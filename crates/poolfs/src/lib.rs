@@ -15,6 +15,7 @@
 //! | `content`, `node`, `runs` | reading, writing, and the commit of what was written |
 //! | `stripe`, `segment`, `members` | units with parity, where they are placed, and the devices |
 //! | `fill`, `moving` | members at other places, and what is written there; for the pool that moves them |
+//! | `replace` | members that are lost for good are made again on other targets |
 //! | `cleaner` | segments become free again, and what lost hosts leave is removed |
 //! | `compact`, `relocate`, `maps` | content moves out of segments that are mostly dead, and from there the map of a file is found |
 //! | `calls`, `workers` | the calls of the interface, each on a thread |
@@ -52,6 +53,7 @@ mod programs;
 mod quota;
 mod reaper;
 mod relocate;
+mod replace;
 mod runs;
 mod schema;
 mod scrub;
@@ -75,6 +77,7 @@ pub use manage::{
 pub use members::{MemberStatus, OpenMember};
 pub use moving::HostMembers;
 pub use quota::{FsQuota, LimitChange, Limits, Owner, Usage};
+pub use replace::Replacer;
 pub use scrub::ScrubReport;
 pub use session::FsOptions;
 pub use snapshots::{FsSnapshot, kept};

@@ -192,7 +192,8 @@ pub fn list(pool: &Pool) -> Result<Vec<VolumeRecord>> {
     Ok(pool.volumes()?.into_iter().filter(is_fs).collect())
 }
 
-fn sessions(catalog: &dyn Catalog, uuid: Uuid) -> Result<Vec<(u64, String)>> {
+/// The sessions of a file system, each with its host.
+pub(crate) fn sessions(catalog: &dyn Catalog, uuid: Uuid) -> Result<Vec<(u64, String)>> {
     let keys = Keys::new(uuid);
     let found = catalog.range(&keys.sessions(), None).map_err(of_catalog)?;
     let session = |entry: &longhaul_catalog::Entry| {

@@ -32,6 +32,9 @@ const AWAY: Duration = Duration::from_secs(1);
 /// How often it looks whether the device is away.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// Bytes that a member is asked for, to see that it answers.
+const PROBED: usize = 4096;
+
 /// Opens the device of a member, again each time that it was lost: the namespace with this UUID, or that which the
 /// member was made on.
 pub type OpenMember = Box<dyn Fn(Option<Uuid>) -> IoResult<Arc<dyn BlockDevice>> + Send + Sync>;
@@ -381,6 +384,16 @@ impl Members {
         let former = self.former(member)?;
         let other = if than == former { usize::from(member) } else { former };
         Some(self.read_at(other, offset, len))
+    }
+
+    /// Asks all members that are used for a block, so that one which is lost is known to be though nothing is read or
+    /// written.
+    pub(crate) fn probe(&self) {
+        let reads: Vec<_> = (0..self.count()).map(|member| self.read_now(member as u8, 0, PROBED)).collect();
+        for read in reads {
+            // Waiting notes a member that has failed.
+            let _ = self.wait(read);
+        }
     }
 
     /// Begins to read at the place where a member is now.

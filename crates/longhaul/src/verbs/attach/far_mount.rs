@@ -44,6 +44,10 @@ pub(crate) struct FarMountArgs {
     /// within a second and at fsync (lease)
     #[arg(long, value_name = "WHEN", default_value = "wait")]
     pub(super) close: CloseMode,
+    /// In a pool: how long a member is missing before it is made again on another
+    /// target, if this host may do that; 0s: not by itself
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
+    pub(super) replace_after: Duration,
 }
 
 /// The directory of another machine that is named; `None` for a device.
@@ -83,5 +87,6 @@ pub(super) fn open(args: &MountArgs, endpoint: &Endpoint, opener: &Opener) -> Re
         files: Arc::new(Cached::new(Arc::clone(&far) as Arc<dyn FileSystem>, options)),
         is_read_only: false,
         trouble: Arc::new(move || far.trouble().map(|why| format!("disconnected: {why}"))),
+        replacer: None,
     })
 }

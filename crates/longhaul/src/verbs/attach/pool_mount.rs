@@ -7,7 +7,7 @@ use crate::exit::Failure;
 use longhaul_device::Opener;
 use longhaul_fs::{Cached, CachedOptions, FileSystem};
 use longhaul_pool::KnownPool;
-use longhaul_poolfs::{FsOptions, FsRef, SCHEME};
+use longhaul_poolfs::{FsOptions, FsRef, Replacer, SCHEME};
 use std::sync::Arc;
 
 /// The `via` of such a mount in its record.
@@ -35,6 +35,11 @@ pub(super) fn open(args: &MountArgs, name: &FsRef, opener: &Opener) -> Result<Tr
     let is_read_only = snapshot.is_some();
     let options = FsOptions { memory: memory / 4, leases, snapshot, ..FsOptions::default() };
     let files = Arc::new(longhaul_poolfs::open(&pool, &name.fs.name, opener, options)?);
+    let after = args.far.replace_after;
+    let replacer = match is_read_only || after.is_zero() {
+        true => None,
+        false => Some(Replacer::start(&files, &pool, &name.fs.name, opener, after)?),
+    };
     let options = CachedOptions { read_ahead: memory / 2, write_behind: memory / 4, flushes: true };
     Ok(TreeSource {
         name: format!("{SCHEME}{name}"),
@@ -42,5 +47,6 @@ pub(super) fn open(args: &MountArgs, name: &FsRef, opener: &Opener) -> Result<Tr
         files: Arc::new(Cached::new(Arc::clone(&files) as Arc<dyn FileSystem>, options)),
         is_read_only,
         trouble: Arc::new(move || files.trouble()),
+        replacer,
     })
 }

@@ -13,6 +13,7 @@ use longhaul_device::Opener;
 use longhaul_device::attached::{Attachment, log_of};
 use longhaul_fs::{Counted, FileSystem};
 use longhaul_metrics::FileSystemSource;
+use longhaul_poolfs::Replacer;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,6 +28,8 @@ pub(super) struct TreeSource {
     pub(super) is_read_only: bool,
     /// What is wrong with it now.
     pub(super) trouble: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+    /// Replaces members that are lost, as long as it is mounted.
+    pub(super) replacer: Option<Replacer>,
 }
 
 /// Mounts what `open` opens at `dir`: by a process in the background, unless this is that one.
@@ -53,7 +56,7 @@ fn serve(
     // From here on a signal is an event, also while it is being opened.
     let (event_sender, events) = observe::events()?;
     let (opener, metrics) = watched(&args.device.using, &args.metrics)?;
-    let TreeSource { name, via, mut files, is_read_only, trouble } = open(&opener)?;
+    let TreeSource { name, via, mut files, is_read_only, trouble, replacer } = open(&opener)?;
     if let Some(metrics) = &metrics {
         let counted = Counted::new(files);
         let (counts, trouble) = (counted.counts(), Arc::downgrade(&trouble));
@@ -109,7 +112,7 @@ fn serve(
     background::finish(&log_of(dir), result.is_ok());
     // Released before the reply, so that `longhaul umount` can be followed by a mount at once. With the last
     // of it a file system in a pool ends its session.
-    drop((server, held, metrics, trouble));
+    drop((replacer, server, held, metrics, trouble));
     if let Some(request) = detach_request {
         request.answer(result.clone());
     }
