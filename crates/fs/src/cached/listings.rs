@@ -7,6 +7,9 @@
 //! How many are listed ahead at a time is learned: more with each that a reader asks for, and half as many when
 //! something is changed and those that are there are dropped. `rm -r` changes something in each directory.
 //!
+//! Answers come in any order, so that what was requested first may be far from where the walk is by then. It takes no
+//! place of what is nearer: as many as the window allows are listed ahead of each point of the walk.
+//!
 //! Invariants:
 //! - a listing that is handed out is younger than [`NAMES_VALID`], and no change was made through the cache
 //!   since it was requested;
@@ -48,9 +51,13 @@ pub(super) struct WalkListings {
 }
 
 /// A listing that was requested ahead.
-enum ListedAhead {
+struct ListedAhead {
+    place: WalkOrder,
+    state: Listed,
+}
+
+enum Listed {
     UnderWay {
-        place: WalkOrder,
         /// Calls that wait for it.
         waiting: Vec<(Call, Done)>,
     },
@@ -94,10 +101,11 @@ impl WalkListings {
         let is_directory = |entry: &&DirectoryEntry| entry.attributes.kind() == FileKind::Directory;
         for (index, entry) in (0..).zip(entries.iter().filter(is_directory)) {
             let node = entry.attributes.node;
-            if self.ahead.contains_key(&node) {
+            let place = (*walk, of.iter().copied().chain([index]).collect::<Vec<u32>>());
+            if let Some(ahead) = self.ahead.get_mut(&node) {
+                ahead.place = place;
                 continue;
             }
-            let place = (*walk, of.iter().copied().chain([index]).collect::<Vec<u32>>());
             self.forget(node);
             self.places.insert(node, place.clone());
             self.order.insert(place, node);
@@ -106,6 +114,40 @@ impl WalkListings {
             let Some((_, node)) = self.order.pop_last() else { return };
             self.places.remove(&node);
         }
+    }
+
+    /// The directory that is to be listed ahead next: the first that the walk gets to, if fewer than the window has
+    /// places come before it. Listings that are too old make room, and so do those that the walk gets to last.
+    fn take_next(&mut self, steps: &mut Vec<CacheStep>) -> Option<(WalkOrder, Node)> {
+        loop {
+            let (next, _) = self.order.first_key_value()?;
+            let is_near = self.ahead.values().filter(|other| other.place < *next).count() < self.window;
+            if is_near && self.ahead.len() < 2 * self.window {
+                return self.order.pop_first().inspect(|(_, node)| drop(self.places.remove(node)));
+            }
+            let here = |(node, ahead): (&Node, &ListedAhead)| match ahead.state {
+                Listed::Here { since, .. } => Some((*node, ahead.place.clone(), since)),
+                Listed::UnderWay { .. } => None,
+            };
+            let old = self.ahead.iter().filter_map(here).find(|(_, _, since)| since.elapsed() >= NAMES_VALID);
+            let last = || self.ahead.iter().filter_map(here).max_by(|(_, a, _), (_, b, _)| a.cmp(b));
+            let dropped = old.or_else(|| last().filter(|(_, place, _)| is_near && place > next));
+            self.take_back(dropped?.0, steps);
+        }
+    }
+
+    /// Drops a listing that is there. It is requested again when the walk is near.
+    fn take_back(&mut self, node: Node, steps: &mut Vec<CacheStep>) {
+        let Some(ListedAhead { place, state: Listed::Here { entries, .. } }) = self.ahead.remove(&node)
+        else {
+            return;
+        };
+        for entry in &entries {
+            self.forget(entry.attributes.node);
+        }
+        forget_entries(entries, steps);
+        self.places.insert(node, place.clone());
+        self.order.insert(place, node);
     }
 
     /// A reader has asked for a listing that was requested ahead.
@@ -136,20 +178,18 @@ impl Shared {
         }
         let listings = &mut state.listings;
         let was_shown = listings.forget(node);
-        match listings.ahead.remove(&node) {
-            Some(ListedAhead::UnderWay { place, mut waiting }) => {
-                waiting.push((call, done));
-                listings.ahead.insert(node, ListedAhead::UnderWay { place, waiting });
-                return;
-            }
-            Some(ListedAhead::Here { entries, is_last, since }) if since.elapsed() < NAMES_VALID => {
+        if let Some(ListedAhead { state: Listed::UnderWay { waiting }, .. }) = listings.ahead.get_mut(&node) {
+            return waiting.push((call, done));
+        }
+        match listings.ahead.remove(&node).map(|ahead| ahead.state) {
+            Some(Listed::Here { entries, is_last, since }) if since.elapsed() < NAMES_VALID => {
                 listings.was_wanted();
                 listings.show(&entries);
                 steps.push(CacheStep::Finish(done, Ok(Reply::Listing(entries, is_last))));
                 return self.list_ahead(state, steps);
             }
-            Some(ListedAhead::Here { entries, .. }) => forget_entries(entries, steps),
-            None => {}
+            Some(Listed::Here { entries, .. }) => forget_entries(entries, steps),
+            _ => {}
         }
         let (shared, done) = (Arc::clone(self), self.sized(done));
         let shown: Done = Box::new(move |result| {
@@ -173,19 +213,9 @@ impl Shared {
     /// Requests listings of the directories that a walk will get to next.
     fn list_ahead(self: &Arc<Self>, state: &mut CacheState, steps: &mut Vec<CacheStep>) {
         let listings = &mut state.listings;
-        if listings.ahead.len() >= listings.window {
-            // A walk that has gone elsewhere leaves them.
-            let old = |ahead: &ListedAhead| matches!(ahead, ListedAhead::Here { since, .. } if since.elapsed() >= NAMES_VALID);
-            for (_, ahead) in listings.ahead.extract_if(|_, ahead| old(ahead)) {
-                if let ListedAhead::Here { entries, .. } = ahead {
-                    forget_entries(entries, steps);
-                }
-            }
-        }
-        while listings.ahead.len() < listings.window {
-            let Some((place, node)) = listings.order.pop_first() else { return };
-            listings.places.remove(&node);
-            listings.ahead.insert(node, ListedAhead::UnderWay { place, waiting: Vec::new() });
+        while let Some((place, node)) = listings.take_next(steps) {
+            let under_way = Listed::UnderWay { waiting: Vec::new() };
+            listings.ahead.insert(node, ListedAhead { place, state: under_way });
             listings.requested += 1;
             let (stream, epoch) = (Stream(OWN + listings.requested), listings.epoch);
             let shared = Arc::clone(self);
@@ -203,7 +233,9 @@ impl Shared {
         let listings = &mut state.listings;
         let is_current = listings.epoch == epoch;
         let (place, waiting) = match listings.ahead.remove(&node) {
-            Some(ListedAhead::UnderWay { place, waiting }) if is_current => (Some(place), waiting),
+            Some(ListedAhead { place, state: Listed::UnderWay { waiting } }) if is_current => {
+                (Some(place), waiting)
+            }
             // One of a later time.
             Some(other) => {
                 listings.ahead.insert(node, other);
@@ -223,7 +255,8 @@ impl Shared {
                 (None, Some(place)) => {
                     listings.place(&place, &entries);
                     let since = Instant::now();
-                    listings.ahead.insert(node, ListedAhead::Here { entries, is_last, since });
+                    let here = Listed::Here { entries, is_last, since };
+                    listings.ahead.insert(node, ListedAhead { place, state: here });
                     self.list_ahead(&mut state, &mut steps);
                 }
                 (None, None) => forget_entries(entries, &mut steps),
@@ -246,9 +279,9 @@ impl CacheState {
             self.listings.window = (self.listings.window / 2).max(1);
         }
         for (_, ahead) in self.listings.ahead.drain() {
-            match ahead {
-                ListedAhead::Here { entries, .. } => forget_entries(entries, steps),
-                ListedAhead::UnderWay { waiting, .. } => {
+            match ahead.state {
+                Listed::Here { entries, .. } => forget_entries(entries, steps),
+                Listed::UnderWay { waiting } => {
                     steps.extend(waiting.into_iter().map(|(call, done)| CacheStep::Start(call, done)));
                 }
             }

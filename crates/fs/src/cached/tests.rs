@@ -362,6 +362,8 @@ struct FarTree {
     cached: Cached,
     round_trips: u32,
     streams: u64,
+    /// Answers of a round trip come in any order; otherwise in that of the calls.
+    shuffled: Option<fastrand::Rng>,
 }
 
 impl FarTree {
@@ -383,7 +385,7 @@ impl FarTree {
         let directory = Arc::new(Directory::new(root, false).expect("a directory"));
         let far = Arc::new(Held { directory: Some(Arc::clone(&directory)), ..Held::default() });
         let cached = Cached::new(Arc::clone(&far) as Arc<dyn FileSystem>, CachedOptions::default());
-        FarTree { _dir: dir, directory, far, cached, round_trips: 0, streams: 0 }
+        FarTree { _dir: dir, directory, far, cached, round_trips: 0, streams: 0, shuffled: None }
     }
 
     /// All that waits is answered a round trip later; what is asked for by an answer, another one later.
@@ -397,6 +399,9 @@ impl FarTree {
                 Ok(other) => panic!("{other:?}"),
                 Err(_) => {
                     self.round_trips += 1;
+                    if let Some(random) = &mut self.shuffled {
+                        random.shuffle(&mut lock(&self.far.waiting));
+                    }
                     let waiting = lock(&self.far.waiting).len();
                     for _ in 0..waiting {
                         self.far.answer(0);
@@ -454,6 +459,22 @@ fn a_walk_through_a_deep_tree_costs_as_few_round_trips_as_through_a_wide_one() {
         let most = 6 + 2 * levels.len() as u32;
         assert!(tree.round_trips <= most, "{levels:?}: {} round trips for {directories}", tree.round_trips);
         assert_eq!(tree.directory.known() as u64, found, "{levels:?}");
+    }
+}
+
+/// What comes first may be far from where the walk is: it is not listed ahead in place of what is near.
+#[test]
+fn a_walk_lists_ahead_what_is_next_in_whatever_order_answers_come() {
+    for seed in 0..4 {
+        let mut tree = FarTree::new(&[4, 100]);
+        tree.shuffled = Some(fastrand::Rng::with_seed(seed));
+        let found = tree.walk(Node::ROOT, &mut |_| ());
+        assert_eq!(found, 4 + 2 * 4 * 100);
+        assert!(tree.round_trips <= 25, "seed {seed}: {} round trips for 405 directories", tree.round_trips);
+        let listed = *lock(&tree.far.listed);
+        assert!(listed <= 405 + 2 * 128, "seed {seed}: {listed} listings for 405 directories");
+        tree.far.answer_all();
+        assert_eq!(tree.directory.known() as u64, found, "seed {seed}");
     }
 }
 
