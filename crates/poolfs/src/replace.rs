@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_secs(10);
 /// By how much a mount waits longer than the one whose session began before its own.
 const TURN: Duration = Duration::from_secs(60);
-/// How long a replacement that has failed is not tried again, at most.
+/// How long a replacement that has failed is not tried again: at first, and at most, as it doubles each time. What keeps
+/// it from being made, such as that no target has room, seldom changes within minutes.
 const AGAIN: Duration = Duration::from_secs(60);
+const AGAIN_MAX: Duration = Duration::from_secs(3600);
 
 /// Replaces members of a mounted file system that are lost for good, until it is dropped. A replacement that is under
 /// way then is continued by another mount.
@@ -90,14 +92,15 @@ impl Replacing {
         {
             return true;
         }
-        if let Err(e) = self.replace(missing) {
+        let replaced = self.replace(missing);
+        missing.tried(now());
+        if let Err(e) = replaced {
             let (pool, name) = (&self.pool.record().name, &self.volume.name);
             tracing::warn!(
                 "members of {pool}/{name} that are missing are not replaced: {e}; it is tried again, and \
                  'longhaul volume repair {pool}/{name}' does it on a host that may make namespaces"
             );
         }
-        missing.tried = Some(now());
         true
     }
 
@@ -141,8 +144,8 @@ struct Missing {
     since: Vec<Option<Instant>>,
     /// A member has been filled since then; the host that does it may be lost.
     filling: Option<Instant>,
-    /// When replacing was tried last.
-    tried: Option<Instant>,
+    /// When replacing is tried again at the earliest, and how much later than the time before that is.
+    again: Option<(Instant, Duration)>,
 }
 
 impl Missing {
@@ -151,6 +154,15 @@ impl Missing {
         let before = std::mem::take(&mut self.since).into_iter().chain(std::iter::repeat(None));
         self.since = missing.zip(before).map(|(is_so, then)| is_so.then_some(then.unwrap_or(at))).collect();
         self.filling = is_filling.then_some(self.filling.unwrap_or(at));
+        if self.filling.is_none() && self.since.iter().all(Option::is_none) {
+            self.again = None;
+        }
+    }
+
+    /// Replacing was tried.
+    fn tried(&mut self, at: Instant) {
+        let pause = self.again.map_or(AGAIN, |(_, pause)| (pause * 2).min(AGAIN_MAX));
+        self.again = at.checked_add(pause).map(|next| (next, pause));
     }
 
     /// Those that have been missing for `long`.
@@ -162,9 +174,9 @@ impl Missing {
 
     /// Something has lasted for `long`, and what is done about it was not tried just before.
     fn is_due(&self, long: Duration, at: Instant) -> bool {
-        let lasts = |then: Instant, long| at.saturating_duration_since(then) >= long;
-        (self.filling.is_some_and(|then| lasts(then, long)) || !self.members(long, at).is_empty())
-            && self.tried.is_none_or(|then| lasts(then, long.min(AGAIN)))
+        let is_filled_for_long = self.filling.is_some_and(|then| at.saturating_duration_since(then) >= long);
+        (is_filled_for_long || !self.members(long, at).is_empty())
+            && self.again.is_none_or(|(next, _)| at >= next)
     }
 }
 
@@ -194,14 +206,24 @@ mod tests {
     }
 
     #[test]
-    fn what_has_failed_is_tried_again_a_minute_later() {
+    fn what_has_failed_is_tried_again_less_and_less_often() {
         let begun = now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut missing = Missing::default();
         missing.note([true].into_iter(), false, at(0));
-        missing.tried = Some(at(700));
+        missing.tried(at(700));
         assert!(!missing.is_due(AFTER, at(759)));
         assert!(missing.is_due(AFTER, at(760)));
+        missing.tried(at(760));
+        assert!(!missing.is_due(AFTER, at(879)));
+        assert!(missing.is_due(AFTER, at(880)));
+        (0..20).for_each(|_| missing.tried(at(1000)));
+        assert!(!missing.is_due(AFTER, at(4599)));
+        assert!(missing.is_due(AFTER, at(4600)));
+        // Another loss is another matter.
+        missing.note([false].into_iter(), false, at(1001));
+        missing.note([true].into_iter(), false, at(1002));
+        assert!(missing.is_due(AFTER, at(1602)));
     }
 
     #[test]
