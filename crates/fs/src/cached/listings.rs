@@ -90,6 +90,14 @@ impl WalkListings {
         }
     }
 
+    /// Forgets what a listing has that is not handed out, and that it is to be listed.
+    fn forget_all(&mut self, entries: Vec<DirectoryEntry>, steps: &mut Vec<CacheStep>) {
+        for entry in &entries {
+            self.forget(entry.attributes.node);
+        }
+        forget_entries(entries, steps);
+    }
+
     /// Remembers the directories of a listing that is handed out.
     fn show(&mut self, entries: &[DirectoryEntry]) {
         self.shown += 1;
@@ -142,10 +150,7 @@ impl WalkListings {
         else {
             return;
         };
-        for entry in &entries {
-            self.forget(entry.attributes.node);
-        }
-        forget_entries(entries, steps);
+        self.forget_all(entries, steps);
         self.places.insert(node, place.clone());
         self.order.insert(place, node);
     }
@@ -278,9 +283,9 @@ impl CacheState {
         if !self.listings.ahead.is_empty() {
             self.listings.window = (self.listings.window / 2).max(1);
         }
-        for (_, ahead) in self.listings.ahead.drain() {
+        for ahead in std::mem::take(&mut self.listings.ahead).into_values() {
             match ahead.state {
-                Listed::Here { entries, .. } => forget_entries(entries, steps),
+                Listed::Here { entries, .. } => self.listings.forget_all(entries, steps),
                 Listed::UnderWay { waiting } => {
                     steps.extend(waiting.into_iter().map(|(call, done)| CacheStep::Start(call, done)));
                 }
