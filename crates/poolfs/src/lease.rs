@@ -9,7 +9,9 @@
 //! - what is `new` was made in a directory while its lease was had, and it is still had: no other host knows it;
 //! - a directory that is `new` is `held`;
 //! - what was written to the catalog is what was made first, and directories there count what they have there;
-//! - a lease is given back when nothing in its directory waits to be written;
+//! - a lease is given back when nothing in its directory waits to be written, and by a transaction that expects the key
+//!   as this session has put it: one whose answer is lost, or that is made later, is not to end the lease of the next
+//!   session;
 //! - an operation that is not made in memory has its directories for itself: they are `busy`.
 //!
 //! Locks are taken in this order: the state of the leases, the nodes, the state of a node, the handles.
@@ -21,6 +23,7 @@ mod write;
 use crate::schema::{EntryRecord, InodeRecord};
 use crate::session::FsSession;
 use crate::store::lock;
+use longhaul_catalog::Revision;
 use longhaul_fs::Errno;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -97,11 +100,14 @@ pub(super) struct HeldDirectory {
     /// Sessions that have asked for the lease.
     wanted: BTreeSet<u64>,
     used: Instant,
+    /// The revision that its key was put at; `None` if that is to be read.
+    put_at: Option<Revision>,
 }
 
 impl HeldDirectory {
     fn new(record: InodeRecord, names: HashMap<Vec<u8>, EntryRecord>) -> HeldDirectory {
         HeldDirectory {
+            put_at: None,
             names,
             counted: (record.entries, record.links),
             record,

@@ -504,3 +504,36 @@ fn a_catalog_that_is_away_for_a_while_loses_nothing() {
     drop(mounted);
     assert_right(&fs);
 }
+
+/// Whichever transaction of a host it is that the answer is lost of, also that which gives a lease back: the host that
+/// has the lease next keeps it, and each sees what the other has made.
+#[test]
+fn a_lost_answer_ends_no_lease_of_another_host() {
+    let mut lost = 0;
+    for left in 2..32 {
+        let fs = parity();
+        let losing = Dying::new(&fs.catalog, left, End::AnswerLost);
+        let Ok(one) = fs.open_by(losing.clone(), &TestFs::leased()) else { continue };
+        let two = mount(&fs, true);
+        let mut made = 0;
+        for (host, other) in [(&one, &two), (&two, &one), (&one, &two)] {
+            let names: Vec<Vec<u8>> = (0..3).map(|n| format!("file {}", made + n).into_bytes()).collect();
+            made += 3;
+            let put = names.into_iter().filter(|name| match host.put(ROOT, name, b"content") {
+                Ok(_) => true,
+                Err(Errno::IO) if losing.has_lost_an_answer() => false,
+                Err(e) => panic!("answer {left} is lost: {e}"),
+            });
+            // All of them are made before the other host asks for the lease.
+            for name in put.collect::<Vec<_>>() {
+                let found = other.lookup(ROOT, &name);
+                let name = String::from_utf8_lossy(&name);
+                assert!(found.is_ok(), "answer {left} is lost: {name} is not seen: {:?}", found.err());
+            }
+        }
+        lost += u32::from(losing.has_lost_an_answer());
+        drop((one, two));
+        assert_right(&fs);
+    }
+    assert!(lost > 10, "only {lost} answers were lost");
+}

@@ -8,7 +8,7 @@ use crate::listing::PAGE;
 use crate::schema::{EntryRecord, decode_lease, encode_lease, unreadable};
 use crate::session::FsSession;
 use crate::store::failed;
-use longhaul_catalog::{Commit, Error as CatalogError, Event, Expect, Revision, Txn};
+use longhaul_catalog::{Commit, Entry, Error as CatalogError, Event, Expect, MAX_OPERATIONS, Revision, Txn};
 use longhaul_fs::Errno;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,9 +30,9 @@ const SHUNNED: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)]
 const REMEMBERED: usize = 4096;
 /// How often a session asks again: the holder may not have heard of it.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Leases that one transaction gives back; and from how many on that does not wait until nothing is to be written,
-/// though no other host asks for one.
-const RETURNED: usize = 500;
+/// Leases that one transaction gives back, which expects each of them, and the session; and from how many on that does
+/// not wait until nothing is to be written, though no other host asks for one.
+const RETURNED: usize = MAX_OPERATIONS - 1;
 const RETURNED_EARLY: usize = 64;
 
 impl FsSession {
@@ -94,25 +94,29 @@ impl FsSession {
             .expect(&keys.inode(directory), Expect::Present)
             .expect(&key, Expect::Absent)
             .put_leased(&key, &encode_lease(store.session()), store.lease());
-        match store.catalog().commit(&txn) {
-            Ok(Commit::Done(_)) => {}
+        let put_at = match store.catalog().commit(&txn) {
+            Ok(Commit::Done(at)) => at,
             Ok(Commit::Conflict(_)) => return Ok(None),
-            Err(CatalogError::Unknown { .. }) => {
-                let found = store.get(&key)?.and_then(|entry| decode_lease(&entry.value));
-                if found != Some(store.session()) {
-                    return Ok(None);
-                }
-            }
+            Err(CatalogError::Unknown { .. }) => match self.own_lease(store.get(&key)?.as_ref()) {
+                Some(at) => at,
+                None => return Ok(None),
+            },
             Err(e) => return Err(failed(&e)),
-        }
+        };
         match self.all_names(directory) {
-            Ok(Some(found)) => Ok(Some(found)),
+            Ok(Some(found)) => Ok(Some(HeldDirectory { put_at: Some(put_at), ..found })),
             other => {
-                let back = Txn::new().delete(&key);
+                let back = Txn::new().expect(&key, Expect::Modified(put_at)).delete(&key);
                 store.catalog().commit(&back).map_err(|e| failed(&e))?;
                 other
             }
         }
+    }
+
+    /// The revision that a lease was put at, if it is this session's.
+    fn own_lease(&self, found: Option<&Entry>) -> Option<Revision> {
+        let found = found.filter(|entry| decode_lease(&entry.value) == Some(self.store.session()))?;
+        Some(found.modified)
     }
 
     /// A directory and its names, while others do not change it; `None` if they are too many.
@@ -165,36 +169,41 @@ impl FsSession {
         }
     }
 
-    /// Gives back leases of directories that are busy for it.
-    pub(super) fn give_back(&self, directories: &[u64]) {
+    /// The revisions that the leases of these directories were put at; none for one that is not this session's any
+    /// more, as it was given back by a transaction whose answer was lost.
+    fn put_at(&self, directories: &[u64]) -> Result<Vec<(u64, Option<Revision>)>, Errno> {
         let keys = self.store.keys();
-        let mut txn = Txn::new().expect(&keys.session(self.store.session()), Expect::Present);
-        let state = self.leases.lock();
-        for directory in directories {
-            txn = txn.delete(&keys.lease(*directory));
-            let wanted = state.held.get(directory).into_iter().flat_map(|held| &held.wanted);
-            for session in wanted.filter(|session| **session > 0) {
-                txn = txn.delete(&keys.want(*directory, *session));
+        let mut all: Vec<(u64, Option<Revision>)> = {
+            let state = self.leases.lock();
+            directories
+                .iter()
+                .map(|number| (*number, state.held.get(number).and_then(|held| held.put_at)))
+                .collect()
+        };
+        let unknown: Vec<Vec<u8>> =
+            all.iter().filter(|(_, at)| at.is_none()).map(|(number, _)| keys.lease(*number)).collect();
+        if !unknown.is_empty() {
+            let found = self.store.get_all(&unknown)?;
+            for (number, at) in all.iter_mut().filter(|(_, at)| at.is_none()) {
+                let key = keys.lease(*number);
+                *at = self.own_lease(found.iter().find(|entry| entry.key == key));
             }
         }
-        drop(state);
-        let is_back = match self.store.catalog().commit(&txn) {
-            Ok(Commit::Done(_)) => true,
-            // The session has run out, and with it its leases.
-            Ok(Commit::Conflict(_)) => {
-                let _ = self.store.check_session();
-                self.store.has_ended()
-            }
-            Err(e) => {
-                tracing::warn!("leases of directories are given back later: {e}");
-                false
-            }
-        };
+        Ok(all)
+    }
+
+    /// Gives back leases of directories that are busy for it.
+    pub(super) fn give_back(&self, directories: &[u64]) {
+        let is_back = self.put_at(directories).is_ok_and(|put_at| self.end_leases(&put_at));
         let mut guard = self.leases.lock();
         let state = &mut *guard;
         for directory in directories {
             state.busy.remove(directory);
             if !is_back {
+                // It may have been given back all the same: the key is read the next time.
+                if let Some(held) = state.held.get_mut(directory) {
+                    held.put_at = None;
+                }
                 continue;
             }
             let Some(held) = state.held.remove(directory) else { continue };
@@ -210,6 +219,36 @@ impl FsSession {
             drop(self.leases.wait(guard));
         }
         self.leases.changed.notify_all();
+    }
+
+    /// Removes the keys of leases that were put at these revisions; whether they are removed.
+    fn end_leases(&self, put_at: &[(u64, Option<Revision>)]) -> bool {
+        let keys = self.store.keys();
+        let mut txn = Txn::new().expect(&keys.session(self.store.session()), Expect::Present);
+        let state = self.leases.lock();
+        for (directory, at) in put_at {
+            if let Some(at) = at {
+                let key = keys.lease(*directory);
+                txn = txn.expect(&key, Expect::Modified(*at)).delete(&key);
+            }
+            let wanted = state.held.get(directory).into_iter().flat_map(|held| &held.wanted);
+            for session in wanted.filter(|session| **session > 0) {
+                txn = txn.delete(&keys.want(*directory, *session));
+            }
+        }
+        drop(state);
+        match self.store.catalog().commit(&txn) {
+            Ok(Commit::Done(_)) => true,
+            // The session has run out, and with it its leases; or one is given back by an earlier transaction.
+            Ok(Commit::Conflict(_)) => {
+                let _ = self.store.check_session();
+                self.store.has_ended()
+            }
+            Err(e) => {
+                tracing::warn!("leases of directories are given back later: {e}");
+                false
+            }
+        }
     }
 
     /// Listens to sessions that ask for leases, from a revision on, until the session has ended.
