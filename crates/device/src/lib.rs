@@ -44,6 +44,7 @@ mod opener;
 mod remotes;
 mod rights;
 pub mod runtime;
+mod shown;
 mod single;
 pub mod state;
 mod user;
@@ -52,6 +53,7 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Reason, Result};
 pub use opener::{Opener, Scheme};
 pub use rights::needs_root;
+pub use shown::{Shown, ShownSocket};
 pub use single::SingleVolume;
 pub use user::{Accounts, User};
 

@@ -531,6 +531,61 @@ fn a_target_that_is_lost_for_good_is_replaced_by_itself() {
 }
 
 #[test]
+fn what_goes_over_the_paths_of_a_file_system_is_seen() {
+    let Some(mut shared) = Shared::with_fuse(3, &["--size", "64MiB", "--layout", "parity"]) else { return };
+    let top = |shared: &Shared, args: &[&str]| {
+        let ran = shared.run(&[args, &["--json", "--interval", "300ms", "--count", "3"]].concat());
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.events().remove(2)["arrays"].take()
+    };
+    assert_eq!(top(&shared, &["fs", "top"]), json!([]), "nothing is mounted");
+    shared.mount("here");
+    let (here, done) = (shared.at("here"), AtomicBool::new(false));
+    let seen = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(SeqCst) {
+                let mut file = File::create(here.join("file")).expect("made");
+                file.write_all(&[7; 1 << 20]).and_then(|()| file.sync_all()).expect("written");
+            }
+        });
+        let mut seen = Value::Null;
+        let is_busy = |seen: &Value| {
+            let paths = seen["paths"].as_array().cloned().unwrap_or_default();
+            let rate = |path: &Value| path["write"]["bits_per_second"].as_f64().unwrap_or(0.0);
+            paths.len() == 3 && paths.iter().all(|path| rate(path) > 0.0)
+        };
+        let begun = Instant::now();
+        while !is_busy(&seen) && begun.elapsed() < PATIENCE {
+            seen = top(&shared, &["fs", "top", "p/f"])[0].take();
+        }
+        done.store(true, SeqCst);
+        seen
+    });
+    assert_eq!(
+        (&seen["device"], &seen["health"], &seen["layout"]),
+        (&json!("fs:p/f"), &json!("healthy"), &json!("parity")),
+        "{seen}"
+    );
+    let mut members: Vec<_> =
+        seen["paths"].as_array().expect("paths").iter().map(|path| path["member"].clone()).collect();
+    members.sort_by_key(Value::as_u64);
+    assert_eq!(members, [0, 1, 2], "{seen}");
+    // It is among all that runs here, and not among what is of another name.
+    assert_eq!(top(&shared, &["top", "p", "--hostnqn", ADMIN])[0]["device"], "fs:p/f");
+    assert_eq!(top(&shared, &["fs", "top", "p/other"]), json!([]));
+    let lines = shared.run(&["fs", "top", "--count", "1"]).stdout;
+    assert!(lines.contains("fs      p/f                  healthy"), "{lines}");
+
+    shared.site.kill(1);
+    fs::write(shared.at("here").join("more"), [8; 100_000]).expect("written");
+    let now = top(&shared, &["fs", "top"])[0].take();
+    assert_eq!(now["health"], "degraded", "{now}");
+    assert!(now["detail"].as_str().is_some_and(|why| why.contains("1 members are missing")), "{now}");
+    shared.umount("here");
+    assert_eq!(top(&shared, &["fs", "top"]), json!([]));
+}
+
+#[test]
 fn snapshots_are_of_one_moment_and_are_read_while_another_mount_writes() {
     const FILES: usize = 4;
     const LEN: usize = 300_000;

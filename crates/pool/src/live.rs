@@ -61,18 +61,20 @@ impl FillingNow {
     }
 }
 
-/// A running array, or a volume of one namespace that a process has open.
+/// A running array, or a volume of one namespace or a file system that a process has open.
 #[derive(Clone, Debug)]
 pub struct ArrayNow {
-    /// The volume, if it is one of one namespace.
+    /// The volume, if it is one of one namespace or a file system.
     pub volume: Option<Uuid>,
+    /// It is a file system.
+    pub is_fs: bool,
     /// Its name, as it was given when it was made.
     pub name: String,
     /// `stripe`, `mirror`, `stripe+mirror`, `parity`, `double-parity`, or `single`.
     pub layout: String,
     /// Bytes of the array.
     pub size: u64,
-    /// `healthy`, `degraded` or `halted`; `unreachable` of one namespace.
+    /// `healthy`, `degraded` or `halted`; `unreachable` of one namespace, `failed` of a file system.
     pub health: String,
     /// What is at risk, or why it is halted.
     pub detail: String,
@@ -94,8 +96,8 @@ impl ArrayNow {
 pub struct Now {
     /// Pools, by name; none until a pool has been asked for the first time.
     pub pools: BTreeMap<String, Option<Answer<Status>>>,
-    /// Arrays that processes of this host run, and volumes of one namespace that they have open, by what
-    /// identifies the array, or the process's use of the volume.
+    /// Arrays that processes of this host run, and volumes of one namespace and file systems that they have open,
+    /// by what identifies the array, or the process's use of the volume.
     pub arrays: BTreeMap<Uuid, Answer<ArrayNow>>,
 }
 
@@ -236,6 +238,7 @@ impl ArrayBefore {
         self.paths = paths.or_else(|| self.paths.take());
         ArrayNow {
             volume: status["volume"].as_str().and_then(|uuid| uuid.parse().ok()),
+            is_fs: status["kind"] == "fs",
             name: text("name"),
             layout: text("layout"),
             size: status["size"].as_u64().unwrap_or(0),

@@ -22,6 +22,7 @@
 //! | `snapshots`, `view` | what snapshots keep, and a snapshot as if it were the file system |
 //! | `quota` | what users and groups have, and how much they may have |
 //! | `check`, `scrub` | the metadata against itself; content against its checksums |
+//! | `show` | what `longhaul top` shows of it |
 //! | `client` | files by their paths, for programs |
 //! | `manage` | making, listing and removing file systems, and opening their members |
 //!
@@ -60,6 +61,7 @@ mod scrub;
 mod segment;
 mod session;
 mod settings;
+mod show;
 mod snapshots;
 mod store;
 mod stripe;

@@ -13,6 +13,7 @@ use crate::scrub::ScrubReport;
 use crate::segment::{SegmentUse, Segments};
 use crate::session::{FsOptions, format, settings};
 use crate::settings::FsSettings;
+use crate::show::Showing;
 use crate::snapshots::{FsSnapshot, FsSnapshots};
 use crate::workers::PoolFs;
 use longhaul_block::{BlockDevice, IoError};
@@ -500,16 +501,28 @@ fn sweep(pool: &Pool) -> Result<()> {
 pub fn open(pool: &Pool, name: &str, opener: &Opener, options: FsOptions) -> Result<PoolFs> {
     let volume = find(pool, name)?;
     pool.check_usable(&volume, opener)?;
-    open_volume(pool, &volume, opener, options)
+    let snapshot = options.snapshot.clone();
+    let (mut fs, connections) = open_volume(pool, &volume, opener, options)?;
+    let of = FsName { pool: pool.record().name.clone(), name: name.to_owned() };
+    let shown = FsRef { fs: of, snapshot }.to_string();
+    fs.show(Showing::new(fs.session(), shown, volume, connections));
+    Ok(fs)
 }
 
 /// Opens a file system for its members to be moved, on a host that has them attached.
 pub(crate) fn open_for_moves(pool: &Pool, volume: &VolumeRecord, opener: &Opener) -> Result<PoolFs> {
     // What this session does, it does when it is told to.
-    open_volume(pool, volume, opener, FsOptions { tidy: Duration::ZERO, ..FsOptions::default() })
+    let options = FsOptions { tidy: Duration::ZERO, ..FsOptions::default() };
+    open_volume(pool, volume, opener, options).map(|(fs, _)| fs)
 }
 
-fn open_volume(pool: &Pool, volume: &VolumeRecord, opener: &Opener, options: FsOptions) -> Result<PoolFs> {
+/// The file system, and what has opened its members.
+fn open_volume(
+    pool: &Pool,
+    volume: &VolumeRecord,
+    opener: &Opener,
+    options: FsOptions,
+) -> Result<(PoolFs, Opener)> {
     let name = &volume.name;
     if volume.state != VolumeState::Ready {
         let why = format!("file system {}/{name} is being made: mount it later", pool.record().name);
@@ -549,5 +562,6 @@ fn open_volume(pool: &Pool, volume: &VolumeRecord, opener: &Opener, options: FsO
         engine: opener.config(),
         ..options
     };
-    PoolFs::open(Arc::clone(&pool.host().catalog), volume.uuid, members, &options)
+    let fs = PoolFs::open(Arc::clone(&pool.host().catalog), volume.uuid, members, &options)?;
+    Ok((fs, connections))
 }

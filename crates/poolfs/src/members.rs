@@ -48,6 +48,8 @@ type OpenDevices = Rc<RefCell<Vec<Option<MemberDevice>>>>;
 #[derive(Clone)]
 struct MemberDevice {
     io: Rc<dyn BlockIo>,
+    /// By it programs see its paths.
+    _device: Arc<dyn BlockDevice>,
     /// The number of the place that it is at.
     place: u64,
     /// The number of the opening, which no other one has.
@@ -217,6 +219,15 @@ impl Members {
         self.now().iter().map(status).collect()
     }
 
+    /// The name of the device of each, or what it was called when it could not be opened.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        let device = |member: &Member| {
+            let state = lock(&member.state);
+            state.info.as_ref().map_or_else(|| state.name.clone(), |info| info.name.clone())
+        };
+        self.now().iter().map(device).collect()
+    }
+
     /// Which members are used.
     pub(crate) fn live(&self) -> Vec<bool> {
         self.now().iter().map(|member| lock(&member.state).down.is_none()).collect()
@@ -361,6 +372,12 @@ impl Members {
         };
         let found = (0..self.count()).find(is_it)?;
         Some(format!("member {found}, {},", lock(&self.shared.all[found].state).name))
+    }
+
+    /// The first member that is filled, and the bytes of it that are.
+    pub(crate) fn filled_to(&self) -> Option<(usize, u64)> {
+        let filled = self.now().iter().map(|member| member.filled.load(Relaxed));
+        filled.enumerate().find(|(_, filled)| *filled != u64::MAX)
     }
 
     fn former(&self, member: u8) -> Option<usize> {
@@ -584,7 +601,7 @@ impl Shared {
                         };
                         let slot = &mut devices.borrow_mut()[index];
                         if !is_later(slot) {
-                            *slot = Some(MemberDevice { io, place, opening });
+                            *slot = Some(MemberDevice { io, _device: device, place, opening });
                         }
                         Ok(is_reservable)
                     };

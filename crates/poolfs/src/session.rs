@@ -457,6 +457,27 @@ impl FsSession {
         thread.spawn(move || session.segments.take_ahead(&session.store)).map(drop)
     }
 
+    /// What is wrong with it, as `CONDITION: DETAIL`; `None` if nothing is.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        if self.store.has_ended() {
+            return Some("failed: its session has run out: unmount it, and mount it again".into());
+        }
+        let down: Vec<String> = self
+            .members
+            .status()
+            .into_iter()
+            .filter_map(|member| Some(format!("{}: {}", member.name, member.down?)))
+            .collect();
+        let (missing, may_be) = (down.len(), self.settings.parity);
+        match missing {
+            0 => self.members.filling().map(|name| format!("degraded: {name} is filled")),
+            _ if missing > may_be => {
+                Some(format!("failed: {missing} members are missing: {}", down.join("; ")))
+            }
+            _ => Some(format!("degraded: {missing} members are missing: {}", down.join("; "))),
+        }
+    }
+
     /// Ends the session: its segments are released, and its record is removed.
     pub(crate) fn end(&self) {
         if self.is_snapshot {

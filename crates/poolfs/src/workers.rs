@@ -3,6 +3,7 @@
 use crate::locks::PoolLocks;
 use crate::members::{MemberStatus, OpenMember};
 use crate::session::{FsOptions, FsSession};
+use crate::show::Showing;
 use crate::store::{lock, wait};
 use longhaul_catalog::Catalog;
 use longhaul_device::{Error, ErrorKind, Result};
@@ -35,6 +36,8 @@ pub struct PoolFs {
     workers: Arc<Workers>,
     /// They end the threads that keep the lease and clean.
     threads: Option<(Sender<()>, Option<Sender<()>>)>,
+    /// What programs see of it.
+    shown: Option<Showing>,
 }
 
 impl Workers {
@@ -92,7 +95,7 @@ impl PoolFs {
             session.take_ahead_always().map_err(failed)?;
         }
         let workers = Workers { session, queue: Mutex::default(), changed: Condvar::new() };
-        Ok(PoolFs { workers: Arc::new(workers), threads: Some((keeper, cleaner)) })
+        Ok(PoolFs { workers: Arc::new(workers), threads: Some((keeper, cleaner)), shown: None })
     }
 
     pub(crate) fn session(&self) -> &Arc<FsSession> {
@@ -106,22 +109,12 @@ impl PoolFs {
 
     /// What is wrong with it, as `CONDITION: DETAIL`; `None` if nothing is.
     pub fn trouble(&self) -> Option<String> {
-        if self.workers.session.store.has_ended() {
-            return Some("failed: its session has run out: unmount it, and mount it again".into());
-        }
-        let down: Vec<String> = self
-            .members()
-            .into_iter()
-            .filter_map(|member| Some(format!("{}: {}", member.name, member.down?)))
-            .collect();
-        let (missing, may_be) = (down.len(), self.workers.session.settings.parity);
-        match missing {
-            0 => self.workers.session.members.filling().map(|name| format!("degraded: {name} is filled")),
-            _ if missing > may_be => {
-                Some(format!("failed: {missing} members are missing: {}", down.join("; ")))
-            }
-            _ => Some(format!("degraded: {missing} members are missing: {}", down.join("; "))),
-        }
+        self.workers.session.trouble()
+    }
+
+    /// Is shown by `longhaul top` from now on.
+    pub(crate) fn show(&mut self, shown: Showing) {
+        self.shown = Some(shown);
     }
 
     fn stop(&mut self) {

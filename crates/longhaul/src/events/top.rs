@@ -12,7 +12,7 @@ pub(crate) struct TopSample {
     pub(crate) elapsed_seconds: Seconds,
     /// The pools.
     pub(crate) pools: Vec<TopPool>,
-    /// Volumes that processes of this host have open, and other arrays that they run.
+    /// Volumes and file systems that processes of this host have open, and other arrays that they run.
     pub(crate) arrays: Vec<TopArray>,
 }
 
@@ -37,18 +37,19 @@ pub(crate) struct TopPool {
     pub(crate) targets: Vec<PoolTarget>,
 }
 
-/// A volume, or another array, that a process of this host runs.
+/// A volume, another array, or a file system that a process of this host runs.
 #[derive(Serialize)]
 pub(crate) struct TopArray {
-    /// UUID of the array; of a volume of layout `single`, of the process's use of it.
+    /// UUID of the array; of a volume of layout `single` and of a file system, of the process's use of it.
     pub(crate) uuid: String,
-    /// Its name as a device: `volume:POOL/NAME` or `array:NAME`.
+    /// Its name: `volume:POOL/NAME`, `array:NAME`, or `fs:POOL/NAME[@SNAPSHOT]`.
     pub(crate) device: String,
     /// Why its process cannot be asked; null if it answers.
     pub(crate) error: Option<String>,
     /// How long ago it was asked for this.
     pub(crate) age_seconds: Seconds,
-    /// `healthy`, `degraded` or `halted`, and `unreachable` of one namespace; null if its process does not answer.
+    /// `healthy`, `degraded` or `halted`, `unreachable` of one namespace, `failed` of a file system; null if its
+    /// process does not answer.
     pub(crate) health: Option<String>,
     /// What is at risk, or why it is halted; empty for a healthy array.
     pub(crate) detail: String,

@@ -12,6 +12,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::output::Output;
 use crate::pools::{NoHost, PoolArgs, end};
 use crate::screen::Line;
+use crate::verbs::top::{self, Refreshes};
 use crate::words::file_layouts;
 use longhaul_array::{DEFAULT_UNIT, Layout};
 use longhaul_block::units::format_size;
@@ -39,6 +40,8 @@ enum FsVerb {
     Check(CheckFs),
     /// Read all content of a file system, and repair what is wrong
     Scrub(ScrubFs),
+    /// Watch the file systems that are mounted or copied on this host
+    Top(TopFs),
     /// Make a file system larger, while it is used
     Resize(ResizeFs),
     /// Make a snapshot of a file system, while it is used
@@ -107,6 +110,18 @@ struct FsNamed {
     name: FsName,
     #[command(flatten)]
     access: PoolArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Shows what goes over the paths to the members of each, and how they are, as
+'longhaul top' does of all that runs on this host.")]
+struct TopFs {
+    /// File systems: POOL/NAME [default: all that are mounted or copied here]
+    #[arg(value_name = "POOL/NAME")]
+    names: Vec<FsName>,
+    #[command(flatten)]
+    refreshes: Refreshes,
 }
 
 #[derive(Debug, clap::Args)]
@@ -183,6 +198,7 @@ pub(crate) fn run(args: FsVerbArgs, output: Output) -> Outcome {
         FsVerb::Status(args) => status(&args, output),
         FsVerb::Check(args) => check(&args, output),
         FsVerb::Scrub(args) => scrub(&args, output),
+        FsVerb::Top(args) => top::files(&args.names, &args.refreshes, output),
         FsVerb::Resize(args) => resize(&args, output),
         FsVerb::Snapshot(args) => snapshot(&args, output),
         FsVerb::Snapshots(args) => snapshots(&args, output),

@@ -9,8 +9,10 @@ use crate::exit::{Failure, Outcome};
 use crate::output::Output;
 use crate::pools::PoolArgs;
 use longhaul_device::arrays::{SCHEME as ARRAY, running};
+use longhaul_initiator::Options;
 use longhaul_pool::live::{Answer, ArrayNow, Now, PathNow, Watch, WayNow};
 use longhaul_pool::{KnownPool, SCHEME, Status};
+use longhaul_poolfs::{FsName, SCHEME as FILES};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -29,9 +31,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Shows the pools with their targets, and the volumes and arrays that processes of
-this host run with the paths to their members: throughput, latency, commands in
-flight, health, time left of a rebuild. On a terminal it is redrawn in place
+Shows the pools with their targets, and the volumes, arrays and file systems that
+processes of this host run with the paths to their members: throughput, latency,
+commands in flight, health, time left of a rebuild. On a terminal it is redrawn in place
 until q or Ctrl-C; elsewhere each refresh is a block of lines, and an event with
 --json.
 
@@ -43,20 +45,32 @@ pub(crate) struct TopArgs {
     /// Pools [default: all that this host knows, and arrays that are in no pool]
     #[arg(value_name = "POOL")]
     pools: Vec<String>,
+    #[command(flatten)]
+    refreshes: Refreshes,
+    #[command(flatten)]
+    access: PoolArgs,
+}
+
+/// How often what is watched is shown.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Refreshes {
     /// Time between two refreshes
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
     interval: Duration,
     /// End after so many refreshes [default: go on]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    #[command(flatten)]
-    access: PoolArgs,
+}
+
+/// What is shown of what runs here.
+enum Wanted<'a> {
+    /// All of these pools; all there is if none is named.
+    Pools(&'a [String]),
+    /// These file systems with their snapshots; all if none is named.
+    Files(&'a [FsName]),
 }
 
 pub(crate) fn run(args: &TopArgs, output: Output) -> Outcome {
-    if args.interval < INTERVAL_MIN {
-        return Err(Failure::usage("--interval is 100 ms or more"));
-    }
     let pools = pools(args)?;
     if pools.is_empty() && running().is_empty() {
         output.note(
@@ -67,7 +81,25 @@ pub(crate) fn run(args: &TopArgs, output: Output) -> Outcome {
         output.event(&TopSummary { samples: 0 });
         return Ok(());
     }
-    let mut options = args.access.initiator.options();
+    show(pools, args.access.initiator.options(), &Wanted::Pools(&args.pools), &args.refreshes, output)
+}
+
+/// `longhaul fs top`.
+pub(super) fn files(names: &[FsName], refreshes: &Refreshes, output: Output) -> Outcome {
+    // Nothing is asked but the processes of this host.
+    show(Vec::new(), Options::default(), &Wanted::Files(names), refreshes, output)
+}
+
+fn show(
+    pools: Vec<KnownPool>,
+    mut options: Options,
+    wanted: &Wanted<'_>,
+    args: &Refreshes,
+    output: Output,
+) -> Outcome {
+    if args.interval < INTERVAL_MIN {
+        return Err(Failure::usage("--interval is 100 ms or more"));
+    }
     options.connect_timeout = options.connect_timeout.min(args.interval.clamp(INTERVAL_MIN * 5, CONNECT_MAX));
     let end = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -79,7 +111,7 @@ pub(crate) fn run(args: &TopArgs, output: Output) -> Outcome {
         false => Sink::Lines,
     };
     let (watch, begun) = (Watch::start(pools, &options, args.interval), Instant::now());
-    let view = || View::new(watch.look(), &args.pools, begun.elapsed());
+    let view = || View::new(watch.look(), wanted, begun.elapsed());
     let mut samples = 0;
     // What is known at once is not waited for; it has no rates yet.
     if matches!(sink, Sink::Terminal(..)) {
@@ -164,33 +196,26 @@ struct View {
     pools: BTreeMap<String, Option<Answer<Status>>>,
     /// Names as devices, with the arrays.
     arrays: Vec<(String, Uuid, Answer<ArrayNow>)>,
+    /// What is said if there is none.
+    none: &'static str,
 }
 
 impl View {
-    /// Of these pools; of all, with the arrays that are in none, if none is named.
-    fn new(now: Now, named: &[String], elapsed: Duration) -> View {
+    fn new(now: Now, wanted: &Wanted<'_>, elapsed: Duration) -> View {
         let mut arrays = Vec::new();
         for (uuid, answer) in now.arrays {
-            let volume = now.pools.iter().find_map(|(pool, status)| {
-                let status = status.as_ref()?.last.as_ref().ok()?;
-                let single = answer.last.as_ref().ok().and_then(|now| now.volume);
-                let is_it = |volume: &&longhaul_pool::VolumeRecord| {
-                    volume.array == Some(uuid) || single == Some(volume.uuid)
-                };
-                let volume = status.volumes.iter().find(is_it)?;
-                Some(format!("{SCHEME}{pool}/{}", volume.name))
-            });
-            let name = match (volume, &answer.last) {
-                (Some(volume), _) => volume,
-                (None, _) if !named.is_empty() => continue,
-                (None, Ok(array)) if array.volume.is_some() => format!("{SCHEME}{}", array.name),
-                (None, Ok(array)) => format!("{ARRAY}{}", array.name),
-                (None, Err(_)) => format!("{ARRAY}{uuid}"),
+            let name = match wanted {
+                Wanted::Pools(named) => in_pools(&now.pools, named, uuid, &answer),
+                Wanted::Files(named) => among_files(named, &answer),
             };
-            arrays.push((name, uuid, answer));
+            arrays.extend(name.map(|name| (name, uuid, answer)));
         }
         arrays.sort_by(|a, b| a.0.cmp(&b.0));
-        View { elapsed, pools: now.pools, arrays }
+        let none = match wanted {
+            Wanted::Pools(_) => "no volume and no array runs on this host: paths are shown of those that do",
+            Wanted::Files(_) => "no such file system is mounted or copied on this host by this user",
+        };
+        View { elapsed, pools: now.pools, arrays, none }
     }
 
     fn event(&self) -> TopSample {
@@ -200,6 +225,44 @@ impl View {
             arrays: self.arrays.iter().map(|(name, uuid, answer)| array(name, *uuid, answer)).collect(),
         }
     }
+}
+
+/// The name as a device of what is in one of these pools, or is anything at all if none is named.
+fn in_pools(
+    pools: &BTreeMap<String, Option<Answer<Status>>>,
+    named: &[String],
+    uuid: Uuid,
+    answer: &Answer<ArrayNow>,
+) -> Option<String> {
+    let now = answer.last.as_ref().ok();
+    if let Some(files) = now.filter(|now| now.is_fs) {
+        let pool = files.name.split_once('/').map_or("", |(pool, _)| pool);
+        let is_wanted = named.is_empty() || named.iter().any(|name| name == pool);
+        return is_wanted.then(|| format!("{FILES}{}", files.name));
+    }
+    let single = now.and_then(|now| now.volume);
+    let volume = pools.iter().find_map(|(pool, status)| {
+        let status = status.as_ref()?.last.as_ref().ok()?;
+        let is_it =
+            |volume: &&longhaul_pool::VolumeRecord| volume.array == Some(uuid) || single == Some(volume.uuid);
+        let volume = status.volumes.iter().find(is_it)?;
+        Some(format!("{SCHEME}{pool}/{}", volume.name))
+    });
+    match (volume, &answer.last) {
+        (Some(volume), _) => Some(volume),
+        (None, _) if !named.is_empty() => None,
+        (None, Ok(array)) if array.volume.is_some() => Some(format!("{SCHEME}{}", array.name)),
+        (None, Ok(array)) => Some(format!("{ARRAY}{}", array.name)),
+        (None, Err(_)) => Some(format!("{ARRAY}{uuid}")),
+    }
+}
+
+/// The name of one of these file systems or of a snapshot, or of any if none is named.
+fn among_files(named: &[FsName], answer: &Answer<ArrayNow>) -> Option<String> {
+    let files = answer.last.as_ref().ok().filter(|now| now.is_fs)?;
+    let of = files.name.split('@').next().unwrap_or_default();
+    let is_wanted = named.is_empty() || named.iter().any(|name| name.to_string() == of);
+    is_wanted.then(|| format!("{FILES}{}", files.name))
 }
 
 fn pool(name: &str, answer: Option<&Answer<Status>>) -> TopPool {

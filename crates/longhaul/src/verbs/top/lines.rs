@@ -28,7 +28,7 @@ pub(super) fn lines(view: &View, has_colours: bool) -> Vec<String> {
         array(&mut lines, name, answer, has_colours);
     }
     if view.arrays.is_empty() {
-        lines.push("no volume and no array runs on this host: paths are shown of those that do".to_owned());
+        lines.push(view.none.to_owned());
     }
     lines
 }
