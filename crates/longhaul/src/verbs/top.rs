@@ -62,6 +62,15 @@ pub(crate) struct Refreshes {
     count: Option<u64>,
 }
 
+impl Refreshes {
+    fn check(&self) -> Outcome {
+        if self.interval < INTERVAL_MIN {
+            return Err(Failure::usage("--interval is 100 ms or more"));
+        }
+        Ok(())
+    }
+}
+
 /// What is shown of what runs here.
 enum Wanted<'a> {
     /// All of these pools; all there is if none is named.
@@ -71,6 +80,7 @@ enum Wanted<'a> {
 }
 
 pub(crate) fn run(args: &TopArgs, output: Output) -> Outcome {
+    args.refreshes.check()?;
     let pools = pools(args)?;
     if pools.is_empty() && running().is_empty() {
         output.note(
@@ -86,6 +96,7 @@ pub(crate) fn run(args: &TopArgs, output: Output) -> Outcome {
 
 /// `longhaul fs top`.
 pub(super) fn files(names: &[FsName], refreshes: &Refreshes, output: Output) -> Outcome {
+    refreshes.check()?;
     // Nothing is asked but the processes of this host.
     show(Vec::new(), Options::default(), &Wanted::Files(names), refreshes, output)
 }
@@ -97,9 +108,6 @@ fn show(
     args: &Refreshes,
     output: Output,
 ) -> Outcome {
-    if args.interval < INTERVAL_MIN {
-        return Err(Failure::usage("--interval is 100 ms or more"));
-    }
     options.connect_timeout = options.connect_timeout.min(args.interval.clamp(INTERVAL_MIN * 5, CONNECT_MAX));
     let end = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
