@@ -251,6 +251,10 @@ impl FsSession {
 
     /// What is done now and then.
     fn tidy_up(&self) -> Result<(), Errno> {
+        // A snapshot changes nothing: it follows its members alone.
+        if self.is_snapshot {
+            return self.clean();
+        }
         self.store.reaper.retry();
         self.clean()?;
         if self.locks.sweeps() {
