@@ -288,3 +288,20 @@ pub trait BlockIo {
         None
     }
 }
+
+/// Reads a range of an open device, in pieces as large as it takes, all at the same time.
+///
+/// # Errors
+/// Those of [`BlockIo::read`].
+pub async fn read_range(io: &dyn BlockIo, info: &DeviceInfo, offset: u64, len: u64) -> IoResult<Vec<u8>> {
+    let piece = u64::from(info.max_io).max(u64::from(info.block_size));
+    let starts = (0..len).step_by(piece as usize);
+    let reads: Vec<_> = starts
+        .map(|start| io.read(offset + start, BufMut::zeroed(piece.min(len - start) as usize)))
+        .collect();
+    let mut all = Vec::with_capacity(len as usize);
+    for part in futures_util::future::try_join_all(reads).await? {
+        all.extend_from_slice(&part);
+    }
+    Ok(all)
+}

@@ -16,6 +16,7 @@ mod losses;
 pub mod medium;
 mod mem;
 mod null;
+mod part;
 mod reservation;
 pub mod signature;
 mod spec;
@@ -25,12 +26,13 @@ pub mod units;
 pub use advice::Advice;
 pub use blocking::{Blocking, Interrupt};
 pub use device::{
-    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags,
+    BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, Open, WriteFlags, ZeroFlags, read_range,
 };
 pub use extents::{DeviceExtent, ExtentDevice};
 pub use file::{FileDevice, FileOptions, OpenError};
 pub use losses::TellsLosses;
 pub use mem::MemDevice;
 pub use null::NullDevice;
+pub use part::PartDevice;
 pub use reservation::{ReservationState, Reservations};
 pub use spec::{Backend, BackendSpec, FilterSpec, SpecError};

@@ -5,8 +5,7 @@
 //! device, as `wipefs` of util-linux knows them. Unknown data there is distinguished: an earlier
 //! load leaves such data, so it stops neither a load nor an array.
 
-use crate::{BlockIo, DeviceInfo, IoResult};
-use longhaul_engine::BufMut;
+use crate::{BlockIo, DeviceInfo, IoResult, read_range};
 use std::fmt;
 
 /// Bytes that are read at the beginning and at the end of a device, which is one round trip:
@@ -16,6 +15,9 @@ pub const EDGE: u64 = 256 << 10;
 
 /// The description of a member of this program's own arrays.
 pub const ARRAY_MEMBER: &str = "a member of a Longhaul array";
+
+/// The description of a namespace that a pool has as a whole.
+pub const POOL_MEMBER: &str = "a member of a Longhaul pool";
 
 /// The content of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,21 +55,9 @@ impl fmt::Display for Content {
 pub async fn look(io: &dyn BlockIo, info: &DeviceInfo) -> IoResult<Content> {
     let edge = EDGE.min(info.size);
     let tail_at = info.size - edge;
-    let (head, tail) = futures_util::join!(read(io, info, 0, edge), read(io, info, tail_at, edge));
+    let (head, tail) =
+        futures_util::join!(read_range(io, info, 0, edge), read_range(io, info, tail_at, edge));
     Ok(Content::of(info.size, &head?, &tail?))
-}
-
-async fn read(io: &dyn BlockIo, info: &DeviceInfo, offset: u64, len: u64) -> IoResult<Vec<u8>> {
-    let piece = u64::from(info.max_io).max(u64::from(info.block_size));
-    let starts = (0..len).step_by(piece as usize);
-    let reads: Vec<_> = starts
-        .map(|start| io.read(offset + start, BufMut::zeroed(piece.min(len - start) as usize)))
-        .collect();
-    let mut all = Vec::with_capacity(len as usize);
-    for part in futures_util::future::try_join_all(reads).await? {
-        all.extend_from_slice(&part);
-    }
-    Ok(all)
 }
 
 impl Content {
@@ -118,6 +108,7 @@ use SignatureOffset::{At, End, EndOf};
 /// formats' own documents.
 const SIGNATURES: &[(&str, SignatureOffset, &[u8])] = &[
     (ARRAY_MEMBER, At(&[4, (64 << 10) + 4]), b"LHARRAY\0"),
+    (POOL_MEMBER, At(&[0, 64 << 10]), b"LHLABEL\0"),
     ("a space of longhaul target", At(&[0, 64 << 10]), b"LHSPACE\0"),
     ("an XFS file system", At(&[0]), b"XFSB"),
     ("a btrfs file system", At(&[65536 + 64]), b"_BHRfS_M"),

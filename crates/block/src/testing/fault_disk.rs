@@ -46,7 +46,7 @@ pub enum Fault {
     Error(IoError),
     /// A write is acknowledged and has no effect.
     Lose,
-    /// Of a write, only this many bytes are stored.
+    /// Of a write, only this many bytes are stored, or all if it has fewer.
     Tear(usize),
     /// Of a read, a bit of this byte, counted from the first one that is read, is wrong.
     Flip(usize),
@@ -481,7 +481,7 @@ impl FaultDiskIo {
             }
             match fault {
                 Some(Fault::Lose) => {}
-                Some(Fault::Tear(bytes)) => state.store(offset, &src[..bytes], fua),
+                Some(Fault::Tear(bytes)) => state.store(offset, &src[..bytes.min(src.len())], fua),
                 Some(Fault::Misplace(other)) => {
                     state.store(other, &src, fua);
                     state.store(offset, &src, fua);
