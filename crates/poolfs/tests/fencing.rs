@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Calls, ROOT, WRITE, assert_right, memory, pattern};
+use common::{Calls, ROOT, WRITE, assert_right, memory, pattern, until};
 use longhaul_block::filter::OpKind;
 use longhaul_catalog::Txn;
 use longhaul_fs::Errno;
@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 /// Segments of small file systems, all of which a host fills.
 const SEGMENTS: u32 = 12;
-/// How long an event is waited for.
-const LIMIT: Duration = Duration::from_secs(20);
 
 fn small(fences: bool) -> TestFs {
     match fences {
@@ -51,14 +49,6 @@ fn all_that_fits(fs: &PoolFs) -> Vec<(Vec<u8>, Vec<u8>)> {
         }
     }
     files
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// A host with writes that do not reach the disks yet, whose lease has run out.

@@ -4,13 +4,13 @@
 mod common;
 
 use common::held::{Held, Hold};
-use common::{Calls, ROOT, WRITE, assert_right, parity, pattern};
+use common::{Calls, ROOT, WRITE, assert_right, parity, pattern, until};
 use longhaul_catalog::Catalog;
 use longhaul_fs::{Call, Errno, FileSystem};
 use longhaul_poolfs::testing::TestFs;
 use longhaul_poolfs::{FsOptions, Owner, PoolFs};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The threads that free.
 const REAPERS: &str = "longhaul-reap";
@@ -45,15 +45,6 @@ fn make(fs: &PoolFs, name: &[u8], chunks: u64) {
         fs.write(handle, chunk * CHUNK, &pattern(4096, chunk)).expect("written");
     }
     fs.close(handle).expect("closed");
-}
-
-/// Waits for something that threads of a host do.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: not within a minute");
-        std::thread::yield_now();
-    }
 }
 
 /// Bytes of content that inodes have, with those of removed files that are not freed yet.

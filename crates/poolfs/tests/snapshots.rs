@@ -3,18 +3,20 @@
 
 mod common;
 
+use common::counting::Counting;
 use common::dying::{Dying, End};
 use common::model::Model;
-use common::{Calls, ROOT, TRUNCATE, WRITE, assert_right, memory, mount, number, pattern};
+use common::{Calls, ROOT, TRUNCATE, WRITE, assert_right, memory, mount, number, pattern, until};
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultRule};
 use longhaul_catalog::{Expect, FileCatalog, Txn};
 use longhaul_fs::{Call, Errno, FileSystem, Node, Reply};
-use longhaul_poolfs::PoolFs;
 use longhaul_poolfs::testing::TestFs;
+use longhaul_poolfs::{FsOptions, PoolFs};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
 
 /// Bytes of content of a segment of two data units and parity on three disks.
 const ROOM: usize = 512 << 10;
@@ -163,6 +165,39 @@ fn what_snapshots_share_is_held_once_and_freed_with_the_last() {
     assert_eq!(free(&mounted), before);
     drop(mounted);
     assert_eq!(assert_right(&fs).segments.0, 0, "space is lost");
+}
+
+/// A lost host has left much that a mount of the file system would tidy up.
+#[test]
+fn a_mounted_snapshot_tidies_nothing_up() {
+    let fs = parity(64);
+    let lost = fs.open().expect("mounted");
+    lost.put(ROOT, b"file", &pattern(ROOM, 1)).expect("written");
+    fs.make_snapshot("one").expect("made");
+    overwrite(&lost, b"file", 0, &pattern(ROOM / 2, 2)).expect("written");
+    let lease = lost.lease();
+    lost.lose();
+    fs.catalog.revoke(lease).expect("revoked");
+    let revision = || fs.catalog.range(b"", None).expect("read").revision;
+    let open = |snapshot: Option<&str>| {
+        let catalog = Counting::new(&fs.catalog);
+        let (tidy, snapshot) = (Duration::from_millis(1), snapshot.map(str::to_owned));
+        let options = FsOptions { tidy, snapshot, settle: Duration::ZERO, ..TestFs::options() };
+        let mounted = fs.open_by(Arc::clone(&catalog) as _, &options).expect("mounted");
+        (mounted, catalog)
+    };
+    let (snapshot, catalog) = open(Some("one"));
+    let (before, mut looked) = (revision(), 0);
+    until("it looks where its members are", || {
+        looked += catalog.take();
+        looked > 20
+    });
+    assert_eq!(revision(), before);
+    assert!(snapshot.content(ROOT, b"file").expect("read") == pattern(ROOM, 1));
+    // What it has left alone, this does not.
+    let (_mounted, _) = open(None);
+    let before = revision();
+    until("it tidies up", || revision() > before);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use longhaul_poolfs::{FsReport, PoolFs};
 use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub mod counting;
 pub mod dying;
@@ -61,6 +62,15 @@ macro_rules! both {
 
 pub fn memory() -> Arc<dyn Catalog> {
     Arc::new(FileCatalog::in_memory().expect("memory"))
+}
+
+/// Waits for something that another thread does; longer than that ever takes in a test that passes.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Bytes that tell places and seeds apart.
