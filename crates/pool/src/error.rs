@@ -125,7 +125,7 @@ pub enum Error {
     },
     /// Another catalog manages the pool that is to be imported, and has not released it.
     #[error(
-        "pool {pool} is not imported: {manager}; export it there ('longhaul pool export'), and import it then. If that          catalog is lost, --force takes the pool over from it"
+        "pool {pool} is not imported: {manager}; export it there ('longhaul pool export'), and import it then. If that catalog is lost, --force takes the pool over from it"
     )]
     Managed {
         /// Name of the pool.
@@ -146,7 +146,7 @@ pub enum Error {
     },
     /// Another catalog has taken the pool over from this one.
     #[error(
-        "pool {pool} is not used by this catalog any more: {manager}, and has taken the pool over from here; use it          there, or import it here again. 'longhaul pool export {pool}' removes the records that are here"
+        "pool {pool} is not used by this catalog any more: {manager}, and has taken the pool over from here; use it there, or import it here again. 'longhaul pool export {pool}' removes the records that are here"
     )]
     Superseded {
         /// Name of the pool.
