@@ -49,6 +49,14 @@ impl VolumeLayout {
         }
     }
 
+    /// The name of its redundancy alone, such as `parity` also of the data of a file system.
+    pub fn redundancy(self) -> &'static str {
+        match self {
+            VolumeLayout::Files(layout) => layout.name(),
+            other => other.name(),
+        }
+    }
+
     /// Whether an array is made over the members.
     pub fn has_array(self) -> bool {
         matches!(self, VolumeLayout::Array(_))

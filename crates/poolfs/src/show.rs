@@ -4,7 +4,7 @@ use crate::manage::SCHEME;
 use crate::session::FsSession;
 use longhaul_device::{Opener, Shown, ShownSocket};
 use longhaul_initiator::PathStatus;
-use longhaul_pool::{VolumeLayout, VolumeRecord};
+use longhaul_pool::VolumeRecord;
 use serde_json::{Value, json};
 use std::sync::{Arc, Weak};
 
@@ -54,17 +54,15 @@ impl Shown for ShownFs {
         let members = devices.iter().enumerate();
         let members: Vec<Value> =
             members.map(|(index, device)| json!({ "index": index, "device": device })).collect();
-        let size = self.volume.shape.member_size;
-        let layout = match self.volume.shape.layout {
-            VolumeLayout::Files(layout) => layout.name(),
-            other => other.name(),
-        };
-        let filling = session.and_then(|session| session.members.filled_to()).map(
-            |(member, done)| json!({ "member": member, "done_bytes": done.min(size), "total_bytes": size }),
-        );
+        let filling = session.and_then(|session| {
+            let (member, done) = session.members.filled_to()?;
+            // As large as it is now: it may have grown.
+            let size = u64::from(session.segments.count()) * session.settings.segment;
+            Some(json!({ "member": member, "done_bytes": done.min(size), "total_bytes": size }))
+        });
         json!({
             "volume": self.volume.uuid.to_string(), "kind": "fs", "name": self.name,
-            "layout": layout, "size": self.volume.shape.size, "health": health,
+            "layout": self.volume.shape.layout.redundancy(), "size": self.volume.shape.size, "health": health,
             "detail": detail, "members": members, "filling": filling,
         })
     }

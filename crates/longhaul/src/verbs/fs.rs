@@ -17,7 +17,7 @@ use crate::words::file_layouts;
 use longhaul_array::{DEFAULT_UNIT, Layout};
 use longhaul_block::units::format_size;
 use longhaul_engine::UtcTime;
-use longhaul_pool::{KnownPool, Removed, VolumeLayout, VolumeRecord, VolumeRequest, VolumeState};
+use longhaul_pool::{KnownPool, Removed, VolumeLayout, VolumeRequest, VolumeState};
 use longhaul_poolfs::{FsName, FsRef, FsStatus, SCHEME, ScrubReport};
 
 #[derive(Debug, clap::Args)]
@@ -208,14 +208,6 @@ pub(crate) fn run(args: FsVerbArgs, output: Output) -> Outcome {
     }
 }
 
-/// The name of its redundancy.
-fn layout(volume: &VolumeRecord) -> &'static str {
-    match volume.shape.layout {
-        VolumeLayout::Files(layout) => layout.name(),
-        other => other.name(),
-    }
-}
-
 fn create(args: &CreateFs, output: Output) -> Outcome {
     let (opened, _) = args.access.open_and_collect(&args.name.pool)?;
     let kind = VolumeLayout::Files(args.layout);
@@ -247,7 +239,7 @@ fn create(args: &CreateFs, output: Output) -> Outcome {
         name,
         uuid: volume.uuid.to_string(),
         size: volume.shape.size,
-        layout: layout(&volume).to_owned(),
+        layout: volume.shape.layout.redundancy().to_owned(),
         width,
         targets: opened.pool.member_addresses(&volume)?,
         hosts: request.hosts,
@@ -268,7 +260,7 @@ fn list(args: &ListFs, output: Output) -> Outcome {
             let listed = FsListed {
                 name: format!("{SCHEME}{pool}/{}", volume.name),
                 size: volume.shape.size,
-                layout: layout(&volume).to_owned(),
+                layout: volume.shape.layout.redundancy().to_owned(),
                 width: volume.shape.width,
                 creating,
             };
@@ -328,7 +320,7 @@ fn status(args: &FsNamed, output: Output) -> Outcome {
         health: health.to_owned(),
         size,
         free,
-        layout: layout(&volume).to_owned(),
+        layout: volume.shape.layout.redundancy().to_owned(),
         members,
         hosts: volume.hosts.clone(),
         mounts: sessions.into_iter().map(|(session, host)| FsMount { session, host }).collect(),
