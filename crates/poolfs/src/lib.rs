@@ -79,7 +79,7 @@ pub use manage::{
 pub use members::{MemberStatus, OpenMember};
 pub use moving::HostMembers;
 pub use quota::{FsQuota, LimitChange, Limits, Owner, Usage};
-pub use replace::Replacer;
+pub use replace::{Replacement, Replacer};
 pub use scrub::ScrubReport;
 pub use session::FsOptions;
 pub use snapshots::{FsSnapshot, kept};

@@ -24,6 +24,15 @@ const TURN: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(60);
 const AGAIN_MAX: Duration = Duration::from_secs(3600);
 
+/// When and how members are replaced.
+#[derive(Clone, Copy, Debug)]
+pub struct Replacement {
+    /// How long a member has been missing before.
+    pub after: Duration,
+    /// Most bytes per second that are read from each of the others.
+    pub limit: Option<u64>,
+}
+
 /// Replaces members of a mounted file system that are lost for good, until it is dropped. A replacement that is under
 /// way then is continued by another mount.
 pub struct Replacer {
@@ -31,7 +40,7 @@ pub struct Replacer {
 }
 
 impl Replacer {
-    /// Replaces a member of `files`, the file system `name` of `pool`, that has been missing for `after`.
+    /// Replaces members of `files`, the file system `name` of `pool`, that have been missing for long enough.
     ///
     /// # Errors
     /// The pool has no such file system, or a thread cannot be started.
@@ -40,7 +49,7 @@ impl Replacer {
         pool: &Pool,
         name: &str,
         opener: &Opener,
-        after: Duration,
+        how: Replacement,
     ) -> Result<Replacer> {
         let targets = Arc::new(Targets::new(opener.options().clone())?);
         let work = Replacing {
@@ -49,12 +58,12 @@ impl Replacer {
             volume: find(pool, name)?,
             pool: pool.clone(),
             members: HostMembers::new(&targets, opener.clone()),
-            after,
+            how,
         };
         let (ends, ended) = channel();
         let run = move || {
             let mut missing = Missing::default();
-            while ended.recv_timeout(LOOK.min(work.after / 2)) == Err(RecvTimeoutError::Timeout)
+            while ended.recv_timeout(LOOK.min(work.how.after / 2)) == Err(RecvTimeoutError::Timeout)
                 && work.look(&mut missing)
             {}
         };
@@ -71,7 +80,7 @@ struct Replacing {
     volume: VolumeRecord,
     pool: Pool,
     members: HostMembers,
-    after: Duration,
+    how: Replacement,
 }
 
 impl Replacing {
@@ -87,8 +96,8 @@ impl Replacing {
         }
         missing.note(live.into_iter().map(|is_live| !is_live), is_filling, now());
         // Most looks end here, without asking the catalog.
-        if !missing.is_due(self.after, now())
-            || !missing.is_due(self.after.saturating_add(self.turn()), now())
+        if !missing.is_due(self.how.after, now())
+            || !missing.is_due(self.how.after.saturating_add(self.turn()), now())
         {
             return true;
         }
@@ -114,21 +123,21 @@ impl Replacing {
 
     fn replace(&self, missing: &Missing) -> Result<()> {
         self.pool.check_managed()?;
-        let mut run = MoveRun { arrays: &self.members, limit: None, show: &mut |_, _| {} };
+        let mut run = MoveRun { arrays: &self.members, limit: self.how.limit, show: &mut |_, _| {} };
         // What a lost host has begun comes first: a member moves to one place at a time.
         for why in self.pool.resume_moves(&mut run)? {
             tracing::info!("pool {}: {why}", self.pool.record().name);
         }
         for planned in self.pool.plan_repair(&self.volume.name, &self.members)? {
             let step = &planned.step;
-            if !missing.members(self.after, now()).contains(&step.index) {
+            if !missing.members(self.how.after, now()).contains(&step.index) {
                 continue;
             }
             let (pool, to) = (&self.pool.record().name, shown(&step.to));
             let what = format!("member {} of {pool}/{}", step.index, step.volume);
             tracing::warn!(
                 "{what} has been missing for {} s: it is made again on {to}",
-                self.after.as_secs()
+                self.how.after.as_secs()
             );
             self.pool.move_member(&step.volume, step.index, &planned.to, &mut run)?;
             tracing::info!("{what} is on {to} now");

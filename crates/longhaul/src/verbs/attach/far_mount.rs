@@ -2,7 +2,7 @@
 
 use super::mount::MountArgs;
 use super::tree_mount::TreeSource;
-use crate::arguments::parse_time;
+use crate::arguments::{parse_bytes, parse_time};
 use crate::exit::Failure;
 use crate::verbs::cp::far::RemoteArgs;
 use crate::verbs::cp::key;
@@ -48,6 +48,9 @@ pub(crate) struct FarMountArgs {
     /// target, if this host may do that; 0s: not by itself
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     pub(super) replace_after: Duration,
+    /// In a pool: most bytes per second read from each other member for that
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub(super) replace_limit: Option<u64>,
 }
 
 /// The directory of another machine that is named; `None` for a device.

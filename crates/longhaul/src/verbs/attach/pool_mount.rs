@@ -7,7 +7,7 @@ use crate::exit::Failure;
 use longhaul_device::Opener;
 use longhaul_fs::{Cached, CachedOptions, FileSystem};
 use longhaul_pool::KnownPool;
-use longhaul_poolfs::{FsOptions, FsRef, Replacer, SCHEME};
+use longhaul_poolfs::{FsOptions, FsRef, Replacement, Replacer, SCHEME};
 use std::sync::Arc;
 
 /// The `via` of such a mount in its record.
@@ -35,10 +35,10 @@ pub(super) fn open(args: &MountArgs, name: &FsRef, opener: &Opener) -> Result<Tr
     let is_read_only = snapshot.is_some();
     let options = FsOptions { memory: memory / 4, leases, snapshot, ..FsOptions::default() };
     let files = Arc::new(longhaul_poolfs::open(&pool, &name.fs.name, opener, options)?);
-    let after = args.far.replace_after;
-    let replacer = match is_read_only || after.is_zero() {
+    let how = Replacement { after: args.far.replace_after, limit: args.far.replace_limit };
+    let replacer = match is_read_only || how.after.is_zero() {
         true => None,
-        false => Some(Replacer::start(&files, &pool, &name.fs.name, opener, after)?),
+        false => Some(Replacer::start(&files, &pool, &name.fs.name, opener, how)?),
     };
     let options = CachedOptions { read_ahead: memory / 2, write_behind: memory / 4, flushes: true };
     Ok(TreeSource {
