@@ -78,7 +78,8 @@ impl Outlook {
             others.map(|(_, member)| (member.target.clone(), self.domain(&member.target))).collect();
         let per_domain = domains.into_values().max().unwrap_or(1);
         let need = Need { members: 1, size: volume.shape.member_size, per_domain };
-        let candidates: Vec<Candidate> = self.candidates.iter().filter(|one| may(one)).cloned().collect();
+        let suits = |one: &&Candidate| may(one) && (!one.is_whole || volume.shape.layout.is_files());
+        let candidates: Vec<Candidate> = self.candidates.iter().filter(suits).cloned().collect();
         let placed = place_beside(&candidates, need, &others).map_err(|mut shortage| {
             shortage.unreachable.clone_from(&self.unreachable);
             shortage
@@ -104,7 +105,7 @@ impl Outlook {
         };
         for candidate in &mut self.candidates {
             if candidate.id == to {
-                candidate.free = candidate.free.saturating_sub(size);
+                candidate.free = if candidate.is_whole { 0 } else { candidate.free.saturating_sub(size) };
             } else if candidate.id == from {
                 candidate.free = candidate.free.saturating_add(size);
             }

@@ -24,6 +24,7 @@ use crate::remove::Removed;
 use crate::shape::{Shape, VolumeLayout};
 use crate::spaces::{Space, SpaceError, shown};
 use crate::time::{format_time, wall_time};
+use crate::whole::only_files;
 use longhaul_catalog::{Expect, Revision, Txn};
 use std::collections::BTreeMap;
 
@@ -252,7 +253,15 @@ impl Pool {
         request: &VolumeRequest,
         shape: Shape,
     ) -> Result<Vec<String>> {
-        let (candidates, unreachable) = self.candidates(asked, usage);
+        let (mut candidates, mut unreachable) = self.candidates(asked, usage);
+        if !shape.layout.is_files() {
+            let is_other =
+                |target: &&Asked| candidates.iter().any(|one| one.is_whole && one.id == target.0.id);
+            let others: Vec<&Asked> = asked.iter().filter(is_other).collect();
+            let why = only_files().to_string();
+            unreachable.extend(others.iter().map(|(target, ..)| (shown(&target.address), why.clone())));
+            candidates.retain(|one| !one.is_whole);
+        }
         let need =
             Need { members: shape.members(), size: shape.member_size, per_domain: request.per_domain.max(1) };
         place(&candidates, need).map_err(|mut shortage| {
@@ -273,10 +282,14 @@ impl Pool {
             match space {
                 Ok(space) => {
                     let promised = usage.targets.get(&target.id).copied().unwrap_or(0);
-                    let free = space.free.min(space.capacity.saturating_sub(promised));
+                    let free = match space.is_whole {
+                        true if promised > 0 || space.free < space.capacity => 0,
+                        _ => space.free.min(space.capacity.saturating_sub(promised)),
+                    };
                     let (id, domain) = (target.id.clone(), target.domain.clone());
                     let round_trip = self.host.spaces.round_trip(&target.address);
-                    candidates.push(Candidate { id, domain, free, round_trip });
+                    let is_whole = space.is_whole;
+                    candidates.push(Candidate { id, domain, free, round_trip, is_whole });
                 }
                 Err(e) => unreachable.push((shown(&target.address), e.to_string())),
             }

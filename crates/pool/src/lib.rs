@@ -48,6 +48,7 @@ pub mod testing;
 mod time;
 mod user;
 mod users;
+mod whole;
 mod wire;
 
 pub use access::{CATALOG_NQN, catalog_acceptor, catalog_access};
@@ -81,3 +82,4 @@ pub use snapshot::SnapshotRequest;
 pub use spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces, Taken, machine, shown};
 pub use time::{end_of, format_time, wall_time};
 pub use user::VolumeUser;
+pub use whole::open_member;

@@ -17,6 +17,8 @@ pub struct Candidate {
     pub free: u64,
     /// Round trip of the path to it, if it was measured.
     pub round_trip: Option<Duration>,
+    /// It takes one member as a whole, of a file system.
+    pub is_whole: bool,
 }
 
 /// Round trips below this are alike, and so are those within a factor of two of each other: what a target
@@ -150,7 +152,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn candidate(id: &str, domain: &str, free: u64) -> Candidate {
-        Candidate { id: id.to_owned(), domain: domain.to_owned(), free, round_trip: None }
+        Candidate { id: id.to_owned(), domain: domain.to_owned(), free, round_trip: None, is_whole: false }
     }
 
     fn need(members: usize, size: u64, per_domain: usize) -> Need {

@@ -1,7 +1,7 @@
 //! The spaces of targets, by NVMe's own commands.
 //!
 //! An address is `HOST:PORT/NQN`: the NQN of the space's subsystem is its identity too. This host has
-//! to be an administrator there. What a pool writes on a namespace is in the label that the target
+//! to be an administrator there. `HOST:PORT/NQN?nsid=N` is a namespace of any target, [as a whole](crate::whole). What a pool writes on a namespace is in the label that the target
 //! keeps with it: names, job and expiry in fields of their own, hosts as the ones that
 //! the namespace is attached to, and the rest as text.
 //!
@@ -14,6 +14,7 @@ use crate::record::VolumeRecord;
 use crate::shape::VolumeLayout;
 use crate::spaces::{Namespace, NamespaceId, Space, SpaceError, Spaces, Taken};
 use crate::users::{preempt, user_of};
+use crate::whole::{Whole, address_of, is_whole, member_of, nsid_of, only_files};
 use crate::wire::{authority, from_wire, to_wire, uri_of};
 use futures_util::future::try_join_all;
 use longhaul_block::BlockDevice;
@@ -39,6 +40,8 @@ pub struct Targets {
     options: Options,
     /// Connections by address.
     connected: Mutex<BTreeMap<String, Arc<Administrator>>>,
+    /// Namespaces that are used as a whole, by address.
+    wholes: Mutex<BTreeMap<String, Arc<dyn BlockDevice>>>,
     /// Round trips by address, the shortest of each.
     round_trips: Mutex<BTreeMap<String, Duration>>,
 }
@@ -51,7 +54,8 @@ impl Targets {
     pub fn new(options: Options) -> Result<Targets> {
         let thread = Thread::start("longhaul-pool", options.engine.clone());
         let thread = thread.map_err(|e| Error::Local(format!("cannot start a thread: {e}")))?;
-        Ok(Targets { thread, options, connected: Mutex::default(), round_trips: Mutex::default() })
+        let (connected, wholes, round_trips) = Default::default();
+        Ok(Targets { thread, options, connected, wholes, round_trips })
     }
 
     /// How they are reached.
@@ -60,12 +64,15 @@ impl Targets {
     }
 
     /// The address of the space that `name` means: `HOST[:PORT]` where that target has one space, or
-    /// `HOST[:PORT]/SPACE`, with its name or NQN.
+    /// `HOST[:PORT]/SPACE`, with its name or NQN. `HOST[:PORT]/NQN?nsid=N` means a namespace as a whole.
     ///
     /// # Errors
     /// The target cannot be reached, has no such space, or does not let this host manage it.
     pub fn find(&self, name: &str) -> Result<String> {
         let failed = |source| Error::Space { attempted: "find a space", address: name.to_owned(), source };
+        if is_whole(name) {
+            return address_of(name).map_err(failed);
+        }
         let (machine, space) = name.split_once('/').map_or((name, None), |(a, b)| (a, Some(b)));
         let (host, port) = parse_authority(machine, IO_PORT)
             .map_err(|why| failed(SpaceError::Failed(format!("{why}: the form is HOST[:PORT][/SPACE]"))))?;
@@ -123,6 +130,31 @@ impl Targets {
         Ok(Arc::clone(lock().entry(address.to_owned()).or_insert(Arc::new(made))))
     }
 
+    /// Runs `work` with a namespace that is used as a whole; the first call connects to it.
+    fn with_whole<T, F>(
+        &self,
+        address: &str,
+        work: impl FnOnce(Whole) -> F + Send + 'static,
+    ) -> std::result::Result<T, SpaceError>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<T, SpaceError>> + 'static,
+    {
+        let nsid = nsid_of(address)?;
+        let known = self.wholes.lock().unwrap_or_else(PoisonError::into_inner).get(address).cloned();
+        let device = match known {
+            Some(device) => device,
+            None => {
+                // A host of its own: what it registers there is that of no session.
+                let options = Options { hostid: Uuid::new_v4(), ..self.device_options() };
+                let device = RemoteDevice::connect_blocking(&uri_of(address, Some(nsid))?, options)?;
+                let mut all = self.wholes.lock().unwrap_or_else(PoisonError::into_inner);
+                Arc::clone(all.entry(address.to_owned()).or_insert(device))
+            }
+        };
+        run(&self.thread.handle(), move || async move { work(Whole::open(&device, nsid).await?).await })
+    }
+
     /// Runs `work` with the connection to a space.
     fn with<T, F>(
         &self,
@@ -144,6 +176,10 @@ impl Targets {
         namespace: NamespaceId,
         change: impl FnOnce(&mut Vec<String>) + Send + 'static,
     ) -> std::result::Result<bool, SpaceError> {
+        if is_whole(address) {
+            // Which hosts may connect, the administrator of that target says.
+            return Ok(false);
+        }
         self.with(address, move |space| async move {
             let mut label = current(&space, namespace).await?.label;
             let before = label.hosts.clone();
@@ -292,21 +328,24 @@ async fn connect(
     options: Options,
 ) -> std::result::Result<Arc<dyn BlockDevice>, SpaceError> {
     let device = RemoteDevice::connect(&uri, options).await?;
-    if device.info().uuid != Some(namespace.uuid) {
-        return Err(SpaceError::Failed(format!("{uri} is not namespace {}", namespace.uuid)));
-    }
-    Ok(device)
+    let found = member_of(device, namespace.uuid).await.map_err(|e| SpaceError::Failed(e.to_string()))?;
+    found.ok_or_else(|| SpaceError::Failed(format!("{uri} is not namespace {}", namespace.uuid)))
 }
 
 impl Spaces for Targets {
     fn space(&self, address: &str) -> std::result::Result<Space, SpaceError> {
         let id = uri_of(address, None)?.subnqn;
+        if is_whole(address) {
+            let id = format!("{id}?nsid={}", nsid_of(address)?);
+            return self.with_whole(address, move |whole| async move { whole.space(id).await });
+        }
         let (space, took) = self.with(address, |space| async move {
             let began = longhaul_engine::now();
             let capacity = space.capacity().await?;
             let took = longhaul_engine::now() - began;
             let bytes = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
-            Ok((Space { id, capacity: bytes(capacity.total), free: bytes(capacity.unallocated) }, took))
+            let (capacity, free) = (bytes(capacity.total), bytes(capacity.unallocated));
+            Ok((Space { id, capacity, free, is_whole: false }, took))
         })?;
         let mut all = self.round_trips.lock().unwrap_or_else(PoisonError::into_inner);
         let shortest = all.entry(address.to_owned()).or_insert(took);
@@ -334,6 +373,9 @@ impl Spaces for Targets {
     }
 
     fn list(&self, address: &str) -> std::result::Result<Vec<Namespace>, SpaceError> {
+        if is_whole(address) {
+            return self.with_whole(address, |whole| async move { whole.list().await });
+        }
         self.with(address, |space| async move {
             let namespace = |found: AllocatedNamespace| Namespace {
                 id: NamespaceId { nsid: found.nsid, uuid: found.uuid },
@@ -345,6 +387,10 @@ impl Spaces for Targets {
     }
 
     fn label(&self, address: &str, namespace: NamespaceId) -> std::result::Result<Option<Label>, SpaceError> {
+        if is_whole(address) {
+            let found = self.list(address)?.into_iter().find(|found| found.id == namespace);
+            return Ok(found.and_then(|found| found.label?.ok()));
+        }
         self.with(address, move |space| async move {
             Ok(found(&space, namespace).await?.and_then(|found| from_wire(&found)?.ok()))
         })
@@ -363,6 +409,10 @@ impl Spaces for Targets {
     }
 
     fn make(&self, address: &str, size: u64, label: &Label) -> std::result::Result<NamespaceId, SpaceError> {
+        if is_whole(address) {
+            let label = label.clone();
+            return self.with_whole(address, move |whole| async move { whole.make(size, &label).await });
+        }
         let mut hosts = label.hosts.clone();
         // An array is made on it by this host.
         if label.shape.layout.has_array() && !hosts.contains(&self.options.hostnqn) {
@@ -376,6 +426,9 @@ impl Spaces for Targets {
     }
 
     fn remove(&self, address: &str, namespace: NamespaceId) -> std::result::Result<(), SpaceError> {
+        if is_whole(address) {
+            return self.with_whole(address, move |whole| async move { whole.remove(namespace).await });
+        }
         self.with(address, move |space| async move {
             if found(&space, namespace).await?.is_none() {
                 return Ok(());
@@ -389,6 +442,9 @@ impl Spaces for Targets {
     }
 
     fn grow(&self, address: &str, namespace: NamespaceId, size: u64) -> std::result::Result<(), SpaceError> {
+        if is_whole(address) {
+            return self.with_whole(address, move |whole| async move { whole.grow(namespace, size).await });
+        }
         self.with(address, move |space| async move {
             if current(&space, namespace).await?.size >= size {
                 return Ok(());
@@ -403,6 +459,11 @@ impl Spaces for Targets {
         namespace: NamespaceId,
         label: &Label,
     ) -> std::result::Result<(), SpaceError> {
+        if is_whole(address) {
+            let label = label.clone();
+            return self
+                .with_whole(address, move |whole| async move { whole.relabel(namespace, &label).await });
+        }
         let label = to_wire(label, &label.hosts);
         self.with(address, move |space| async move {
             current(&space, namespace).await?;
@@ -440,6 +501,9 @@ impl Spaces for Targets {
     }
 
     fn check_clones(&self, address: &str, namespace: NamespaceId) -> std::result::Result<(), SpaceError> {
+        if is_whole(address) {
+            return Err(only_files());
+        }
         self.with(address, move |space| async move {
             current(&space, namespace).await?;
             Ok(space.check_clones(namespace.nsid).await?)

@@ -14,6 +14,8 @@ pub struct Space {
     pub capacity: u64,
     /// Bytes that namespaces can still be made of.
     pub free: u64,
+    /// It is one namespace, which is used as a whole: for one member, which may grow by what is free.
+    pub is_whole: bool,
 }
 
 /// An address as messages have it: of `HOST:PORT/NQN` the name that ends the NQN.
@@ -68,6 +70,9 @@ pub enum SpaceError {
     #[error("{0}")]
     Failed(String),
 }
+
+/// What a target has done, or why it did not.
+pub(crate) type SpaceResult<T> = Result<T, SpaceError>;
 
 /// Whether the array of a volume has a member at the place that it moves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,12 +2,9 @@
 //! on its way, the caller decides.
 
 use crate::label::Label;
-use crate::spaces::{Namespace, NamespaceId, Space, SpaceError};
+use crate::spaces::{Namespace, NamespaceId, Space, SpaceError, SpaceResult};
 use std::collections::BTreeMap;
 use uuid::Uuid;
-
-/// Result of a call to a target.
-type CallResult<T> = Result<T, SpaceError>;
 
 /// A namespace of a [`MemoryTarget`].
 #[derive(Clone, Debug)]
@@ -58,7 +55,7 @@ impl MemoryTarget {
     pub fn at<'a>(
         all: &'a mut BTreeMap<String, MemoryTarget>,
         address: &str,
-    ) -> CallResult<&'a mut MemoryTarget> {
+    ) -> SpaceResult<&'a mut MemoryTarget> {
         let target = all.get_mut(address).filter(|target| target.down == 0);
         target.ok_or_else(|| SpaceError::Unreachable("nothing listens there".to_owned()))
     }
@@ -70,7 +67,7 @@ impl MemoryTarget {
 
     /// As [`Spaces::space`](crate::Spaces::space).
     pub fn space(&self) -> Space {
-        Space { id: self.id.clone(), capacity: self.capacity, free: self.free() }
+        Space { id: self.id.clone(), capacity: self.capacity, free: self.free(), is_whole: false }
     }
 
     /// As [`Spaces::list`](crate::Spaces::list).
@@ -89,7 +86,7 @@ impl MemoryTarget {
     ///
     /// # Errors
     /// [`SpaceError::Full`].
-    pub fn make(&mut self, uuid: Uuid, size: u64, label: &Label) -> CallResult<NamespaceId> {
+    pub fn make(&mut self, uuid: Uuid, size: u64, label: &Label) -> SpaceResult<NamespaceId> {
         if size > self.free() {
             return Err(full());
         }
@@ -102,7 +99,7 @@ impl MemoryTarget {
     ///
     /// # Errors
     /// [`SpaceError::Failed`] if there is no such namespace, [`SpaceError::Full`].
-    pub fn clone_of(&mut self, uuid: Uuid, source: NamespaceId, label: &Label) -> CallResult<NamespaceId> {
+    pub fn clone_of(&mut self, uuid: Uuid, source: NamespaceId, label: &Label) -> SpaceResult<NamespaceId> {
         let cloned = self.namespace(source)?.clone();
         if cloned.size > self.free() {
             return Err(full());
@@ -120,7 +117,7 @@ impl MemoryTarget {
     ///
     /// # Errors
     /// [`SpaceError::Full`]; [`SpaceError::Failed`] if there is no such namespace.
-    pub fn grow(&mut self, namespace: NamespaceId, size: u64) -> CallResult<()> {
+    pub fn grow(&mut self, namespace: NamespaceId, size: u64) -> SpaceResult<()> {
         let free = self.free();
         let stored = self.namespace(namespace)?;
         if size > stored.size.saturating_add(free) {
@@ -134,7 +131,7 @@ impl MemoryTarget {
     ///
     /// # Errors
     /// [`SpaceError::Failed`] if it does not exist.
-    pub fn namespace(&mut self, namespace: NamespaceId) -> CallResult<&mut MemoryNamespace> {
+    pub fn namespace(&mut self, namespace: NamespaceId) -> SpaceResult<&mut MemoryNamespace> {
         self.namespaces.get_mut(&namespace.uuid).ok_or_else(missing)
     }
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 /// Key of this program where it preempts the reservation of a host that runs no array: those of arrays begin
 /// with 4C48h as well, and are never this one, which no session has.
-const KEY: u64 = 0x4C48_0000_0000_0001;
+pub(crate) const KEY: u64 = 0x4C48_0000_0000_0001;
 
 /// The array on the devices, and whether it was stopped, by the newest superblock.
 async fn array_on(devices: &[Arc<dyn BlockDevice>]) -> Option<(Uuid, bool)> {

@@ -16,7 +16,7 @@ use crate::settings::FsSettings;
 use crate::show::Showing;
 use crate::snapshots::{FsSnapshot, FsSnapshots};
 use crate::workers::PoolFs;
-use longhaul_block::{BlockDevice, IoError};
+use longhaul_block::IoError;
 use longhaul_catalog::{Catalog, Expect, Txn};
 use longhaul_device::{Error, ErrorKind, Opener, Reason, Result};
 use longhaul_initiator::Options;
@@ -547,11 +547,8 @@ fn open_volume(
             };
             let wanted = namespace.or(made_on);
             let uri = &found.ok_or_else(|| IoError::Offline("it was not found".into()))?;
-            let device = opener.connect(uri).map_err(|e| IoError::Unreachable(e.to_string()))?;
-            if device.info().uuid != wanted {
-                return Err(IoError::Offline(format!("{uri} is another namespace")));
-            }
-            Ok(device as Arc<dyn BlockDevice>)
+            let wanted = wanted.ok_or_else(|| IoError::Offline("it was not made".into()))?;
+            longhaul_pool::open_member(&opener, uri, wanted)
         });
         (name, open)
     };

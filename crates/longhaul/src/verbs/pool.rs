@@ -50,7 +50,8 @@ enum PoolVerb {
     Jobs(Jobs),
 }
 
-/// `HOST[:PORT][/SPACE][,domain=NAME]`: a target, as given on the command line.
+/// `HOST[:PORT][/SPACE][,domain=NAME]` or `HOST[:PORT]/NQN?nsid=N[,domain=NAME]`: a target, as given on the command
+/// line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TargetSpec {
     name: String,
@@ -91,7 +92,8 @@ struct DomainArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A target is HOST[:PORT][/SPACE][,domain=NAME]. This host has to administer its
-space (longhaul target --space NAME=dir:PATH --admin HOSTNQN).
+space (longhaul target --space NAME=dir:PATH --admin HOSTNQN). 'HOST/NQN?nsid=N' is
+a namespace of any target, which has one member of a file system.
 
 Example:
   longhaul pool create scratch --target dtn1 dtn2 dtn3 dtn4 dtn5 dtn6
