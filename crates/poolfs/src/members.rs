@@ -12,9 +12,11 @@
 use crate::fence::{Fence, Guard};
 use crate::settings::MemberPlace;
 use crate::store::lock;
+use crate::stripe::buffer;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags};
+use longhaul_engine::buf::BufPool;
 use longhaul_engine::{Buf, BufMut, Config, Thread, since, spawn, timeout};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,6 +109,8 @@ struct Shared {
     /// The members, and then the former places of each.
     all: Vec<Member>,
     jobs: mpsc::UnboundedSender<MemberJob>,
+    /// Of units that are read: memory that is new each time would be zeroed by the kernel first.
+    buffers: BufPool,
     /// Openings of devices so far.
     openings: AtomicU64,
     /// What the session registers with the members that it writes to.
@@ -159,6 +163,7 @@ impl Members {
         all: Vec<(String, OpenMember)>,
         places: &[MemberPlace],
         config: Config,
+        buffers: BufPool,
     ) -> IoResult<Members> {
         let thread = Thread::start("longhaul-fs", config)?;
         let (jobs, mut inbox) = mpsc::unbounded::<MemberJob>();
@@ -190,7 +195,7 @@ impl Members {
         let all: Vec<Member> = now.chain(former).collect();
         let (guard, ends, changed) = (Arc::default(), Mutex::new(false), Condvar::new());
         let openings = AtomicU64::new(0);
-        let shared = Arc::new(Shared { all, jobs, openings, guard, ends, changed });
+        let shared = Arc::new(Shared { all, jobs, buffers, openings, guard, ends, changed });
         std::thread::scope(|scope| {
             for index in 0..count {
                 let shared = &shared;
@@ -418,9 +423,15 @@ impl Members {
         self.read_at(member.into(), offset, len)
     }
 
+    /// A buffer of a unit, whose content is unspecified.
+    pub(crate) fn buffer(&self, len: usize) -> BufMut {
+        buffer(&self.shared.buffers, len)
+    }
+
     fn read_at(&self, at: usize, offset: u64, len: usize) -> Pending<BufMut> {
+        let to = self.buffer(len);
         self.shared.start(at, move |device| {
-            let operation = device.io.read(offset, BufMut::zeroed(len));
+            let operation = device.io.read(offset, to);
             let io = Rc::clone(&device.io);
             match operation.try_ready() {
                 Ok(result) => IoFuture::ready(result),

@@ -260,7 +260,7 @@ fn rebuild(
     let known: Vec<Option<&[u8]>> = (0..data).map(bytes).collect();
     let parity = |index: usize| if stripe.parity() > index { bytes(data + index) } else { None };
     let mut made: Vec<(usize, BufMut)> =
-        missing.iter().map(|index| (*index, BufMut::zeroed(stripe.unit as usize))).collect();
+        missing.iter().map(|index| (*index, members.buffer(stripe.unit as usize))).collect();
     let mut wanted: Vec<(Unit, &mut [u8])> =
         made.iter_mut().map(|(index, bytes)| (kind(*index, data), &mut bytes[..])).collect();
     longhaul_parity::recover(&known, parity(0), parity(1), &mut wanted).map_err(drop)?;

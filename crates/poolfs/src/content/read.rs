@@ -5,9 +5,9 @@ use crate::extent::{Extent, ExtentList};
 use crate::node::{NodeState, OpenNode};
 use crate::schema::{CHUNK, Content, decode_extents, unreadable};
 use crate::session::FsSession;
-use crate::stripe::StripeRead;
+use crate::stripe::{StripeRead, buffer};
 use longhaul_block::IoResult;
-use longhaul_engine::{Buf, BufMut};
+use longhaul_engine::Buf;
 use longhaul_fs::Errno;
 use std::ops::Range;
 use std::sync::Arc;
@@ -113,7 +113,8 @@ impl FsSession {
             }
             break (map, overlay, end);
         };
-        let mut to = BufMut::zeroed((end - offset) as usize);
+        let mut to = buffer(&self.replies, (end - offset) as usize);
+        zero_holes(&map, offset, &mut to);
         let wrong = self.read_extents(&map, offset, &mut to).map_err(|_| Errno::IO)?;
         // A scrub repairs those of snapshots.
         if !self.is_snapshot {
@@ -200,5 +201,40 @@ impl FsSession {
         }
         // The end of a file is a hole.
         if hole { Ok(size) } else { Err(Errno::NXIO) }
+    }
+}
+
+/// Zeroes what no extent of `map` has, of the part of a file that begins at `offset`.
+fn zero_holes(map: &ExtentList, offset: u64, to: &mut [u8]) {
+    let (mut at, len) = (0, to.len() as u64);
+    let ends = map.iter().map(|extent| (extent.offset - offset, extent.end() - offset)).chain([(len, len)]);
+    for (begin, end) in ends {
+        to[at as usize..begin.max(at) as usize].fill(0);
+        at = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extent::Stripe;
+
+    #[test]
+    fn what_no_extent_has_is_zeroed_and_nothing_else() {
+        let stripe = Arc::new(Stripe { unit: 4096, data: 1, units: Vec::new() });
+        let extent = |offset, len| Extent { offset, len, skip: 0, stripe: Arc::clone(&stripe) };
+        for (extents, kept) in [
+            (vec![], vec![]),
+            (vec![(100, 10)], vec![0..10]),
+            (vec![(102, 3), (105, 1), (108, 2)], vec![2..6, 8..10]),
+            (vec![(100, 1), (109, 1)], vec![0..1, 9..10]),
+        ] {
+            let map: ExtentList = extents.into_iter().map(|(offset, len)| extent(offset, len)).collect();
+            let mut to = [7; 10];
+            zero_holes(&map, 100, &mut to);
+            let expected: Vec<u8> =
+                (0..10).map(|at| if kept.iter().any(|range| range.contains(&at)) { 7 } else { 0 }).collect();
+            assert_eq!(to[..], expected);
+        }
     }
 }
