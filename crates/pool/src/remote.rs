@@ -18,7 +18,7 @@ use crate::whole::{Whole, address_of, is_whole, member_of, nsid_of, only_files};
 use crate::wire::{authority, from_wire, to_wire, uri_of};
 use futures_util::future::try_join_all;
 use longhaul_block::BlockDevice;
-use longhaul_engine::{Handle, Thread};
+use longhaul_engine::{Handle, Thread, spawn};
 use longhaul_initiator::namespaces::{
     Administrator, AllocatedNamespace, ManagementError, ManagementResult, NewNamespace,
 };
@@ -148,6 +148,17 @@ impl Targets {
                 // A host of its own: what it registers there is that of no session.
                 let options = Options { hostid: Uuid::new_v4(), ..self.device_options() };
                 let device = RemoteDevice::connect_blocking(&uri_of(address, Some(nsid))?, options)?;
+                let kept = Arc::clone(&device);
+                run(&self.thread.handle(), move || async move {
+                    let io = kept.open().await.map_err(longhaul_device::Error::from)?;
+                    // Its connection lasts as long as the thread.
+                    spawn(async move {
+                        let _io = io;
+                        std::future::pending::<()>().await;
+                    })
+                    .detach();
+                    Ok(())
+                })?;
                 let mut all = self.wholes.lock().unwrap_or_else(PoisonError::into_inner);
                 Arc::clone(all.entry(address.to_owned()).or_insert(device))
             }
@@ -328,8 +339,8 @@ async fn connect(
     options: Options,
 ) -> std::result::Result<Arc<dyn BlockDevice>, SpaceError> {
     let device = RemoteDevice::connect(&uri, options).await?;
-    let found = member_of(device, namespace.uuid).await.map_err(|e| SpaceError::Failed(e.to_string()))?;
-    found.ok_or_else(|| SpaceError::Failed(format!("{uri} is not namespace {}", namespace.uuid)))
+    member_of(device, namespace.uuid)
+        .ok_or_else(|| SpaceError::Failed(format!("{uri} is not namespace {}", namespace.uuid)))
 }
 
 impl Spaces for Targets {

@@ -34,10 +34,10 @@ use crate::wire::uri_of;
 use longhaul_block::signature::{Content, POOL_MEMBER, look};
 use longhaul_block::units::format_size;
 use longhaul_block::{
-    BlockDevice, BlockIo, DeviceInfo, IoError, IoResult, PartDevice, WriteFlags, read_range,
+    BlockDevice, BlockIo, DeviceInfo, IoError, IoResult, Open, PartDevice, WriteFlags, read_range,
 };
 use longhaul_device::Opener;
-use longhaul_engine::{Buf, Thread};
+use longhaul_engine::Buf;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -167,7 +167,7 @@ pub(crate) struct Whole {
 }
 
 impl Whole {
-    /// Opens it on the engine of this thread.
+    /// Opens it on the engine of this thread, where all that have it open share its connection.
     pub(crate) async fn open(device: &Arc<dyn BlockDevice>, nsid: u32) -> SpaceResult<Whole> {
         let io = device.open().await.map_err(failed)?;
         Ok(Whole { io, info: device.info(), device: Arc::clone(device), nsid })
@@ -257,7 +257,10 @@ impl Whole {
             Some(Ok(WholeRecord { label: Ok(Label { pool_name, name, .. }), .. })) => {
                 return Err(SpaceError::Full(format!("{pool_name}/{name} has it as a whole")));
             }
-            Some(Ok(WholeRecord { label: Err(why), .. }) | Err(why)) => return Err(SpaceError::Refused(why)),
+            Some(Ok(WholeRecord { label: Err(why), .. }) | Err(why)) => {
+                let why = format!("{why}: if nothing there is needed, erase its first MiB ('blkdiscard')");
+                return Err(SpaceError::Refused(why));
+            }
         }
         self.check_size(size)?;
         let made = WholeRecord { slot: 1, number: 0, uuid: Uuid::new_v4(), label: Ok(label.clone()) };
@@ -350,42 +353,58 @@ pub(crate) fn only_files() -> SpaceError {
     SpaceError::Refused(why.to_owned())
 }
 
-/// The device of namespace `wanted` of a pool, where a connection has led to `device`: that itself, or what is behind
-/// the label on it; none if it is another one.
-pub(crate) async fn member_of(
-    device: Arc<dyn BlockDevice>,
-    wanted: Uuid,
-) -> IoResult<Option<Arc<dyn BlockDevice>>> {
-    if device.info().uuid == Some(wanted) {
-        return Ok(Some(device));
+/// The member that is behind the label of a namespace. Which one it is is looked at when it is opened, on the thread and
+/// the connection that use it then.
+struct LabelledDevice {
+    whole: Arc<dyn BlockDevice>,
+    member: PartDevice,
+    uuid: Uuid,
+}
+
+impl BlockDevice for LabelledDevice {
+    fn info(&self) -> DeviceInfo {
+        self.member.info()
     }
-    let of_io = |e: SpaceError| IoError::Unreachable(e.to_string());
-    if device.info().size <= MEMBER {
-        return Ok(None);
+
+    fn granularity(&self) -> u32 {
+        self.member.granularity()
     }
-    let record = Whole::open(&device, 0).await.map_err(of_io)?.record().await.map_err(of_io)?;
-    match record {
-        Some(Ok(record)) if record.uuid == wanted => {
-            Ok(Some(Arc::new(PartDevice::new(device, MEMBER, wanted)?)))
-        }
-        _ => Ok(None),
+
+    fn refresh(&self) -> IoResult<DeviceInfo> {
+        self.member.refresh()
+    }
+
+    fn open(&self) -> Open<'_> {
+        Box::pin(async move {
+            let another = |why: String| IoError::Offline(format!("{}: {why}", self.whole.info().name));
+            let whole = Whole::open(&self.whole, 0).await.map_err(|e| another(e.to_string()))?;
+            match whole.record().await.map_err(|e| another(e.to_string()))? {
+                Some(Ok(record)) if record.uuid == self.uuid => self.member.open().await,
+                Some(Err(why)) => Err(another(why)),
+                _ => Err(another(format!("it is not namespace {} any more", self.uuid))),
+            }
+        })
     }
 }
 
-/// Opens the member of a file system that is namespace `wanted` of a pool, for code that runs on no engine.
+/// The device of namespace `wanted` of a pool, where a connection has led to `device`: that itself, or what is behind
+/// the label on it, which is looked at when it is opened; none if it is another one.
+pub(crate) fn member_of(device: Arc<dyn BlockDevice>, wanted: Uuid) -> Option<Arc<dyn BlockDevice>> {
+    if device.info().uuid == Some(wanted) {
+        return Some(device);
+    }
+    let member = PartDevice::new(Arc::clone(&device), MEMBER, wanted).ok()?;
+    Some(Arc::new(LabelledDevice { whole: device, member, uuid: wanted }))
+}
+
+/// Connects to namespace `wanted` of a pool, a member of a file system.
 ///
 /// # Errors
-/// [`IoError::Unreachable`] if it cannot be connected to, and [`IoError::Offline`] if another namespace is there.
+/// [`IoError::Unreachable`] if it cannot be connected to, and [`IoError::Offline`] if another namespace is there, which
+/// may be found out when the device is opened.
 pub fn open_member(opener: &Opener, uri: &str, wanted: Uuid) -> IoResult<Arc<dyn BlockDevice>> {
     let device = opener.connect(uri).map_err(|e| IoError::Unreachable(e.to_string()))?;
-    let device: Arc<dyn BlockDevice> = device;
-    if device.info().uuid == Some(wanted) {
-        return Ok(device);
-    }
-    let thread = Thread::start("longhaul-label", opener.config())?;
-    let found = thread.handle().spawn(move || member_of(device, wanted)).wait();
-    let found = found.map_err(|e| IoError::Unreachable(e.to_string()))??;
-    found.ok_or_else(|| IoError::Offline(format!("{uri} is another namespace")))
+    member_of(device, wanted).ok_or_else(|| IoError::Offline(format!("{uri} is another namespace")))
 }
 
 #[cfg(test)]
