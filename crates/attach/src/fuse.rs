@@ -8,7 +8,7 @@ mod tree_session;
 mod tuning;
 
 pub use mount::{unmount, unmount_served};
-pub use tree::{FuseTree, TreeOptions};
+pub use tree::{FuseTree, Others, TreeOptions};
 
 use crate::error::AttachError;
 use crate::served::{Request, Requests};

@@ -21,7 +21,7 @@ mod listings;
 mod locks;
 
 use crate::call::{Call, DATA_MAX, Handle, Node, Reply};
-use crate::{Done, FileSystem, Locks};
+use crate::{Caller, Done, FileSystem, Locks};
 use ahead::Ahead;
 use behind::Behind;
 use listings::WalkListings;
@@ -86,6 +86,7 @@ struct Open {
 /// What is done once the state is unlocked.
 enum CacheStep {
     Start(Call, Done),
+    StartFor(Caller, Call, Done),
     Finish(Done, Result<Reply, Errno>),
 }
 
@@ -99,6 +100,10 @@ impl Cached {
 impl FileSystem for Cached {
     fn start(&self, call: Call, done: Done) {
         self.shared.start(call, done);
+    }
+
+    fn start_for(&self, caller: Caller, call: Call, done: Done) {
+        self.shared.start_for(caller, call, done);
     }
 
     fn refuses_xattr(&self, name: &[u8]) -> bool {
@@ -120,6 +125,7 @@ impl Shared {
         for step in steps {
             match step {
                 CacheStep::Start(call, done) => self.below.start(call, done),
+                CacheStep::StartFor(caller, call, done) => self.below.start_for(caller, call, done),
                 CacheStep::Finish(done, result) => done(result),
             }
         }
@@ -140,6 +146,30 @@ impl Shared {
         }
         drop(state);
         self.run(steps);
+    }
+
+    /// As [`start`](Self::start); who calls matters to calls that make something, which wait for no write.
+    fn start_for(self: &Arc<Self>, caller: Caller, call: Call, done: Done) {
+        let makes = |call: &Call| {
+            matches!(
+                call,
+                Call::Create { .. }
+                    | Call::MakeDirectory { .. }
+                    | Call::MakeNode { .. }
+                    | Call::MakeSymlink { .. }
+            )
+        };
+        if !makes(&call) {
+            return self.start(call, done);
+        }
+        let (mut steps, mut state) = (Vec::new(), self.lock());
+        self.begin(&mut state, call, done, &mut steps);
+        drop(state);
+        let by_caller = |step| match step {
+            CacheStep::Start(call, done) if makes(&call) => CacheStep::StartFor(caller, call, done),
+            step => step,
+        };
+        self.run(steps.into_iter().map(by_caller).collect());
     }
 
     /// Executes a call that nothing has to be waited for.

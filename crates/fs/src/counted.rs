@@ -1,6 +1,6 @@
 //! Counts the calls to a file system, for programs that watch it.
 
-use crate::{Call, Done, FileSystem, Reply};
+use crate::{Call, Caller, Done, FileSystem, Reply};
 use longhaul_engine::histogram::{TimeCounts, Times};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -89,9 +89,10 @@ impl Counted {
     }
 }
 
-impl FileSystem for Counted {
-    fn start(&self, call: Call, done: Done) {
-        let Some(kind) = CallKind::of(&call) else { return self.files.start(call, done) };
+impl Counted {
+    /// Counts a call that begins now, and ends with `done`.
+    fn count(&self, call: &Call, done: Done) -> Done {
+        let Some(kind) = CallKind::of(call) else { return done };
         let counters = Arc::clone(&self.counters);
         counters.in_flight.fetch_add(1, Relaxed);
         let began = Instant::now();
@@ -113,7 +114,19 @@ impl FileSystem for Counted {
             counters.in_flight.fetch_sub(1, Relaxed);
             done(result);
         };
-        self.files.start(call, Box::new(counted));
+        Box::new(counted)
+    }
+}
+
+impl FileSystem for Counted {
+    fn start(&self, call: Call, done: Done) {
+        let done = self.count(&call, done);
+        self.files.start(call, done);
+    }
+
+    fn start_for(&self, caller: Caller, call: Call, done: Done) {
+        let done = self.count(&call, done);
+        self.files.start_for(caller, call, done);
     }
 
     fn refuses_xattr(&self, name: &[u8]) -> bool {

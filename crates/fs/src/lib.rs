@@ -71,12 +71,28 @@ impl std::fmt::Debug for Answer {
     }
 }
 
+/// A user of this host with its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
 /// A file system, for many threads at the same time.
 pub trait FileSystem: Send + Sync {
     /// Starts a call; `done` gets its reply exactly once.
     ///
     /// Calls that are under way at the same time may be executed in any order.
     fn start(&self, call: Call, done: Done);
+
+    /// As [`start`](Self::start), for one of many users: what the call makes belongs to that one, where the file system
+    /// lets objects belong to others than the user that mounted it.
+    fn start_for(&self, caller: Caller, call: Call, done: Done) {
+        let _ = caller;
+        self.start(call, done);
+    }
 
     /// Its locks that hold between hosts; without them the kernel's hold between the programs of this one.
     fn locks(&self) -> Option<Arc<dyn Locks>> {

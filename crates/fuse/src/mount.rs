@@ -56,6 +56,8 @@ pub enum MountedAs {
     File,
     /// A directory, whose server decides on access to what is in it.
     Directory,
+    /// A directory of many users: the kernel decides on access by owners and modes.
+    SharedDirectory,
 }
 
 /// How a file or directory is mounted.
@@ -77,6 +79,7 @@ impl MountedAs {
         match self {
             MountedAs::File => ("100000", ",default_permissions"),
             MountedAs::Directory => ("40000", ""),
+            MountedAs::SharedDirectory => ("40000", ",default_permissions"),
         }
     }
 }

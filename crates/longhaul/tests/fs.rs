@@ -2,6 +2,10 @@
 //! What mounts needs FUSE, and is skipped with a message elsewhere.
 
 mod common;
+#[path = "fs/namespaces.rs"]
+mod namespaces;
+#[path = "fs/users.rs"]
+mod users;
 
 use common::site::{ADMIN, Site};
 use common::{PATIENCE, Ran, Running, finish, kill_and_wait, mounts_below, text, until};

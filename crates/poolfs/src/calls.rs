@@ -6,7 +6,9 @@ use crate::schema::{Content, InodeRecord, XATTRS_MAX, Xattrs, decode_xattrs, enc
 use crate::segment::Segments;
 use crate::session::{FsSession, OpenHandle};
 use crate::store::{Draft, lock};
-use longhaul_fs::{Attributes, Call, Changes, Errno, Handle, Node, Reply, Statistics, Time, TimeChange};
+use longhaul_fs::{
+    Attributes, Call, Caller, Changes, Errno, Handle, Node, Reply, Statistics, Time, TimeChange,
+};
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 use std::sync::Arc;
 
@@ -54,8 +56,14 @@ fn apply(changes: &Changes, now: Time, inode: &mut InodeRecord) {
 }
 
 impl FsSession {
+    /// The user and the group that what a caller makes belongs to.
+    fn owner_for(&self, caller: Option<Caller>) -> (u32, u32) {
+        caller.map_or(self.owner, |Caller { uid, gid }| (uid, gid))
+    }
+
     /// Executes a call on the calling thread, which waits.
-    pub(crate) fn execute(&self, call: Call) -> Result<Reply, Errno> {
+    pub(crate) fn execute(&self, caller: Option<Caller>, call: Call) -> Result<Reply, Errno> {
+        let owner = self.owner_for(caller);
         match call {
             Call::Lookup { parent, name } => {
                 longhaul_fs::check_name(&name)?;
@@ -78,15 +86,15 @@ impl FsSession {
                     _ => Err(Errno::INVAL),
                 }
             }
-            Call::Create { parent, name, mode, flags } => self.create(parent.0, &name, mode, flags),
+            Call::Create { parent, name, mode, flags } => self.create(owner, (parent.0, &name), mode, flags),
             Call::MakeDirectory { parent, name, mode } => {
-                self.made(self.make_directory(parent.0, &name, mode)?)
+                self.made(self.make_directory(owner, (parent.0, &name), mode)?)
             }
             Call::MakeNode { parent, name, mode, rdev } => {
-                self.made(self.make(parent.0, &name, mode, rdev, None)?)
+                self.made(self.make(owner, (parent.0, &name), mode, rdev, None)?)
             }
             Call::MakeSymlink { parent, name, target } => {
-                self.made(self.make_link(parent.0, &name, &target)?)
+                self.made(self.make_link(owner, (parent.0, &name), &target)?)
             }
             Call::Link { node, parent, name } => {
                 let record = self.link(node.0, parent.0, &name)?;
@@ -161,16 +169,16 @@ impl FsSession {
     /// The reply to a call that needs neither the catalog nor a member, and nothing that has to be waited for;
     /// `None` for others. The calls of which a tree of small files is made are of these, in directories of which
     /// this session has the lease.
-    pub(crate) fn at_once(&self, call: &Call) -> Option<Result<Reply, Errno>> {
-        match self.reply_at_once(call) {
+    pub(crate) fn at_once(&self, caller: Option<Caller>, call: &Call) -> Option<Result<Reply, Errno>> {
+        match self.reply_at_once(caller, call) {
             Ok(reply) => reply.map(Ok),
             Err(AtOnceError::WouldWait) => None,
             Err(AtOnceError::Failed(e)) => Some(Err(e)),
         }
     }
 
-    fn reply_at_once(&self, call: &Call) -> Result<Option<Reply>, AtOnceError> {
-        let now = AtOnce;
+    fn reply_at_once(&self, caller: Option<Caller>, call: &Call) -> Result<Option<Reply>, AtOnceError> {
+        let (now, owner) = (AtOnce, self.owner_for(caller));
         Ok(match call {
             Call::Forget { .. } | Call::CloseDirectory { .. } => Some(Reply::Done),
             Call::Lookup { parent, name } => {
@@ -191,7 +199,7 @@ impl FsSession {
             }
             Call::Create { parent, name, mode, flags } => {
                 let flags = OFlags::from_bits_retain(*flags);
-                match self.make_at_once(parent.0, name, regular(*mode)) {
+                match self.make_at_once(owner, (parent.0, name), regular(*mode)) {
                     // It is opened.
                     Err(AtOnceError::Failed(Errno::EXIST)) if !flags.contains(OFlags::EXCL) => None,
                     made => made?.map(|made| self.created(made, flags.contains(OFlags::APPEND))),
@@ -199,7 +207,7 @@ impl FsSession {
             }
             Call::MakeDirectory { parent, name, mode } => {
                 let mode = rustix::fs::FileType::Directory.as_raw_mode() | mode & 0o7777;
-                self.make_at_once(parent.0, name, mode)?.map(|made| self.made(made)).transpose()?
+                self.make_at_once(owner, (parent.0, name), mode)?.map(|made| self.made(made)).transpose()?
             }
             Call::Write { handle, offset, data } => {
                 let (node, appends) = self.handle(*handle)?;
@@ -300,9 +308,15 @@ impl FsSession {
         Ok(self.shown(number, &record))
     }
 
-    fn create(&self, directory: u64, name: &[u8], mode: u32, flags: u32) -> Result<Reply, Errno> {
+    fn create(
+        &self,
+        owner: (u32, u32),
+        (directory, name): (u64, &[u8]),
+        mode: u32,
+        flags: u32,
+    ) -> Result<Reply, Errno> {
         let flags = OFlags::from_bits_retain(flags);
-        match self.make(directory, name, regular(mode), 0, None) {
+        match self.make(owner, (directory, name), regular(mode), 0, None) {
             Ok(made) => Ok(self.created(made, flags.contains(OFlags::APPEND))),
             // Another host has made it since the kernel has looked.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {

@@ -138,12 +138,13 @@ impl FsSession {
     /// The record of an object that is made in a directory.
     fn new_inode(
         &self,
+        owner: (u32, u32),
         (directory, parent): (u64, &InodeRecord),
         mode: u32,
         rdev: u64,
         target: Option<&[u8]>,
     ) -> InodeRecord {
-        let mut inode = InodeRecord::new(mode, self.owner, self.now());
+        let mut inode = InodeRecord::new(mode, owner, self.now());
         (inode.rdev, inode.parent) = (rdev, directory);
         if let Some(target) = target {
             inode.content = Content::Link(target.to_vec());
@@ -163,26 +164,26 @@ impl FsSession {
     /// [`AtOnceError::WouldWait`] if it would have to wait.
     pub(crate) fn make_at_once(
         &self,
-        directory: u64,
-        name: &[u8],
+        owner: (u32, u32),
+        (directory, name): (u64, &[u8]),
         mode: u32,
     ) -> Result<Option<(u64, InodeRecord)>, AtOnceError> {
         check_new(name, None)?;
-        let inode = |parent: &InodeRecord| self.new_inode((directory, parent), mode, 0, None);
+        let inode = |parent: &InodeRecord| self.new_inode(owner, (directory, parent), mode, 0, None);
         self.make_leased(directory, name, inode, AtOnce)
     }
 
-    /// Makes an object of this mode, and `content` if it is a link.
+    /// Makes an object of this owner and mode, and `content` if it is a link.
     pub(crate) fn make(
         &self,
-        directory: u64,
-        name: &[u8],
+        owner: (u32, u32),
+        (directory, name): (u64, &[u8]),
         mode: u32,
         rdev: u64,
         target: Option<&[u8]>,
     ) -> Result<(u64, InodeRecord), Errno> {
         check_new(name, target)?;
-        let inode = |parent: &InodeRecord| self.new_inode((directory, parent), mode, rdev, target);
+        let inode = |parent: &InodeRecord| self.new_inode(owner, (directory, parent), mode, rdev, target);
         self.consider_lease(directory)?;
         if let Some(made) = self.make_leased(directory, name, inode, Waits)? {
             return Ok(made);
@@ -222,27 +223,21 @@ impl FsSession {
 
     pub(crate) fn make_directory(
         &self,
-        directory: u64,
-        name: &[u8],
+        owner: (u32, u32),
+        at: (u64, &[u8]),
         mode: u32,
     ) -> Result<(u64, InodeRecord), Errno> {
-        self.make(
-            directory,
-            name,
-            rustix::fs::FileType::Directory.as_raw_mode() | mode & PERMISSIONS,
-            0,
-            None,
-        )
+        self.make(owner, at, rustix::fs::FileType::Directory.as_raw_mode() | mode & PERMISSIONS, 0, None)
     }
 
     pub(crate) fn make_link(
         &self,
-        directory: u64,
-        name: &[u8],
+        owner: (u32, u32),
+        at: (u64, &[u8]),
         target: &[u8],
     ) -> Result<(u64, InodeRecord), Errno> {
         let mode = rustix::fs::FileType::Symlink.as_raw_mode() | 0o777;
-        self.make(directory, name, mode, 0, Some(target))
+        self.make(owner, at, mode, 0, Some(target))
     }
 
     /// Gives an object another name.

@@ -7,7 +7,7 @@ use crate::show::Showing;
 use crate::store::{lock, wait};
 use longhaul_catalog::Catalog;
 use longhaul_device::{Error, ErrorKind, Result};
-use longhaul_fs::{Answer, Call, Done, Errno, FileSystem, Locks};
+use longhaul_fs::{Answer, Call, Caller, Done, Errno, FileSystem, Locks};
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex};
@@ -19,7 +19,7 @@ const THREADS: usize = 128;
 
 #[derive(Default)]
 struct Queue {
-    calls: VecDeque<(Call, Answer)>,
+    calls: VecDeque<(Option<Caller>, Call, Answer)>,
     threads: usize,
     idle: usize,
     ends: bool,
@@ -44,7 +44,7 @@ impl Workers {
     fn run(&self) {
         loop {
             let mut queue = lock(&self.queue);
-            let (call, answer) = loop {
+            let (caller, call, answer) = loop {
                 if let Some(next) = queue.calls.pop_front() {
                     break next;
                 }
@@ -59,7 +59,7 @@ impl Workers {
                 queue.idle -= 1;
             };
             drop(queue);
-            answer.give(self.session.execute(call));
+            answer.give(self.session.execute(caller, call));
         }
     }
 }
@@ -149,12 +149,21 @@ impl FileSystem for PoolFs {
     }
 
     fn start(&self, call: Call, done: Done) {
-        let answer = Answer::new(done);
+        self.begin(None, call, Answer::new(done));
+    }
+
+    fn start_for(&self, caller: Caller, call: Call, done: Done) {
+        self.begin(Some(caller), call, Answer::new(done));
+    }
+}
+
+impl PoolFs {
+    fn begin(&self, caller: Option<Caller>, call: Call, answer: Answer) {
         if self.workers.session.is_snapshot && call.is_change() {
             return answer.give(Err(Errno::ROFS));
         }
         // Two changes of threads cost more than such a call.
-        if let Some(result) = self.workers.session.at_once(&call) {
+        if let Some(result) = self.workers.session.at_once(caller, &call) {
             return answer.give(result);
         }
         let mut queue = lock(&self.workers.queue);
@@ -162,7 +171,7 @@ impl FileSystem for PoolFs {
             drop(queue);
             return answer.give(Err(Errno::IO));
         }
-        queue.calls.push_back((call, answer));
+        queue.calls.push_back((caller, call, answer));
         let is_short = queue.idle < queue.calls.len() && queue.threads < THREADS;
         if is_short {
             queue.threads += 1;
@@ -181,7 +190,7 @@ impl FileSystem for PoolFs {
             let unanswered =
                 if queue.threads == 0 { std::mem::take(&mut queue.calls) } else { VecDeque::new() };
             drop(queue);
-            unanswered.into_iter().for_each(|(_, answer)| answer.give(Err(Errno::AGAIN)));
+            unanswered.into_iter().for_each(|(.., answer)| answer.give(Err(Errno::AGAIN)));
         }
     }
 }

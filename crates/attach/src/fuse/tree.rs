@@ -15,11 +15,22 @@ use std::thread::JoinHandle;
 pub struct TreeOptions {
     /// The source shown in the mount table.
     pub name: String,
-    /// Let other users access it, with the rights of this one; unless root mounts it, this needs
-    /// `user_allow_other` in `/etc/fuse.conf`.
-    pub allow_other: bool,
+    /// Let other users access it; unless root mounts it, this needs `user_allow_other` in `/etc/fuse.conf`.
+    pub others: Others,
     /// Refuse changes.
     pub read_only: bool,
+}
+
+/// What other users may do than the one that mounts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Others {
+    /// Nothing.
+    #[default]
+    Refused,
+    /// All that the one that mounts may do, in its name.
+    InItsName,
+    /// What owners and modes of the files let each of them; what they make is theirs.
+    ByThemselves,
 }
 
 /// A file system that is mounted; dropping it unmounts it.
@@ -44,11 +55,15 @@ impl FuseTree {
         let plan = MountOptions {
             name: &options.name,
             read_only: options.read_only,
-            allow_other: options.allow_other,
-            what: MountedAs::Directory,
+            allow_other: options.others != Others::Refused,
+            what: match options.others {
+                Others::ByThemselves => MountedAs::SharedDirectory,
+                Others::Refused | Others::InItsName => MountedAs::Directory,
+            },
         };
+        let has_users = options.others == Others::ByThemselves;
         let (device, mounted) = Mounted::new(path, plan)?;
-        let session = tree_session::start(Started { files }, device, Box::new(ended));
+        let session = tree_session::start(Started { files, has_users }, device, Box::new(ended));
         let session = session.map_err(|e| AttachError::NoFuse(e.to_string()))?;
         Ok(FuseTree { mounted, session: Some(session) })
     }

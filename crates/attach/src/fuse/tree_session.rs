@@ -9,8 +9,8 @@
 use super::tuning;
 use longhaul_engine::Buf;
 use longhaul_fs::{
-    Attributes, Call, Changes, DirectoryEntry, Errno, FileSystem, Handle, Locks, NAMES_VALID, Node, Reply,
-    Stream, Time, TimeChange,
+    Attributes, Call, Caller, Changes, DirectoryEntry, Done, Errno, FileSystem, Handle, Locks, NAMES_VALID,
+    Node, Reply, Stream, Time, TimeChange,
 };
 use longhaul_fuse::{
     Attr, Entry, Listing, NewTime, Notifier, Operation, Reply as Answer, Server, SetAttr, Statistics, abi,
@@ -30,10 +30,13 @@ const DOT_NAMES: [&[u8]; 2] = [b".", b".."];
 /// What a session serves.
 pub(super) struct Started {
     pub(super) files: Arc<dyn FileSystem>,
+    /// What each user makes is its own.
+    pub(super) has_users: bool,
 }
 
 pub(super) struct Tree {
     pub(super) files: Arc<dyn FileSystem>,
+    has_users: bool,
     /// Its locks, if they hold between hosts.
     pub(super) locks: Option<Arc<dyn Locks>>,
     listings: Arc<Mutex<HashMap<u64, Read>>>,
@@ -130,21 +133,22 @@ pub(super) fn start(
     device: OwnedFd,
     ended: Box<dyn FnOnce() + Send>,
 ) -> io::Result<std::thread::JoinHandle<io::Result<()>>> {
-    let Started { files } = started;
+    let Started { files, has_users } = started;
     let (stale, inbox) = channel();
     let locks = files.locks();
+    // The kernel there removes set-user-ID bits and capabilities of what is written. Here it would ask for the
+    // capabilities of the file at each write.
+    let of_users = if has_users { 0 } else { abi::init::HANDLE_KILLPRIV_V2 };
     let of_locks = locks.as_ref().map_or(0, |_| abi::init::POSIX_LOCKS | abi::init::FLOCK_LOCKS);
     let (listings, told, next) = (Arc::default(), Arc::default(), AtomicU64::new(1));
-    let tree = Tree { files, locks, listings, told, stale, next };
+    let tree = Tree { files, has_users, locks, listings, told, stale, next };
     let wishes = of_locks
         | abi::init::ASYNC_DIO
         | abi::init::DO_READDIRPLUS
         | abi::init::PARALLEL_DIROPS
         | abi::init::AUTO_INVAL_DATA
         | abi::init::CACHE_SYMLINKS
-        // The kernel there removes set-user-ID bits and capabilities of what is written. Here it would
-        // ask for the capabilities of the file at each write.
-        | abi::init::HANDLE_KILLPRIV_V2;
+        | of_users;
     let session = longhaul_fuse::Session::new(device, Arc::new(tree), tuning::options(wishes))?;
     let notifier = session.notifier();
     // It ends with the session, which has the other end of the queue.
@@ -194,9 +198,18 @@ fn entry(attributes: &Attributes) -> Entry {
 }
 
 impl Tree {
-    fn entry(&self, call: Call, reply: Answer) {
+    /// Starts a call that may make something.
+    fn start_for(&self, caller: Caller, call: Call, done: Done) {
+        match self.has_users {
+            true => self.files.start_for(caller, call, done),
+            false => self.files.start(call, done),
+        }
+    }
+
+    fn entry(&self, caller: Caller, call: Call, reply: Answer) {
         let told = Arc::clone(&self.told);
-        self.files.start(
+        self.start_for(
+            caller,
             call,
             Box::new(move |result| match result {
                 Ok(Reply::Entry(attributes)) => {
@@ -349,9 +362,10 @@ impl Tree {
         );
     }
 
-    fn create(&self, call: Call, reply: Answer) {
+    fn create(&self, caller: Caller, call: Call, reply: Answer) {
         let told = Arc::clone(&self.told);
-        self.files.start(
+        self.start_for(
+            caller,
             call,
             Box::new(move |result| match result {
                 Ok(Reply::Created(attributes, handle)) => {
@@ -496,24 +510,31 @@ impl Tree {
 
 impl Server for Tree {
     fn request(&self, request: longhaul_fuse::Request<'_>, reply: Answer) {
-        let node = Node(request.header.node);
+        let longhaul_fuse::Header { node, uid, gid, .. } = request.header;
+        let (node, caller) = (Node(node), Caller { uid, gid });
         let own = <[u8]>::to_vec;
         match request.operation {
-            Operation::Lookup { name } => self.entry(Call::Lookup { parent: node, name: own(name) }, reply),
+            Operation::Lookup { name } => {
+                self.entry(caller, Call::Lookup { parent: node, name: own(name) }, reply)
+            }
             Operation::GetAttr { handle } => {
                 self.attr(Call::Attributes { node, handle: handle.map(Handle) }, reply);
             }
             Operation::SetAttr(new) => self.change(node, new, reply),
             Operation::ReadLink => self.read_link(node, reply),
             Operation::Symlink { name, target } => {
-                self.entry(Call::MakeSymlink { parent: node, name: own(name), target: own(target) }, reply);
+                self.entry(
+                    caller,
+                    Call::MakeSymlink { parent: node, name: own(name), target: own(target) },
+                    reply,
+                );
             }
             Operation::MakeNode { name, mode, rdev } => {
                 let call = Call::MakeNode { parent: node, name: own(name), mode, rdev: rdev.into() };
-                self.entry(call, reply);
+                self.entry(caller, call, reply);
             }
             Operation::MakeDirectory { name, mode } => {
-                self.entry(Call::MakeDirectory { parent: node, name: own(name), mode }, reply);
+                self.entry(caller, Call::MakeDirectory { parent: node, name: own(name), mode }, reply);
             }
             Operation::Unlink { name } => {
                 self.done(Call::Remove { parent: node, name: own(name), directory: false }, reply);
@@ -526,11 +547,11 @@ impl Server for Tree {
                 self.done(Call::Rename { parent: node, name: own(name), new_parent, new_name, flags }, reply);
             }
             Operation::Link { node: of, name } => {
-                self.entry(Call::Link { node: Node(of), parent: node, name: own(name) }, reply);
+                self.entry(caller, Call::Link { node: Node(of), parent: node, name: own(name) }, reply);
             }
             Operation::Open { flags } => self.open(node, flags, reply),
             Operation::Create { name, mode, flags } => {
-                self.create(Call::Create { parent: node, name: own(name), mode, flags }, reply);
+                self.create(caller, Call::Create { parent: node, name: own(name), mode, flags }, reply);
             }
             Operation::Read { handle, offset, size } => self.read(Handle(handle), offset, size, reply),
             Operation::Write { handle, offset, data, .. } => self.write(Handle(handle), offset, data, reply),

@@ -223,17 +223,17 @@ mod tests {
     fn what_no_extent_has_is_zeroed_and_nothing_else() {
         let stripe = Arc::new(Stripe { unit: 4096, data: 1, units: Vec::new() });
         let extent = |offset, len| Extent { offset, len, skip: 0, stripe: Arc::clone(&stripe) };
+        // Offsets and lengths of extents, and the bytes that they have.
         for (extents, kept) in [
-            (vec![], vec![]),
-            (vec![(100, 10)], vec![0..10]),
-            (vec![(102, 3), (105, 1), (108, 2)], vec![2..6, 8..10]),
-            (vec![(100, 1), (109, 1)], vec![0..1, 9..10]),
+            (vec![], ""),
+            (vec![(100, 10)], "0123456789"),
+            (vec![(102, 3), (105, 1), (108, 2)], "234589"),
+            (vec![(100, 1), (109, 1)], "09"),
         ] {
             let map: ExtentList = extents.into_iter().map(|(offset, len)| extent(offset, len)).collect();
             let mut to = [7; 10];
             zero_holes(&map, 100, &mut to);
-            let expected: Vec<u8> =
-                (0..10).map(|at| if kept.iter().any(|range| range.contains(&at)) { 7 } else { 0 }).collect();
+            let expected: Vec<u8> = (0..10).map(|at| 7 * u8::from(kept.contains(&at.to_string()))).collect();
             assert_eq!(to[..], expected);
         }
     }

@@ -6,6 +6,7 @@ use crate::arguments::{parse_bytes, parse_time};
 use crate::exit::Failure;
 use crate::verbs::cp::far::RemoteArgs;
 use crate::verbs::cp::key;
+use longhaul_attach::fuse::Others;
 use longhaul_device::Opener;
 use longhaul_fs::{Cached, CachedOptions, FileSystem};
 use longhaul_transfer::{Endpoint, FarDirectory, Key, Settings};
@@ -37,7 +38,8 @@ pub(crate) struct FarMountArgs {
     /// How long the other side may leave sent data unacknowledged
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
     timeout: Duration,
-    /// Let other users access it, with your rights there
+    /// Let other users access it: a directory of another machine with your rights
+    /// there, a file system in a pool each with its own
     #[arg(long)]
     pub(super) allow_other: bool,
     /// In a pool: whether new files are durable when they are closed (wait), or
@@ -88,6 +90,7 @@ pub(super) fn open(args: &MountArgs, endpoint: &Endpoint, opener: &Opener) -> Re
         name: endpoint.to_string(),
         via: VIA,
         files: Arc::new(Cached::new(Arc::clone(&far) as Arc<dyn FileSystem>, options)),
+        others: Others::InItsName,
         is_read_only: false,
         trouble: Arc::new(move || far.trouble().map(|why| format!("disconnected: {why}"))),
         replacer: None,

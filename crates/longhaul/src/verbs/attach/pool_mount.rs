@@ -4,6 +4,7 @@ use super::far_mount::CloseMode;
 use super::mount::MountArgs;
 use super::tree_mount::TreeSource;
 use crate::exit::Failure;
+use longhaul_attach::fuse::Others;
 use longhaul_device::Opener;
 use longhaul_fs::{Cached, CachedOptions, FileSystem};
 use longhaul_pool::KnownPool;
@@ -45,6 +46,7 @@ pub(super) fn open(args: &MountArgs, name: &FsRef, opener: &Opener) -> Result<Tr
         name: format!("{SCHEME}{name}"),
         via: VIA,
         files: Arc::new(Cached::new(Arc::clone(&files) as Arc<dyn FileSystem>, options)),
+        others: Others::ByThemselves,
         is_read_only,
         trouble: Arc::new(move || files.trouble()),
         replacer,

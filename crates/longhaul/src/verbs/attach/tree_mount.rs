@@ -7,7 +7,7 @@ use super::{ready_at, watched};
 use crate::events::{FarMountReady, ServiceSummary};
 use crate::exit::{Failure, Outcome};
 use crate::output::Output;
-use longhaul_attach::fuse::{FuseTree, TreeOptions};
+use longhaul_attach::fuse::{FuseTree, Others, TreeOptions};
 use longhaul_attach::{Service, ServiceEvent, listen};
 use longhaul_device::Opener;
 use longhaul_device::attached::{Attachment, log_of};
@@ -24,6 +24,8 @@ pub(super) struct TreeSource {
     /// How, in the record of the mount.
     pub(super) via: &'static str,
     pub(super) files: Arc<dyn FileSystem>,
+    /// What other users may do, if they may access it.
+    pub(super) others: Others,
     /// It cannot be changed, whatever the options say.
     pub(super) is_read_only: bool,
     /// What is wrong with it now.
@@ -56,7 +58,7 @@ fn serve(
     // From here on a signal is an event, also while it is being opened.
     let (event_sender, events) = observe::events()?;
     let (opener, metrics) = watched(&args.device.using, &args.metrics)?;
-    let TreeSource { name, via, mut files, is_read_only, trouble, replacer } = open(&opener)?;
+    let TreeSource { name, via, mut files, others, is_read_only, trouble, replacer } = open(&opener)?;
     if let Some(metrics) = &metrics {
         let counted = Counted::new(files);
         let (counts, trouble) = (counted.counts(), Arc::downgrade(&trouble));
@@ -79,7 +81,8 @@ fn serve(
     let mut held = record.hold()?;
     let server = listen(dir, &event_sender)?;
     held.write(&record)?;
-    let options = TreeOptions { name: name.clone(), allow_other: args.far.allow_other, read_only };
+    let others = if args.far.allow_other { others } else { Others::Refused };
+    let options = TreeOptions { name: name.clone(), others, read_only };
     let ended = move || drop(event_sender.send(ServiceEvent::Ended));
     let tree = FuseTree::new(files, dir, &options, ended)?;
     let ready = FarMountReady {

@@ -1,9 +1,7 @@
 //! File systems on namespaces of targets that know nothing of pools: each is a target of the pool as a whole.
 
-mod common;
-
-use common::site::{ADMIN, Site};
-use common::{Ran, Target, command, finish, kill_and_wait, mounts_below, text};
+use crate::common::site::{ADMIN, Site};
+use crate::common::{LISTEN, Ran, Target, command, finish, kill_and_wait, mounts_below, text};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +17,7 @@ impl Namespaces {
         let site = Site::new(0);
         let mut all = Namespaces { site, targets: Vec::new() };
         for number in 0..count {
-            all.targets.push(all.serve(number, common::LISTEN));
+            all.targets.push(all.serve(number, LISTEN));
         }
         all
     }
