@@ -335,6 +335,13 @@ fn two_nodes_share_a_file_system() {
         driver.stage(&id, &world.path(stage), SHARED).expect("staged");
         driver.publish_at(&id, &world.path(stage), target, SHARED, false).expect("published here");
     }
+    // Containers run as other users, who pass through the directories of these tests.
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(world.path(""), mode).expect("changed");
+    let mut touch = std::process::Command::new("touch");
+    let touched = std::os::unix::process::CommandExt::uid(touch.arg(places[0].join("user")), 1234).status();
+    assert!(touched.expect("started").success());
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&places[1].join("user").metadata().expect("seen")), 1234);
     fs::write(places[0].join("a"), "of one").expect("written");
     fs::write(places[1].join("b"), "of two").expect("written");
     assert_eq!(fs::read_to_string(places[1].join("a")).expect("read"), "of one");

@@ -170,6 +170,14 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     longhaul_block::units::parse_size(text).map_err(|e| e.to_string())
 }
 
+/// Permissions, as `chmod` takes them in octal digits.
+pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => Err("it is given in octal digits, 7777 at most, such as 755".to_owned()),
+    }
+}
+
 pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
     longhaul_block::units::parse_rate(text).map_err(|e| e.to_string())
 }

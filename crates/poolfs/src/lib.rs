@@ -81,6 +81,6 @@ pub use moving::HostMembers;
 pub use quota::{FsQuota, LimitChange, Limits, Owner, Usage};
 pub use replace::{Replacement, Replacer};
 pub use scrub::ScrubReport;
-pub use session::FsOptions;
+pub use session::{FsOptions, TopDirectory};
 pub use snapshots::{FsSnapshot, kept};
 pub use workers::PoolFs;

@@ -11,7 +11,7 @@ use crate::quota::{FsQuota, FsQuotas, LimitChange, Owner};
 use crate::schema::{Keys, SegmentRecord, decode_filled, decode_session, decode_unfenced};
 use crate::scrub::ScrubReport;
 use crate::segment::{SegmentUse, Segments};
-use crate::session::{FsOptions, format, settings};
+use crate::session::{FsOptions, TopDirectory, format, settings};
 use crate::settings::FsSettings;
 use crate::show::Showing;
 use crate::snapshots::{FsSnapshot, FsSnapshots};
@@ -150,15 +150,15 @@ fn settings_of(pool: &Pool, volume: &VolumeRecord) -> Result<FsSettings> {
     })
 }
 
-/// Makes a file system, whose top directory belongs to this user and group.
+/// Makes a file system.
 ///
 /// # Errors
 /// Those of [`Pool::create_volume`].
-pub fn create(pool: &Pool, request: &VolumeRequest, owner: (u32, u32)) -> Result<VolumeRecord> {
+pub fn create(pool: &Pool, request: &VolumeRequest, top: TopDirectory) -> Result<VolumeRecord> {
     sweep(pool)?;
     let volume = pool.create_volume(request)?;
     let made = settings_of(pool, &volume)
-        .and_then(|settings| format(&*pool.host().catalog, volume.uuid, &settings, owner));
+        .and_then(|settings| format(&*pool.host().catalog, volume.uuid, &settings, top));
     if let Err(e) = made {
         if let Err(left) = pool.remove_volume(&volume.name) {
             tracing::warn!("volume {} is left: {left}", volume.name);

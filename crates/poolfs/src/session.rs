@@ -151,7 +151,18 @@ fn of_catalog(e: &CatalogError) -> Error {
     Error::new(kind, e)
 }
 
-/// Makes the metadata of a new file system: its settings and the top directory, of this user and group.
+/// The top directory of a new file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopDirectory {
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its permissions.
+    pub mode: u32,
+}
+
+/// Makes the metadata of a new file system: its settings and the top directory.
 ///
 /// # Errors
 /// There is metadata of this file system already, or the catalog cannot be changed.
@@ -159,10 +170,11 @@ pub(crate) fn format(
     catalog: &dyn Catalog,
     uuid: Uuid,
     settings: &FsSettings,
-    owner: (u32, u32),
+    top: TopDirectory,
 ) -> Result<()> {
     let keys = Keys::new(uuid);
-    let root = InodeRecord::new(0o40_755, owner, now());
+    let mode = rustix::fs::FileType::Directory.as_raw_mode() | top.mode & 0o7777;
+    let root = InodeRecord::new(mode, (top.uid, top.gid), now());
     // The top directory is inode 1, and the one that it is in is itself.
     let root = InodeRecord { parent: ROOT, ..root };
     let mut counters = CountersRecord { inode: ROOT + 1, session: 1, version: CountersRecord::FIRST };

@@ -2,7 +2,7 @@
 
 use crate::members::OpenMember;
 use crate::quota::{FsQuota, FsQuotas, LimitChange, Owner};
-use crate::session::{FsOptions, format};
+use crate::session::{FsOptions, TopDirectory, format};
 use crate::settings::FsSettings;
 use crate::snapshots::{FsSnapshot, FsSnapshots};
 use crate::store::lock;
@@ -122,7 +122,7 @@ impl TestFs {
             fences,
         };
         let uuid = Uuid::new_v4();
-        format(&*catalog, uuid, &settings, (1, 2))?;
+        format(&*catalog, uuid, &settings, TopDirectory { uid: 1, gid: 2, mode: 0o755 })?;
         let disks = (0..members).map(|_| TestDisk::new(segments)).collect();
         Ok(TestFs { catalog, disks, others: Arc::default(), fences: false, uuid })
     }

@@ -3,7 +3,7 @@
 mod quota;
 mod serve;
 
-use crate::arguments::parse_bytes;
+use crate::arguments::{parse_bytes, parse_mode};
 use crate::events::{
     FsChecked, FsList, FsListed, FsMade, FsMember, FsMount, FsRemoved, FsResized, FsScrubbed, FsShown,
     FsSnapshotList, FsSnapshotListed, FsSnapshotMade,
@@ -18,7 +18,7 @@ use longhaul_array::{DEFAULT_UNIT, Layout};
 use longhaul_block::units::format_size;
 use longhaul_engine::UtcTime;
 use longhaul_pool::{KnownPool, Removed, VolumeLayout, VolumeRequest, VolumeState};
-use longhaul_poolfs::{FsName, FsRef, FsStatus, SCHEME, ScrubReport};
+use longhaul_poolfs::{FsName, FsRef, FsStatus, SCHEME, ScrubReport, TopDirectory};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct FsVerbArgs {
@@ -83,6 +83,10 @@ struct CreateFs {
     /// Most members in one failure domain
     #[arg(long, value_name = "N", default_value_t = 1)]
     per_domain: usize,
+    /// Permissions of its top directory, in octal digits: 1777 lets all users make
+    /// files there
+    #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "755")]
+    mode: u32,
     /// Take capacity as it is written to, instead of all of it now
     #[arg(long)]
     thin: bool,
@@ -229,8 +233,8 @@ fn create(args: &CreateFs, output: Output) -> Outcome {
         expires: None,
         thin: args.thin,
     };
-    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let volume = longhaul_poolfs::create(&opened.pool, &request, owner)?;
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let volume = longhaul_poolfs::create(&opened.pool, &request, TopDirectory { uid, gid, mode: args.mode })?;
     let name = format!("{SCHEME}{}", args.name);
     if !output.is_json() {
         output.line(format_args!("longhaul mount {name} DIR"));
