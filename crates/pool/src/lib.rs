@@ -10,7 +10,8 @@
 //! host. So each begins with an *intent* in the catalog, held by a lease; once that has run out,
 //! any host undoes a volume that was not published, and finishes a removal ([`Pool::recover`]).
 //!
-//! Namespaces are made by a [`Spaces`]: [`Targets`] makes them at targets by NVMe's own commands. A volume
+//! Namespaces are made by a [`Spaces`]: [`Targets`] makes them at targets by NVMe's own commands. A namespace of a
+//! target that makes none can be had as a whole, for a member of a file system: its label is in front of that. A volume
 //! is opened as any device is, by its name `volume:POOL/NAME` ([`Volumes`]).
 
 #![forbid(unsafe_code)]
