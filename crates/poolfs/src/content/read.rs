@@ -113,8 +113,9 @@ impl FsSession {
             }
             break (map, overlay, end);
         };
+        // Holes are zeroes, whatever the buffer had.
         let mut to = buffer(&self.replies, (end - offset) as usize);
-        zero_holes(&map, offset, &mut to);
+        to.fill(0);
         let wrong = self.read_extents(&map, offset, &mut to).map_err(|_| Errno::IO)?;
         // A scrub repairs those of snapshots.
         if !self.is_snapshot {
@@ -201,40 +202,5 @@ impl FsSession {
         }
         // The end of a file is a hole.
         if hole { Ok(size) } else { Err(Errno::NXIO) }
-    }
-}
-
-/// Zeroes what no extent of `map` has, of the part of a file that begins at `offset`.
-fn zero_holes(map: &ExtentList, offset: u64, to: &mut [u8]) {
-    let (mut at, len) = (0, to.len() as u64);
-    let ends = map.iter().map(|extent| (extent.offset - offset, extent.end() - offset)).chain([(len, len)]);
-    for (begin, end) in ends {
-        to[at as usize..begin.max(at) as usize].fill(0);
-        at = end;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::extent::Stripe;
-
-    #[test]
-    fn what_no_extent_has_is_zeroed_and_nothing_else() {
-        let stripe = Arc::new(Stripe { unit: 4096, data: 1, units: Vec::new() });
-        let extent = |offset, len| Extent { offset, len, skip: 0, stripe: Arc::clone(&stripe) };
-        // Offsets and lengths of extents, and the bytes that they have.
-        for (extents, kept) in [
-            (vec![], ""),
-            (vec![(100, 10)], "0123456789"),
-            (vec![(102, 3), (105, 1), (108, 2)], "234589"),
-            (vec![(100, 1), (109, 1)], "09"),
-        ] {
-            let map: ExtentList = extents.into_iter().map(|(offset, len)| extent(offset, len)).collect();
-            let mut to = [7; 10];
-            zero_holes(&map, 100, &mut to);
-            let expected: Vec<u8> = (0..10).map(|at| 7 * u8::from(kept.contains(&at.to_string()))).collect();
-            assert_eq!(to[..], expected);
-        }
     }
 }
