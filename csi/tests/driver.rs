@@ -335,7 +335,7 @@ fn two_nodes_share_a_file_system() {
         driver.stage(&id, &world.path(stage), SHARED).expect("staged");
         driver.publish_at(&id, &world.path(stage), target, SHARED, false).expect("published here");
     }
-    // Containers run as other users, who pass through the directories of these tests.
+    // Containers run as other users: the directories of these tests let them pass.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(world.path(""), mode).expect("changed");
     let mut touch = std::process::Command::new("touch");

@@ -204,7 +204,7 @@ struct View {
     pools: BTreeMap<String, Option<Answer<Status>>>,
     /// Names as devices, with the arrays.
     arrays: Vec<(String, Uuid, Answer<ArrayNow>)>,
-    /// The line that stands in their place if there is none.
+    /// The line that is shown if there are none.
     none: &'static str,
 }
 

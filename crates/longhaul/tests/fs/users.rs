@@ -44,7 +44,7 @@ fn what_each_user_makes_is_its_own_and_it_may_do_what_modes_let_it() {
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("changed");
         shared.mount_with("here", &["--allow-other", "--close", close]);
         let here = shared.at("here");
-        // The top directory is that of the user who made the file system.
+        // The user who made the file system owns the top directory.
         is_refused(1001, "touch mine", &here);
         fs::create_dir(here.join("open")).expect("made");
         fs::set_permissions(here.join("open"), fs::Permissions::from_mode(0o1777)).expect("changed");
@@ -69,7 +69,7 @@ fn what_each_user_makes_is_its_own_and_it_may_do_what_modes_let_it() {
         says(1001, "chmod 644 one; stat -c %a one", &open, "644");
         says(1003, "cat one", &open, "one");
         is_refused(1003, "echo two > one", &open);
-        // Who writes to a program of another user does not keep the rights that it gives.
+        // A write by another user clears the set-user-ID bit of a program.
         says(1001, "cp one program; chmod 4777 program; stat -c %a program", &open, "4777");
         says(1003, "echo more >> program; stat -c %a program", &open, "777");
         says(1001, "mkdir shared; chmod 2777 shared; stat -c %a shared", &open, "2777");
