@@ -235,8 +235,10 @@ impl Program {
         let path = id.path();
         let verb = if id.kind == Kind::FileSystem { "fs" } else { "volume" };
         let mut all = vec![verb, "create", &path, "--no-host"];
-        // Pods run as any user, and what each makes is its own.
-        all.extend(["--mode", "777"].into_iter().filter(|_| id.kind == Kind::FileSystem));
+        // Pods run as any user, and each owns what it makes.
+        if id.kind == Kind::FileSystem {
+            all.extend(["--mode", "777"]);
+        }
         all.extend(args.iter().map(String::as_str));
         self.pool_call(host, &all, false).map(drop)
     }

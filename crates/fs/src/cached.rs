@@ -148,25 +148,16 @@ impl Shared {
         self.run(steps);
     }
 
-    /// As [`start`](Self::start); who calls matters to calls that make something, which wait for no write.
+    /// As [`start`](Self::start). The caller owns the object that a call makes; such a call waits for no write.
     fn start_for(self: &Arc<Self>, caller: Caller, call: Call, done: Done) {
-        let makes = |call: &Call| {
-            matches!(
-                call,
-                Call::Create { .. }
-                    | Call::MakeDirectory { .. }
-                    | Call::MakeNode { .. }
-                    | Call::MakeSymlink { .. }
-            )
-        };
-        if !makes(&call) {
+        if !call.makes_object() {
             return self.start(call, done);
         }
         let (mut steps, mut state) = (Vec::new(), self.lock());
         self.begin(&mut state, call, done, &mut steps);
         drop(state);
         let by_caller = |step| match step {
-            CacheStep::Start(call, done) if makes(&call) => CacheStep::StartFor(caller, call, done),
+            CacheStep::Start(call, done) if call.makes_object() => CacheStep::StartFor(caller, call, done),
             step => step,
         };
         self.run(steps.into_iter().map(by_caller).collect());

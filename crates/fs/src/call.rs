@@ -253,6 +253,17 @@ pub enum Call {
 }
 
 impl Call {
+    /// Whether it makes an object, which belongs to the caller.
+    pub fn makes_object(&self) -> bool {
+        matches!(
+            self,
+            Call::Create { .. }
+                | Call::MakeDirectory { .. }
+                | Call::MakeNode { .. }
+                | Call::MakeSymlink { .. }
+        )
+    }
+
     /// Whether it needs a file system that can be changed.
     pub fn is_change(&self) -> bool {
         match self {

@@ -150,7 +150,7 @@ impl Targets {
                 let device = RemoteDevice::connect_blocking(&uri_of(address, Some(nsid))?, options)?;
                 let kept = Arc::clone(&device);
                 run(&self.thread.handle(), move || async move {
-                    let io = kept.open().await.map_err(longhaul_device::Error::from)?;
+                    let io = kept.open().await?;
                     // Its connection lasts as long as the thread.
                     spawn(async move {
                         let _io = io;

@@ -151,13 +151,6 @@ fn sum(header: &[u8], text: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(&[header, text].concat())
 }
 
-fn failed(e: IoError) -> SpaceError {
-    match e.is_out_of_reach() {
-        true => SpaceError::Unreachable(e.to_string()),
-        false => SpaceError::Failed(e.to_string()),
-    }
-}
-
 /// A namespace that this host has connected to.
 pub(crate) struct Whole {
     io: Rc<dyn BlockIo>,
@@ -169,7 +162,7 @@ pub(crate) struct Whole {
 impl Whole {
     /// Opens it on the engine of this thread, where all that have it open share its connection.
     pub(crate) async fn open(device: &Arc<dyn BlockDevice>, nsid: u32) -> SpaceResult<Whole> {
-        let io = device.open().await.map_err(failed)?;
+        let io = device.open().await?;
         Ok(Whole { io, info: device.info(), device: Arc::clone(device), nsid })
     }
 
@@ -182,7 +175,7 @@ impl Whole {
         }
         let read = |at| read_range(&*self.io, &self.info, at, SLOT);
         let (first, second) = futures_util::join!(read(SLOTS[0]), read(SLOTS[1]));
-        let found = [first.map_err(failed)?, second.map_err(failed)?];
+        let found = [first?, second?];
         let found: Vec<_> =
             found.iter().enumerate().filter_map(|(slot, bytes)| WholeRecord::decode(slot, bytes)).collect();
         let newest = found.iter().flatten().max_by_key(|record| record.number).cloned();
@@ -223,7 +216,7 @@ impl Whole {
         if self.info.read_only {
             return Err(SpaceError::Refused("it is read-only".to_owned()));
         }
-        match look(&*self.io, &self.info).await.map_err(failed)? {
+        match look(&*self.io, &self.info).await? {
             // What a crash has left of a label that was erased.
             Content::Known { what: POOL_MEMBER, .. } => Ok(()),
             content @ Content::Known { .. } => Err(SpaceError::Refused(format!(
@@ -300,7 +293,7 @@ impl Whole {
             self.put(at + block as u64, &bytes[block..]).await?;
             self.put(at, &bytes[..block]).await
         };
-        self.permitted(write).await.map_err(failed)
+        Ok(self.permitted(write).await?)
     }
 
     /// Writes bytes, which are durable then.
@@ -341,7 +334,7 @@ impl Whole {
                 self.put(SLOTS[slot], &zeroes[..block]).await?;
                 self.put(SLOTS[slot] + block as u64, &zeroes[block..]).await
             };
-            self.permitted(erase).await.map_err(failed)?;
+            self.permitted(erase).await?;
         }
         Ok(())
     }
@@ -570,7 +563,7 @@ mod tests {
         });
     }
 
-    /// Sessions of a file system have reserved it, and this host is none of them.
+    /// The sessions of a file system have reserved the namespace, and this host is not registered with it.
     #[test]
     fn a_label_is_written_and_erased_while_the_namespace_is_reserved() {
         run(async {

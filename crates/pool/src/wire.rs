@@ -4,6 +4,7 @@ use crate::label::Label;
 use crate::shape::VolumeLayout;
 use crate::spaces::SpaceError;
 use longhaul_array::ArrayError;
+use longhaul_block::IoError;
 use longhaul_device::ErrorKind;
 use longhaul_initiator::namespaces::{AllocatedNamespace, LabelError, ManagementError, NamespaceLabel};
 use longhaul_initiator::{SCHEME, Uri, UriOptions};
@@ -23,6 +24,12 @@ impl From<ManagementError> for SpaceError {
 
 impl From<longhaul_initiator::Error> for SpaceError {
     fn from(e: longhaul_initiator::Error) -> SpaceError {
+        longhaul_device::Error::from(e).into()
+    }
+}
+
+impl From<IoError> for SpaceError {
+    fn from(e: IoError) -> SpaceError {
         longhaul_device::Error::from(e).into()
     }
 }

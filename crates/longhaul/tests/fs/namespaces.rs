@@ -1,21 +1,21 @@
 //! File systems on namespaces of targets that know nothing of pools: each is a target of the pool as a whole.
 
+use crate::Shared;
 use crate::common::site::{ADMIN, Site};
-use crate::common::{LISTEN, Ran, Target, command, finish, kill_and_wait, mounts_below, text};
+use crate::common::{LISTEN, Target, command, kill_and_wait, text};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Targets with one export of a file each, and a host that uses them as a pool.
 struct Namespaces {
-    site: Site,
+    shared: Shared,
     targets: Vec<Target>,
 }
 
 impl Namespaces {
     fn new(count: usize) -> Namespaces {
-        let site = Site::new(0);
-        let mut all = Namespaces { site, targets: Vec::new() };
+        let mut all = Namespaces { shared: Shared { site: Site::new(0) }, targets: Vec::new() };
         for number in 0..count {
             all.targets.push(all.serve(number, LISTEN));
         }
@@ -23,7 +23,7 @@ impl Namespaces {
     }
 
     fn file(&self, number: usize) -> PathBuf {
-        self.site.path(&format!("disk{number}"))
+        self.shared.site.path(&format!("disk{number}"))
     }
 
     fn serve(&self, number: usize, listen: &str) -> Target {
@@ -34,7 +34,7 @@ impl Namespaces {
         let export = format!("disk{number}=file:{}", text(&file));
         let args = ["target", "--json", "--insecure", "--discovery", "none", "--threads", "1"];
         let mut command = command(&[&args[..], &["--listen", listen, "--export", &export]].concat());
-        command.env("XDG_STATE_HOME", self.site.path(&format!("state{number}")));
+        command.env("XDG_STATE_HOME", self.shared.site.path(&format!("state{number}")));
         Target::spawn(command)
     }
 
@@ -52,43 +52,16 @@ impl Namespaces {
     fn create(&self) -> Value {
         let specs = self.specs();
         let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
-        self.site.last(&[&["pool", "create", "p", "--target"], &specs[..]].concat())
+        self.shared.site.last(&[&["pool", "create", "p", "--target"], &specs[..]].concat())
     }
 
     fn kill(&self, number: usize) {
         kill_and_wait(&self.targets[number].child.id().to_string());
     }
-
-    fn run(&self, args: &[&str]) -> Ran {
-        let mut command = command(args);
-        let host = self.site.path("host");
-        command.env("XDG_STATE_HOME", &host).env("XDG_RUNTIME_DIR", &host);
-        finish(command.spawn().expect("started"))
-    }
-
-    fn mount(&self, at: &Path) -> Value {
-        fs::create_dir_all(at).expect("made");
-        let ran = self.run(&["mount", "fs:p/f", text(at), "--json", "--hostnqn", ADMIN]);
-        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-        ran.events().remove(0)
-    }
-
-    fn umount(&self, at: &Path) {
-        let ran = self.run(&["umount", text(at)]);
-        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    }
-
-    fn status(&self) -> Value {
-        self.site.run(&["fs", "status", "p/f"]).events().remove(0)
-    }
 }
 
-impl Drop for Namespaces {
-    fn drop(&mut self) {
-        for mounted in mounts_below(self.site.directory.path()) {
-            self.run(&["umount", "--lazy", &mounted]);
-        }
-    }
+fn status(site: &Site) -> Value {
+    site.run(&["fs", "status", "p/f"]).events().remove(0)
 }
 
 fn content(seed: u32) -> Vec<u8> {
@@ -98,21 +71,21 @@ fn content(seed: u32) -> Vec<u8> {
 #[test]
 fn namespaces_of_other_targets_are_in_a_pool_as_a_whole() {
     let all = Namespaces::new(3);
-    let site = &all.site;
+    let (shared, site) = (&all.shared, &all.shared.site);
     let made = all.create();
     assert_eq!((&made["targets"], &made["capacity"]), (&json!(3), &json!(3 * (95 << 20))));
     // Only file systems have members there.
     let refused = site.refused(1, &["volume", "create", "p/v", "--size", "8MiB", "--layout", "parity"]);
     assert!(refused.contains("members of file systems and of no volume"), "{refused}");
     site.last(&["fs", "create", "p/f", "--size", "64MiB", "--layout", "parity"]);
-    assert_eq!(all.status()["health"], "healthy");
+    assert_eq!(status(site)["health"], "healthy");
     // Each has one.
     let full = site.refused(1, &["fs", "create", "p/g", "--size", "1MiB", "--layout", "parity"]);
     assert!(full.contains("0 B"), "{full}");
 
     let (one, two) = (site.path("one"), site.path("two"));
     fs::write(&one, content(3)).expect("written");
-    let copied = all.run(&["cp", text(&one), "fs:p/f/one", "--hostnqn", ADMIN]);
+    let copied = shared.run(&["cp", text(&one), "fs:p/f/one", "--hostnqn", ADMIN]);
     assert_eq!(copied.code, Some(0), "{}", copied.stderr);
     let grown = site.last(&["fs", "resize", "p/f", "--size", "96MiB"]);
     assert_eq!(grown["size"], 96 << 20);
@@ -133,9 +106,9 @@ fn namespaces_of_other_targets_are_in_a_pool_as_a_whole() {
 
     // A namespace that was given back can be had again, by another pool too.
     site.last(&["fs", "create", "p/f", "--size", "32MiB", "--layout", "mirror", "--width", "2"]);
-    let copied = all.run(&["cp", text(&one), "fs:p/f/one", "--hostnqn", ADMIN]);
+    let copied = shared.run(&["cp", text(&one), "fs:p/f/one", "--hostnqn", ADMIN]);
     assert_eq!(copied.code, Some(0), "{}", copied.stderr);
-    let copied = all.run(&["cp", "fs:p/f/one", text(&two), "--hostnqn", ADMIN]);
+    let copied = shared.run(&["cp", "fs:p/f/one", text(&two), "--hostnqn", ADMIN]);
     assert_eq!(copied.code, Some(0), "{}", copied.stderr);
     assert!(fs::read(&two).expect("read") == content(3));
     let taken = site.refused(6, &[&["pool", "create", "q", "--target"], &specs[..]].concat());
@@ -149,7 +122,7 @@ fn namespaces_of_other_targets_are_in_a_pool_as_a_whole() {
 #[test]
 fn what_is_no_empty_namespace_is_refused() {
     let all = Namespaces::new(1);
-    let site = &all.site;
+    let site = &all.shared.site;
     let spec = all.spec(0);
     for (spec, why) in [
         (spec.replace("nsid=1", "nsid=7"), "namespace"),
@@ -172,41 +145,37 @@ fn a_file_system_on_namespaces_survives_the_loss_of_a_host_and_of_a_target() {
         return;
     }
     let all = Namespaces::new(4);
+    let (shared, site) = (&all.shared, &all.shared.site);
     all.create();
-    all.site.last(&["fs", "create", "p/f", "--size", "48MiB", "--layout", "parity", "--width", "3"]);
-    let (here, there) = (all.site.path("here"), all.site.path("there"));
-    let first = all.mount(&here);
+    site.last(&["fs", "create", "p/f", "--size", "48MiB", "--layout", "parity", "--width", "3"]);
+    let first = shared.mount("here");
+    let (here, there) = (shared.at("here"), shared.at("there"));
     fs::write(here.join("before"), content(5)).expect("written");
     let file = fs::File::open(here.join("before")).expect("opened");
     file.sync_all().expect("synced");
-    assert_eq!(all.status()["not_fenced"], Value::Null);
+    assert_eq!(status(site)["not_fenced"], Value::Null);
     kill_and_wait(&first["pid"].to_string());
     drop(file);
-    all.run(&["umount", "--lazy", text(&here)]);
-    all.mount(&there);
+    shared.run(&["umount", "--lazy", text(&here)]);
+    shared.mount("there");
     assert!(fs::read(there.join("before")).expect("read") == content(5));
     // A label is written while the members are reserved for their sessions.
-    all.site.last(&["volume", "open", "p/f", "--for", "nqn.2014-08.org.example:other"]);
+    site.last(&["volume", "open", "p/f", "--for", "nqn.2014-08.org.example:other"]);
 
-    let members = || -> Vec<String> {
-        let status = all.status();
-        let members = status["members"].as_array().expect("members").iter();
-        members.map(|member| member["uri"].as_str().unwrap_or("missing").to_owned()).collect()
-    };
-    let before = members();
+    let before = shared.members();
     let lost = (0..4).find(|n| before[1].contains(&all.targets[*n].addr())).expect("the target of member 1");
     all.kill(lost);
     fs::write(there.join("meanwhile"), content(7)).expect("written");
-    let repaired = all.site.run(&["volume", "repair", "p/f"]);
+    let repaired = site.run(&["volume", "repair", "p/f"]);
     assert!(matches!(repaired.code, Some(0 | 3)), "{repaired:?}");
-    assert_ne!(members()[1], before[1]);
-    assert_eq!(all.status()["health"], "healthy");
+    assert_ne!(shared.members()[1], before[1]);
+    assert_eq!(status(site)["health"], "healthy");
     let second =
         (0..4).find(|n| *n != lost && before[0].contains(&all.targets[*n].addr())).expect("member 0");
     all.kill(second);
     for (name, seed) in [("before", 5), ("meanwhile", 7)] {
         assert!(fs::read(there.join(name)).expect("read") == content(seed), "{name}");
     }
-    all.umount(&there);
-    assert_eq!(all.site.last(&["fs", "check", "p/f"])["problems"], 0);
+    shared.umount("there");
+    assert_eq!(site.last(&["fs", "check", "p/f"])["problems"], 0);
 }
