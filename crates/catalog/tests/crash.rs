@@ -4,13 +4,18 @@ mod common;
 
 use common::Etcd;
 use longhaul_catalog::{Catalog, Error, Expect, FileCatalog, FileOptions, ManualClock, Txn};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Set for the process that is killed: the path of its catalog.
 const CATALOG: &str = "LONGHAUL_TEST_CATALOG";
+
+/// The same for one of several that count at the same time.
+const ALOUD: &str = "LONGHAUL_TEST_CATALOG_ALOUD";
 
 const LONG: Duration = Duration::from_secs(120);
 
@@ -108,6 +113,103 @@ fn a_file_is_whole_after_its_processes_were_killed() {
         assert!(goes_on(&anew));
         assert_eq!(check(&anew), check(&catalog));
     }
+}
+
+/// A process that counts, and prints each number that it has counted; it reads what the others have made in
+/// between. Does nothing when it is run as a test.
+#[test]
+fn a_process_that_counts_aloud() {
+    let Some(path) = std::env::var_os(ALOUD) else { return };
+    let catalog = FileCatalog::open(Path::new(&path)).expect("opened");
+    let who = std::process::id().to_string();
+    for round in 0.. {
+        let (n, expect) = match number(&catalog).expect("read") {
+            None => (0, Expect::Absent),
+            Some((n, modified)) => (n, Expect::Modified(modified)),
+        };
+        let entry = format!("entry/{n:06}");
+        let txn = Txn::new().expect(b"n", expect).put(b"n", (n + 1).to_string().as_bytes());
+        let mut txn = txn.put(entry.as_bytes(), who.as_bytes());
+        // What is removed is room for what comes.
+        for i in 0..round % 20 {
+            let key = format!("scrap/{who}/{i}");
+            txn =
+                if round % 2 == 0 { txn.put(key.as_bytes(), &[7; 500]) } else { txn.delete(key.as_bytes()) };
+        }
+        if catalog.commit(&txn).expect("committed").is_done() {
+            println!("{n}");
+        }
+        if round % 8 == 0 {
+            let snapshot = catalog.range(b"", None).expect("read");
+            let entries = snapshot.entries.iter().filter(|entry| entry.key.starts_with(b"entry/")).count();
+            let counted = snapshot.entries.iter().find(|entry| entry.key == b"n").expect("counted");
+            assert_eq!(entries.to_string().as_bytes(), counted.value);
+        }
+    }
+}
+
+#[test]
+fn what_is_acknowledged_stays_though_processes_are_stopped_and_go_on() {
+    const PROCESSES: usize = 4;
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("catalog");
+    let catalog = FileCatalog::open(&path).expect("opened");
+    let said: Arc<Mutex<Vec<(u64, u32)>>> = Arc::default();
+    let mut processes: Vec<Child> = (0..PROCESSES)
+        .map(|_| {
+            let mut process = Command::new(std::env::current_exe().expect("a path"))
+                .args(["--exact", "a_process_that_counts_aloud", "--nocapture"])
+                .env(ALOUD, &path)
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("started");
+            let (out, id) = (process.stdout.take().expect("piped"), process.id());
+            let said = Arc::clone(&said);
+            std::thread::spawn(move || {
+                for line in BufReader::new(out).lines().map_while(Result::ok) {
+                    // The harness prints other lines.
+                    if let Ok(n) = line.parse() {
+                        said.lock().expect("not poisoned").push((n, id));
+                    }
+                }
+            });
+            process
+        })
+        .collect();
+    let mut rng = fastrand::Rng::new();
+    let rounds = std::env::var("CATALOG_STOPS").map_or(60, |text| text.parse().expect("a number"));
+    let mut last = 0;
+    for _ in 0..rounds {
+        let stopped: Vec<Pid> = (0..rng.usize(1..PROCESSES))
+            .map(|_| Pid::from_child(&processes[rng.usize(..PROCESSES)]))
+            .collect();
+        for pid in &stopped {
+            kill_process(*pid, Signal::STOP).expect("stopped");
+        }
+        std::thread::sleep(Duration::from_millis(rng.u64(1..60)));
+        for pid in &stopped {
+            kill_process(*pid, Signal::CONT).expect("goes on");
+        }
+        std::thread::sleep(Duration::from_millis(rng.u64(0..10)));
+        let acknowledged = said.lock().expect("not poisoned").iter().map(|(n, _)| n + 1).max().unwrap_or(0);
+        let n = number(&catalog).expect("read").map_or(0, |(n, _)| n);
+        assert!(n >= acknowledged.max(last), "{n}, and {acknowledged} and {last} were there");
+        last = n;
+    }
+    for process in &mut processes {
+        assert_eq!(process.try_wait().expect("looked"), None, "it goes on");
+        process.kill().expect("killed");
+        process.wait().expect("waited");
+    }
+    let anew = FileCatalog::open(&path).expect("opened");
+    assert_eq!(check(&anew), check(&catalog));
+    let said = said.lock().expect("not poisoned");
+    assert!(said.len() > 100, "{} are few", said.len());
+    for (n, id) in said.iter() {
+        let entry = anew.get(format!("entry/{n:06}").as_bytes()).expect("read").expect("there");
+        assert_eq!(entry.value, id.to_string().as_bytes(), "{n}");
+    }
+    println!("{} counted", said.len());
 }
 
 #[test]

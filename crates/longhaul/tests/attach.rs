@@ -4,7 +4,8 @@
 mod common;
 
 use common::{
-    LEAVE_MOUNTS, Ran, Target, finish, has_ended, kill_and_wait, mounts_below, signal, text, until,
+    LEAVE_MOUNTS, Ran, Target, finish, has_ended, kill_and_wait, mounts_below, signal, text,
+    unmount_by_others, until,
 };
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions};
@@ -176,7 +177,7 @@ fn sigterm_ends_it_with_everything_written() {
     writer(&again).read_exact_at(&mut back, 5 * MIB).expect("read");
     assert!(back == pattern(MIB as usize, 3));
     // The attachment ends also when another process unmounts the file.
-    assert!(Command::new("umount").arg(&again).status().expect("umount").success());
+    unmount_by_others(&again);
     until("its record is gone", || home.attached().is_empty());
     target.stop();
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Ran, finish, mounts_below, text};
+use common::{Ran, finish, mounts_below, text, unmount_by_others};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -133,5 +133,5 @@ fn mount_finds_the_helper_and_gets_its_own_exit_codes() {
     let line = mounts.lines().find(|line| line.contains(text(&dir))).expect("mounted");
     assert!(line.contains(" ext4 ") && line.contains("noatime"), "{line}");
     // The process ends when any program unmounts the file system.
-    assert!(Command::new("umount").arg(&dir).status().expect("umount").success());
+    unmount_by_others(&dir);
 }

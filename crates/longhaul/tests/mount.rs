@@ -5,7 +5,7 @@
 mod common;
 
 use common::testbed::{FILE_SYSTEMS, Testbed, is_mounted};
-use common::{has_ended, kill_and_wait, text, until};
+use common::{has_ended, kill_and_wait, text, unmount_by_others, until};
 use longhaul_wan::Change;
 use std::fs::{self, File};
 use std::io::Write;
@@ -89,7 +89,7 @@ fn unmounted_it_is_whole() {
         check(&testbed, fs, &files);
         // The process ends also when another one unmounts.
         testbed.mount();
-        assert!(Command::new("umount").arg(testbed.at()).status().expect("umount").success());
+        unmount_by_others(&testbed.at());
         testbed.is_gone();
     }
 }
@@ -175,7 +175,7 @@ fn what_is_mounted_elsewhere_as_well_ends_with_that() {
     let ran = testbed.run(&["umount", text(&testbed.at())]);
     assert_eq!(ran.code, Some(6), "it does not end by a signal: {}", ran.stderr);
     write(&other, &files[0]).expect("its users keep it");
-    assert!(Command::new("umount").arg(&other).status().expect("umount").success());
+    unmount_by_others(&other);
     testbed.is_gone();
     check(&testbed, "ext4", &files);
 }

@@ -169,6 +169,14 @@ pub fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// Unmounts what is mounted at a path by another program than this one. A process that a test running beside this one
+/// has just begun has the files of all tests open for a moment, until it executes its program.
+pub fn unmount_by_others(at: &Path) {
+    until("it is unmounted", || {
+        Command::new("umount").arg(at).stderr(Stdio::null()).status().expect("umount").success()
+    });
+}
+
 /// A running program that prints JSON events: `longhaul target`, or another one that serves. It is
 /// killed when dropped.
 pub struct Target {
