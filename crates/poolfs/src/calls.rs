@@ -117,11 +117,7 @@ impl FsSession {
             Call::Write { handle, offset, data } => {
                 let (node, appends) = self.handle(handle)?;
                 self.check_locks(node.inode)?;
-                match self.write(&node, offset, &data, appends) {
-                    // Nothing was lost: what was written before is still to be committed, or to fail.
-                    Err(Errno::DQUOT) => return Err(Errno::DQUOT),
-                    written => self.report(handle.0, written)?,
-                }
+                self.report(handle.0, self.write(&node, offset, &data, appends))?;
                 Ok(Reply::Written(data.len() as u32))
             }
             Call::Flush { handle } => {

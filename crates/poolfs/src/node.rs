@@ -2,12 +2,15 @@
 //!
 //! What a byte of it is, the newest first: `dirty`, the `batches` that are being written to the members,
 //! the newest first, `pending`, and the extents of the inode or its chunks.
+//!
+//! Invariant: content leaves all of them at once with its commit, with its removal by a program, or with a
+//! [loss](NodeState::lose).
 
 use crate::extent::{Extent, ExtentList, Stripe};
 use crate::runs::Runs;
 use crate::schema::InodeRecord;
 use crate::store::{lock, wait};
-use longhaul_fs::Time;
+use longhaul_fs::{Errno, Time};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -66,6 +69,8 @@ pub(crate) struct NodeState {
     pub(crate) holds_appends: bool,
     /// The last commit failed, as an owner may have no more: the next write tries it again first.
     pub(crate) is_over_quota: bool,
+    /// How often content was lost that had been written here, and why it was the last time.
+    pub(crate) losses: (u64, Option<Errno>),
 }
 
 /// A stripe as a key of tables.
@@ -111,6 +116,12 @@ impl NodeState {
         self.chunks.clear();
         self.inode = inode;
         self.changes += 1;
+    }
+
+    /// Content that was written is lost. The caller removes it from the state while it has this lock: who finds
+    /// everything committed later finds the loss as well, and each descriptor has to report it.
+    pub(crate) fn lose(&mut self, why: Errno) {
+        self.losses = (self.losses.0 + 1, Some(why));
     }
 
     /// Whether everything is committed.

@@ -93,8 +93,8 @@ impl Default for FsOptions {
 pub(crate) struct OpenHandle {
     pub(crate) node: Arc<OpenNode>,
     pub(crate) appends: bool,
-    /// An error that the next call for it reports.
-    pub(crate) error: Option<Errno>,
+    /// How many [losses](crate::node::NodeState::lose) of content its program has heard of.
+    pub(crate) heard: u64,
 }
 
 /// See the module.
@@ -402,35 +402,50 @@ impl FsSession {
             // Another thread may have committed since it was read.
             state.replace(self.store.newest(inode).unwrap_or(record));
         }
+        let heard = state.losses.0;
         drop((state, nodes));
         let handle = self.next_handle.fetch_add(1, Relaxed);
-        lock(&self.handles).insert(handle, OpenHandle { node: Arc::clone(&node), appends, error: None });
+        lock(&self.handles).insert(handle, OpenHandle { node: Arc::clone(&node), appends, heard });
         (handle, node)
     }
 
-    /// Returns the error of this handle, which then has none: that of `result`, which all other handles of
-    /// the file get as well, or one that another handle had.
+    /// The result of a call for a handle; or, in place of a success, why content of its file was lost, if no call
+    /// for this handle has reported that.
     pub(crate) fn report<T>(
         &self,
         handle: u64,
         result: std::result::Result<T, Errno>,
     ) -> std::result::Result<T, Errno> {
-        report_of(&mut lock(&self.handles), handle, result)
+        let (reported, losses) = self.with_losses(handle, result);
+        if let Some((losses, open)) = losses.zip(lock(&self.handles).get_mut(&handle)) {
+            open.heard = open.heard.max(losses);
+        }
+        reported
     }
 
-    /// Returns the error of a handle at a close, and leaves it to the next sync as well: the close may be
+    /// As [`report`](Self::report) at a close, after which the next sync reports the same again: the close may be
     /// that of a copied descriptor.
     pub(crate) fn report_at_close(
         &self,
         handle: u64,
         result: std::result::Result<(), Errno>,
     ) -> std::result::Result<(), Errno> {
-        let mut handles = lock(&self.handles);
-        let reported = report_of(&mut handles, handle, result);
-        if let (Err(e), Some(open)) = (reported, handles.get_mut(&handle)) {
-            open.error = Some(e);
+        self.with_losses(handle, result).0
+    }
+
+    /// What is reported, and the losses of which it tells, if it tells of any.
+    fn with_losses<T>(
+        &self,
+        handle: u64,
+        result: std::result::Result<T, Errno>,
+    ) -> (std::result::Result<T, Errno>, Option<u64>) {
+        let open = lock(&self.handles).get(&handle).map(|open| (Arc::clone(&open.node), open.heard));
+        let Some((node, heard)) = open else { return (result, None) };
+        match (node.lock().losses, &result) {
+            ((losses, Some(why)), Ok(_)) if losses > heard => (Err(why), Some(losses)),
+            ((losses, Some(why)), Err(e)) if why == *e => (result, Some(losses)),
+            _ => (result, None),
         }
-        reported
     }
 
     /// Keeps the lease until the sender is dropped.
@@ -590,23 +605,4 @@ fn begin(catalog: &dyn Catalog, keys: &Keys, lease: LeaseId, (host, snapshot): (
         }
     }
     Err(Error::new(ErrorKind::Failed, "other hosts changed the file system each time: try again"))
-}
-
-/// See [`FsSession::report`].
-fn report_of<T>(
-    handles: &mut HashMap<u64, OpenHandle>,
-    handle: u64,
-    result: std::result::Result<T, Errno>,
-) -> std::result::Result<T, Errno> {
-    if let Err(e) = result {
-        let node = handles.get(&handle).map(|open| Arc::clone(&open.node));
-        for (number, open) in handles.iter_mut() {
-            if *number != handle && node.as_ref().is_some_and(|node| Arc::ptr_eq(node, &open.node)) {
-                open.error = Some(e);
-            }
-        }
-    } else if let Some(e) = handles.get_mut(&handle).and_then(|open| open.error.take()) {
-        return Err(e);
-    }
-    result
 }

@@ -2,13 +2,15 @@
 
 mod common;
 
-use common::{Calls, ROOT, WRITE, assert_right, memory, parity, pattern};
+use common::{Calls, ROOT, WRITE, assert_right, memory, mount, parity, pattern};
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
 use longhaul_catalog::Txn;
-use longhaul_fs::{Call, Errno, FileSystem, Reply, Stream};
+use longhaul_fs::{Call, Changes, Errno, FileSystem, Reply, Stream};
+use longhaul_poolfs::PoolFs;
 use longhaul_poolfs::testing::TestFs;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 #[test]
 fn with_a_member_missing_files_are_read_and_written() {
@@ -179,6 +181,65 @@ fn a_full_file_system_says_so_and_keeps_what_it_has() {
     mounted.put(ROOT, b"new", &pattern(4_000_000, 4)).expect("written");
     assert!(mounted.content(ROOT, b"new").expect("read") == pattern(4_000_000, 4));
     assert!(mounted.content(ROOT, b"kept").expect("read") == kept);
+    drop(mounted);
+    assert_right(&fs);
+}
+
+both! { a_sync_never_misses_content_that_another_call_has_lost_at_that_moment }
+
+/// Fills a file system until no file of this size has room.
+fn fill_up(mounted: &PoolFs, size: usize) {
+    for number in 0.. {
+        let written = mounted.put(ROOT, format!("{number}").as_bytes(), &pattern(size, number));
+        match written.and_then(|_| mounted.wait(Call::SyncDirectory { node: ROOT })) {
+            Ok(_) => {}
+            Err(Errno::NOSPC) => return,
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+fn a_sync_never_misses_content_that_another_call_has_lost_at_that_moment(leases: bool) {
+    const SIZE: usize = 100_000;
+    let fs = TestFs::new(memory(), 3, (2, 1), 12).expect("made");
+    let mounted = mount(&fs, leases);
+    fill_up(&mounted, SIZE);
+    let (file, first) = mounted.create(ROOT, b"file", WRITE).expect("made");
+    let (_, second) = mounted.open(file.node, WRITE).expect("opened");
+    let node = file.node;
+    let times = Changes { mode: Some(0o600), ..Changes::default() };
+    let others: Vec<(&str, Box<dyn Fn() -> Call>)> = vec![
+        // That of a descriptor which a child has between fork and exec.
+        ("flush", Box::new(|| Call::Flush { handle: first })),
+        ("flush of another", Box::new(|| Call::Flush { handle: second })),
+        ("sync of another", Box::new(|| Call::Sync { handle: second, data_only: true })),
+        ("seek", Box::new(|| Call::Seek { handle: second, offset: 0, hole: true })),
+        ("change", Box::new(|| Call::Change { node, handle: Some(second), changes: times })),
+        ("punch", Box::new(|| Call::Allocate { handle: second, offset: 0, len: 10, mode: 3 })),
+    ];
+    let syncs = || Call::Sync { handle: first, data_only: false };
+    for round in 0..60 {
+        for (name, other) in &others {
+            mounted.write(first, 0, &pattern(SIZE, 1)).expect("in memory");
+            let (tell, told) = channel();
+            let mut calls = vec![(false, other()), (true, syncs())];
+            calls.rotate_left(round % 2);
+            for (is_sync, call) in calls {
+                let tell = tell.clone();
+                mounted.start(
+                    call,
+                    Box::new(move |result| tell.send((is_sync, result.map(drop))).expect("waits")),
+                );
+            }
+            let results = [told.recv().expect("told"), told.recv().expect("told")];
+            let sync = results.into_iter().find(|(is_sync, _)| *is_sync).map(|(_, result)| result);
+            assert_eq!(sync, Some(Err(Errno::NOSPC)), "{name}, round {round}");
+            // All has been heard of.
+            let _ = mounted.sync(second);
+            assert_eq!((mounted.sync(first), mounted.sync(second)), (Ok(()), Ok(())), "{name}");
+        }
+    }
+    let _ = (mounted.close(first), mounted.close(second));
     drop(mounted);
     assert_right(&fs);
 }

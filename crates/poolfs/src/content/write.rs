@@ -200,7 +200,7 @@ impl FsSession {
         }
         state.batches.pop_front();
         self.dirty.fetch_sub(batch.runs.bytes(), Relaxed);
-        let result = written.map(|extents| {
+        let result = written.inspect_err(|e| state.lose(*e)).map(|extents| {
             for segment in state.add_pending(extents) {
                 self.segments.committed(segment);
             }

@@ -419,11 +419,12 @@ impl FsSession {
     /// The content of a file is written, or lost. The caller has the state of the leases.
     fn content_is_written(&self, content: &Written, put: Option<InodeRecord>) {
         let node = &content.node;
-        if let Some(e) = content.failed {
-            tracing::error!("inode {}: what was written to it is lost: {e}", node.inode);
-        }
         let mut nodes = lock(&self.nodes);
         let mut state = node.lock();
+        if let Some(e) = content.failed {
+            tracing::error!("inode {}: what was written to it is lost: {e}", node.inode);
+            state.lose(e);
+        }
         state.batches.retain(|batch| batch.number != content.batch.number);
         self.dirty.fetch_sub(content.batch.runs.bytes(), Relaxed);
         if let Some(put) = put {
@@ -443,11 +444,6 @@ impl FsSession {
         }
         drop(nodes);
         node.changed.notify_all();
-        if let Some(e) = content.failed {
-            for open in lock(&self.handles).values_mut().filter(|open| Arc::ptr_eq(&open.node, node)) {
-                open.error = Some(e);
-            }
-        }
     }
 
     /// The session has ended: what was under way is lost.
