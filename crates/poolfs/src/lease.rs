@@ -150,8 +150,12 @@ struct LeaseState {
     is_urgent: bool,
     busy: HashSet<u64>,
     /// Directories in which content of a file was lost: the next one to ask whether all is durable hears of it,
-    /// also when the lease was given back meanwhile. At most [`LOST_MAX`]; others count as the top directory's.
+    /// also when the lease was given back meanwhile. At most [`LOST_MAX`].
     lost: HashMap<u64, Errno>,
+    /// How often content was lost anywhere, why it was the last time, and of how many times the next one that asks
+    /// for all directories need not hear.
+    losses: (u64, Option<Errno>),
+    heard: u64,
     /// Sessions that ask for leases which are being taken.
     early: HashMap<u64, BTreeSet<u64>>,
     /// When something was made last in directories without a lease.
@@ -164,8 +168,21 @@ struct LeaseState {
 impl LeaseState {
     /// Content of a file in a directory was lost.
     fn lose(&mut self, directory: u64, e: Errno) {
-        let is_full = self.lost.len() >= LOST_MAX && !self.lost.contains_key(&directory);
-        self.lost.insert(if is_full { crate::session::ROOT } else { directory }, e);
+        self.losses = (self.losses.0 + 1, Some(e));
+        if self.lost.len() < LOST_MAX || self.lost.contains_key(&directory) {
+            self.lost.insert(directory, e);
+        }
+    }
+
+    /// Why content of a file in a directory was lost, or of one anywhere for the top directory, if none that asked
+    /// for that directory before has heard of it.
+    fn hear(&mut self, directory: u64) -> Option<Errno> {
+        let here = self.lost.remove(&directory);
+        if directory != crate::session::ROOT {
+            return here;
+        }
+        let is_new = std::mem::replace(&mut self.heard, self.losses.0) < self.losses.0;
+        if is_new { self.losses.1 } else { None }
     }
 
     /// A change of an object is to be written.

@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use longhaul_block::{BlockDevice, BlockIo, DeviceInfo, IoError, IoFuture, IoResult, WriteFlags};
 use longhaul_engine::buf::BufPool;
 use longhaul_engine::{Buf, BufMut, Config, Thread, since, spawn, timeout};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -56,12 +56,16 @@ struct MemberDevice {
     place: u64,
     /// The number of the opening, which no other one has.
     opening: u64,
+    /// Flushes that have failed: each may have lost anything that was written before, also what the next one then
+    /// takes for durable.
+    failed_flushes: Rc<Cell<u64>>,
 }
 
 impl MemberDevice {
-    /// What tells one life of the device from others: what was written in another one may be lost.
+    /// What tells one life of the device from others: what was written in another one may be lost. Both numbers only
+    /// rise, so the sum of two lives differs.
     fn generation(&self) -> u64 {
-        self.opening << 40 | self.io.generation()
+        self.opening << 40 | (self.io.generation() + self.failed_flushes.get())
     }
 }
 
@@ -455,7 +459,13 @@ impl Members {
     fn flush(&self, member: u8) -> Pending<u64> {
         self.shared.start(member.into(), |device| {
             let (operation, device) = (device.io.flush(), device.clone());
-            IoFuture::new(async move { operation.await.map(|()| device.generation()) })
+            IoFuture::new(async move {
+                let flushed = operation.await;
+                if flushed.is_err() {
+                    device.failed_flushes.set(device.failed_flushes.get() + 1);
+                }
+                flushed.map(|()| device.generation())
+            })
         })
     }
 
@@ -612,7 +622,9 @@ impl Shared {
                         };
                         let slot = &mut devices.borrow_mut()[index];
                         if !is_later(slot) {
-                            *slot = Some(MemberDevice { io, _device: device, place, opening });
+                            let failed_flushes = Rc::default();
+                            *slot =
+                                Some(MemberDevice { io, _device: device, place, opening, failed_flushes });
                         }
                         Ok(is_reservable)
                     };

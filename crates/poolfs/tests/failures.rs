@@ -2,13 +2,15 @@
 
 mod common;
 
+use common::held::{Held, Hold};
 use common::{Calls, ROOT, WRITE, assert_right, memory, mount, parity, pattern};
+use longhaul_block::IoError;
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
-use longhaul_catalog::Txn;
+use longhaul_catalog::{Catalog, Txn};
 use longhaul_fs::{Call, Changes, Errno, FileSystem, Reply, Stream};
-use longhaul_poolfs::PoolFs;
 use longhaul_poolfs::testing::TestFs;
+use longhaul_poolfs::{Client, PoolFs};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
@@ -100,6 +102,88 @@ fn what_members_lose_before_it_is_durable_is_written_again() {
     let mounted = fs.open().expect("mounted");
     assert!(mounted.content(ROOT, b"file").expect("the old content") == content);
     drop(mounted);
+    assert_right(&fs);
+}
+
+/// The target reports what it has lost once, to the flush for one file: what it had of others is lost as well.
+#[test]
+fn what_a_failed_flush_has_lost_of_other_files_is_written_again() {
+    let fs = parity();
+    let mounted = Arc::new(fs.open().expect("mounted"));
+    let (_, large) = mounted.create(ROOT, b"large", WRITE).expect("made");
+    let content = pattern(9 << 20, 1);
+    for (index, part) in content.chunks(1 << 20).enumerate() {
+        mounted.write(large, (index as u64) << 20, part).expect("written");
+    }
+    let (_, small) = mounted.create(ROOT, b"small", WRITE).expect("made");
+    mounted.write(small, 0, &pattern(300_000, 2)).expect("in memory");
+    let disk = &fs.disks[0].disk;
+    disk.inject(FaultRule::new(OpKind::Flush, Fault::Error(IoError::NoSpace)).times(1));
+    disk.hold(OpKind::Flush, 1);
+    let syncing = {
+        let mounted = Arc::clone(&mounted);
+        std::thread::spawn(move || mounted.sync(small))
+    };
+    while disk.held() == 0 {
+        std::thread::yield_now();
+    }
+    disk.forget();
+    disk.release();
+    syncing.join().expect("no panic").expect("written again");
+    mounted.sync(large).expect("written again");
+    let _ = (mounted.close(small), mounted.close(large));
+    assert_eq!(mounted.scrub().expect("read").wrong, 0);
+    assert!(mounted.content(ROOT, b"large").expect("read") == content);
+    drop(mounted);
+    assert_right(&fs);
+}
+
+#[test]
+fn content_that_a_failed_truncation_has_cut_off_is_reported() {
+    let fs = parity();
+    let held = Held::new(&fs.catalog, "longhaul-fs", Hold::Open);
+    let mounted = fs.open_by(Arc::clone(&held) as Arc<dyn Catalog>, &TestFs::options()).expect("mounted");
+    let before = pattern(300_000, 1);
+    let file = mounted.put(ROOT, b"file", &before).expect("written");
+    let (_, first) = mounted.open(file, WRITE).expect("opened");
+    let (_, second) = mounted.open(file, WRITE).expect("opened");
+    for size in [100_000, 0] {
+        mounted.write(first, 200_000, &pattern(50_000, 2)).expect("in memory");
+        held.set(Hold::Fails);
+        assert_eq!(mounted.resize(file, size).map(drop), Err(Errno::IO));
+        held.set(Hold::Open);
+        assert_eq!((mounted.sync(first), mounted.sync(second)), (Err(Errno::IO), Err(Errno::IO)), "{size}");
+        assert_eq!((mounted.sync(first), mounted.sync(second)), (Ok(()), Ok(())), "each hears of it once");
+        assert!(mounted.content(ROOT, b"file").expect("read") == before);
+    }
+    // Nothing is lost where nothing was cut off.
+    mounted.write(first, 0, &pattern(50_000, 3)).expect("in memory");
+    held.set(Hold::Fails);
+    assert_eq!(mounted.resize(file, 100_000).map(drop), Err(Errno::IO));
+    held.set(Hold::Open);
+    assert_eq!(mounted.sync(first), Ok(()));
+    assert!(mounted.content(ROOT, b"file").expect("read")[..50_000] == pattern(50_000, 3));
+    let _ = (mounted.close(first), mounted.close(second));
+    drop(mounted);
+    assert_right(&fs);
+}
+
+#[test]
+fn one_that_waits_for_everything_hears_of_content_that_is_lost_in_any_directory() {
+    const SIZE: usize = 100_000;
+    let fs = TestFs::new(memory(), 3, (2, 1), 12).expect("made");
+    let mounted = Arc::new(mount(&fs, true));
+    fill_up(&mounted, SIZE);
+    let client = Client::new(Arc::clone(&mounted) as Arc<dyn FileSystem>);
+    let one = mounted.make_directory(ROOT, b"one").expect("made").node;
+    let other = mounted.make_directory(ROOT, b"other").expect("made").node;
+    client.sync().expect("directories need no room at members");
+    mounted.put(one, b"file", &pattern(SIZE, 1)).expect("in memory");
+    assert_eq!(client.sync(), Err(Errno::NOSPC));
+    assert_eq!(client.sync(), Ok(()));
+    let sync = |node| mounted.wait(Call::SyncDirectory { node }).map(drop);
+    assert_eq!((sync(other), sync(one), sync(one)), (Ok(()), Err(Errno::NOSPC), Ok(())));
+    drop((client, mounted));
     assert_right(&fs);
 }
 

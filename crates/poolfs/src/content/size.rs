@@ -25,18 +25,39 @@ impl FsSession {
             return Err(Errno::FBIG);
         }
         self.settle(number)?;
-        let _one = node.map(|node| lock(&node.commits));
-        if let Some(node) = node {
-            let mut state = node.lock();
-            let before = state.dirty.bytes();
-            state.dirty.remove(size..u64::MAX);
-            self.dirty.fetch_sub(before - state.dirty.bytes(), Relaxed);
-            drop(state);
-            match size {
-                0 => self.abandon(node),
-                _ => self.commit_alone(node)?,
+        let Some(node) = node else { return self.resize_committed(number, size, change) };
+        let _one = lock(&node.commits);
+        let mut state = node.lock();
+        let before = state.dirty.bytes();
+        state.dirty.remove(size..u64::MAX);
+        let removed = before - state.dirty.bytes();
+        self.dirty.fetch_sub(removed, Relaxed);
+        let is_cut = removed > 0 || size == 0 && !state.is_clean();
+        drop(state);
+        let cut = match size {
+            0 => {
+                self.abandon(node);
+                Ok(())
             }
+            _ => self.commit_alone(node),
+        };
+        let resized = cut.and_then(|()| self.resize_committed(number, size, change));
+        let mut state = node.lock();
+        match &resized {
+            Ok(inode) => state.replace(inode.clone()),
+            // The file is as long as it was, without what was cut off here already.
+            Err(e) if is_cut => state.lose(*e),
+            Err(_) => {}
         }
+        resized
+    }
+
+    fn resize_committed(
+        &self,
+        number: u64,
+        size: u64,
+        change: impl Fn(&mut InodeRecord),
+    ) -> Result<InodeRecord, Errno> {
         let resized = loop {
             let trims = Cell::new(false);
             let resized = self.store.change(|draft| {
@@ -72,12 +93,7 @@ impl FsSession {
         if resized.trims {
             self.trim(number)?;
         }
-        let resized = self.store.inode(number)?.unwrap_or(resized);
-        if let Some(node) = node {
-            let mut state = node.lock();
-            state.replace(resized.clone());
-        }
-        Ok(resized)
+        Ok(self.store.inode(number)?.unwrap_or(resized))
     }
 
     /// Cuts the map of a file at `size`; chunks behind it are trimmed later.

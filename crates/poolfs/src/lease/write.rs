@@ -397,7 +397,9 @@ impl FsSession {
             if let Some(content) = &item.content {
                 self.content_is_written(content, Some(put));
                 if let Some(e) = content.failed {
-                    state.lose(item.directory, e);
+                    // It may have moved meanwhile.
+                    let now = state.new.get(&item.number).map_or(item.directory, |object| object.directory);
+                    BTreeSet::from([item.directory, now]).into_iter().for_each(|at| state.lose(at, e));
                 }
             }
         }
@@ -478,9 +480,10 @@ impl FsSession {
         self.leases.changed.notify_all();
     }
 
-    /// Whether all changes of a directory are durable: waits for them, and reports that content was lost.
+    /// Whether all changes of a directory are durable, and of the whole tree for the top directory: waits for them,
+    /// and reports that content was lost.
     pub(crate) fn sync_directory(&self, number: u64) -> Result<(), Errno> {
         self.write_out()?;
-        self.leases.lock().lost.remove(&number).map_or(Ok(()), Err)
+        self.leases.lock().hear(number).map_or(Ok(()), Err)
     }
 }
