@@ -197,8 +197,8 @@ impl UnfinishedFiles {
         let slots: Vec<_> = lock(&self.files).values().cloned().collect();
         // One that is being opened has nothing yet.
         let open = slots.iter().filter_map(|slot| slot.try_lock().ok()?.clone()).collect();
-        let all = self.tree.base.helpers().map(open, |open: Arc<Unfinished>| open.file.keep());
-        all.into_iter().collect::<io::Result<()>>()?;
+        // A file that cannot be kept fails when it is written to or finished, and others go on.
+        self.tree.base.helpers().map(open, |open: Arc<Unfinished>| drop(open.file.keep()));
         journal.keep()?;
         *kept = now();
         Ok(())
