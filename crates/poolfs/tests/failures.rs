@@ -291,22 +291,22 @@ fn a_sync_never_misses_content_that_another_call_has_lost_at_that_moment(leases:
     let (file, first) = mounted.create(ROOT, b"file", WRITE).expect("made");
     let (_, second) = mounted.open(file.node, WRITE).expect("opened");
     let node = file.node;
-    let times = Changes { mode: Some(0o600), ..Changes::default() };
-    let others: Vec<(&str, Box<dyn Fn() -> Call>)> = vec![
+    let mode = Changes { mode: Some(0o600), ..Changes::default() };
+    let others = [
         // That of a descriptor which a child has between fork and exec.
-        ("flush", Box::new(|| Call::Flush { handle: first })),
-        ("flush of another", Box::new(|| Call::Flush { handle: second })),
-        ("sync of another", Box::new(|| Call::Sync { handle: second, data_only: true })),
-        ("seek", Box::new(|| Call::Seek { handle: second, offset: 0, hole: true })),
-        ("change", Box::new(|| Call::Change { node, handle: Some(second), changes: times })),
-        ("punch", Box::new(|| Call::Allocate { handle: second, offset: 0, len: 10, mode: 3 })),
+        ("flush", Call::Flush { handle: first }),
+        ("flush of another", Call::Flush { handle: second }),
+        ("sync of another", Call::Sync { handle: second, data_only: true }),
+        ("seek", Call::Seek { handle: second, offset: 0, hole: true }),
+        ("change", Call::Change { node, handle: Some(second), changes: mode }),
+        ("punch", Call::Allocate { handle: second, offset: 0, len: 10, mode: 3 }),
     ];
     let syncs = || Call::Sync { handle: first, data_only: false };
     for round in 0..60 {
         for (name, other) in &others {
             mounted.write(first, 0, &pattern(SIZE, 1)).expect("in memory");
             let (tell, told) = channel();
-            let mut calls = vec![(false, other()), (true, syncs())];
+            let mut calls = vec![(false, other.clone()), (true, syncs())];
             calls.rotate_left(round % 2);
             for (is_sync, call) in calls {
                 let tell = tell.clone();
