@@ -3,7 +3,7 @@
 use crate::audit::RefusalReason;
 use crate::auth::Proof;
 use crate::connection::{Connection, Role, Work};
-use crate::durable::Written;
+use crate::durable::{Flushed, Written};
 use crate::io::IoQueue;
 use crate::ledger::Charge;
 use crate::memory::REPLY_MAX;
@@ -540,10 +540,11 @@ impl AdminQueue {
             // A reset reports nothing about durability to the host: its next flush returns an error
             // of this one.
             let told = (change != Change::Disabling).then_some(&*this.link);
-            let clean = abrupt || flush_all(&this.subsystem, told).await;
-            if clean || change == Change::Disabling {
+            let failed = if abrupt { Vec::new() } else { flush_all(&this.subsystem, told).await };
+            if failed.is_empty() || change == Change::Disabling {
                 return lock(&this.link.controller).change_done(change);
             }
+            failed.into_iter().for_each(|flushed| drop(flushed.tell()));
             tracing::error!(
                 "{}: controller {}: not everything is durable, so its shutdown fails (CSTS.CFS)",
                 connection.peer(),
@@ -560,8 +561,14 @@ impl AdminQueue {
         }
         let (this, use_) = (Rc::clone(self), connection.use_of(slot));
         connection.spawn(async move |connection| {
-            let clean = flush_all(&this.subsystem, Some(&this.link)).await;
-            connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::INTERNAL_ERROR });
+            let failed = flush_all(&this.subsystem, Some(&this.link)).await;
+            // This is no flush: a loss is told to one, which a file system waits for.
+            let status = match failed.iter().any(Flushed::is_loss) {
+                true => Status::INTERNAL_ERROR.dnr(),
+                false if failed.is_empty() => Status::SUCCESS,
+                false => Status::INTERNAL_ERROR,
+            };
+            connection.finish(slot, use_, status);
         });
     }
 
@@ -699,27 +706,27 @@ impl AdminQueue {
     }
 }
 
-/// Makes everything written to a subsystem durable. Whether all of it is; of
-/// what the controller `link` has written, whether no flush since then failed.
-pub(crate) async fn flush_all(subsystem: &Subsystem, link: Option<&Link>) -> bool {
+/// Makes everything written to a subsystem durable; returns what failed. Of what the controller
+/// `link` has written, that is also what a flush since then has failed to make durable.
+pub(crate) async fn flush_all(subsystem: &Subsystem, link: Option<&Link>) -> Vec<Flushed> {
     let namespaces = subsystem.namespaces().clone();
     let is_concerned = |ns: &Namespace| {
         ns.is_accessible() && ns.was_opened() && link.is_none_or(|link| ns.is_for(&link.hostnqn))
     };
-    let mut clean = true;
+    let mut failed = Vec::new();
     for (nsid, namespace) in namespaces.into_iter().filter(|(_, ns)| is_concerned(ns)) {
         let written = match link {
             Some(link) => link.written(nsid, &namespace),
             None => Arc::new(Written::new(&namespace.failures)),
         };
-        let result = match namespace.device.open().await {
+        let flushed = match namespace.device.open().await {
             Ok(io) => written.flush(&*io).await,
-            Err(e) => Err(e),
+            Err(e) => Flushed::failed(e),
         };
-        if let Err(e) = result {
+        if let Some(e) = flushed.error() {
             tracing::error!("{}: flush failed: {e}", namespace.device.info().name);
-            clean = false;
+            failed.push(flushed);
         }
     }
-    clean
+    failed
 }

@@ -429,6 +429,12 @@ impl Connection {
         self.slots.borrow()[usize::from(slot)].use_ == use_
     }
 
+    /// The same, and whether the peer is there to get the answer.
+    pub(crate) fn can_answer(&self, slot: u16, use_: u32) -> bool {
+        let has_ended = self.shared.is_ending() || matches!(*self.role.borrow(), Role::Ended);
+        !has_ended && self.is_current(slot, use_)
+    }
+
     pub(crate) fn use_of(&self, slot: u16) -> u32 {
         self.slots.borrow()[usize::from(slot)].use_
     }

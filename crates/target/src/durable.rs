@@ -11,6 +11,8 @@
 //! - a failure is added to the sequence before the flush that met it ends;
 //! - a flush succeeds only if the sequence has not grown since the first write
 //!   that it covers began;
+//! - a controller has heard of a failure once a flush of its host was answered with it, and the
+//!   host does not repeat that flush: a result that is not told leaves everything as it was;
 //! - the queues of a controller are one: a flush on any of them covers the
 //!   writes of all, and flushes at the same time all hear of a failure;
 //! - a write costs a few loads where another one came before it.
@@ -19,6 +21,25 @@ use crate::subsystem::lock;
 use longhaul_block::{BlockIo, IoError, IoResult};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+
+/// Whether the error of a flush says that what was written may be lost. After any other one the
+/// next flush covers the same writes.
+pub(crate) fn is_loss(e: &IoError) -> bool {
+    match e {
+        IoError::Aborted
+        | IoError::Unreachable(_)
+        | IoError::Offline(_)
+        | IoError::Unsupported(_)
+        | IoError::ReadOnly
+        | IoError::OutOfRange { .. }
+        | IoError::Unaligned { .. } => false,
+        IoError::NoSpace
+        | IoError::Medium(_)
+        | IoError::Integrity(_)
+        | IoError::Refused(_)
+        | IoError::Reserved => true,
+    }
+}
 
 /// The failed flushes of a namespace, counted.
 #[derive(Debug, Default)]
@@ -34,23 +55,9 @@ impl Failures {
 
     /// Records the error of a flush, or of a write with FUA, which reports earlier failures too.
     pub(crate) fn add(&self, e: &IoError) {
-        match e {
-            // Nothing was lost by these: the next flush covers the same writes.
-            IoError::Aborted
-            | IoError::Unreachable(_)
-            | IoError::Offline(_)
-            | IoError::Unsupported(_)
-            | IoError::ReadOnly
-            | IoError::OutOfRange { .. }
-            | IoError::Unaligned { .. } => {}
-            IoError::NoSpace
-            | IoError::Medium(_)
-            | IoError::Integrity(_)
-            | IoError::Refused(_)
-            | IoError::Reserved => {
-                *lock(&self.last) = Some(e.clone());
-                self.count.fetch_add(1, Ordering::SeqCst);
-            }
+        if is_loss(e) {
+            *lock(&self.last) = Some(e.clone());
+            self.count.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -118,69 +125,116 @@ impl Written {
 
     /// Makes the completed writes durable. An error that another controller's flush has returned
     /// since the last one is returned here too.
-    pub(crate) async fn flush(&self, io: &dyn BlockIo) -> IoResult<()> {
-        let cover = Cover::new(self);
-        let result = io.flush().await;
-        if let Err(e) = &result {
-            self.failures.add(e);
+    pub(crate) async fn flush(self: &Arc<Self>, io: &dyn BlockIo) -> Flushed {
+        let mut cover = Cover::new(self);
+        let mut result = io.flush().await;
+        match &result {
+            Ok(()) => cover.is_synced = true,
+            Err(e) => self.failures.add(e),
         }
-        cover.end(result)
+        if result.is_ok() && cover.has_missed() {
+            result = Err(self.failures.last());
+        }
+        if result.is_ok() {
+            cover.forget();
+            return Flushed { result, cover: None };
+        }
+        Flushed { result, cover: Some(cover) }
+    }
+}
+
+/// The end of a flush. Unless the host is [told](Self::tell) of a loss, its next flush meets it.
+#[must_use]
+pub(crate) struct Flushed {
+    result: IoResult<()>,
+    /// The writes that are not durable, if it failed.
+    cover: Option<Cover>,
+}
+
+impl Flushed {
+    /// The device could not be asked.
+    pub(crate) fn failed(e: IoError) -> Flushed {
+        Flushed { result: Err(e), cover: None }
+    }
+
+    /// The error, for other eyes than those of a host that waits for a flush.
+    pub(crate) fn error(&self) -> Option<&IoError> {
+        self.result.as_ref().err()
+    }
+
+    /// Whether it failed, and what was written may be lost.
+    pub(crate) fn is_loss(&self) -> bool {
+        self.error().is_some_and(is_loss)
+    }
+
+    /// The result, which is the answer to a flush of the host.
+    pub(crate) fn tell(mut self) -> IoResult<()> {
+        if let Err(e) = &self.result
+            && is_loss(e)
+            && let Some(cover) = self.cover.take()
+        {
+            cover.heard();
+        }
+        self.result
     }
 }
 
 /// A flush under way. If it is given up, its writes count as not covered.
-struct Cover<'a> {
-    written: &'a Written,
+struct Cover {
+    written: Arc<Written>,
     since: u64,
+    /// The device has made the writes durable, but for those that were lost before.
+    is_synced: bool,
+    has_ended: bool,
 }
 
-impl Cover<'_> {
-    fn new(written: &Written) -> Cover<'_> {
+impl Cover {
+    fn new(written: &Arc<Written>) -> Cover {
         let mut covered = lock(&written.covered);
         let own = written.since.swap(NOTHING, Ordering::SeqCst);
         let since = covered.iter().copied().chain([own]).filter(|since| *since != NOTHING).min();
         let since = since.unwrap_or(NOTHING);
         covered.push(since);
         drop(covered);
-        Cover { written, since }
+        Cover { written: Arc::clone(written), since, is_synced: false, has_ended: false }
     }
 
-    fn end(self, result: IoResult<()>) -> IoResult<()> {
-        let (written, since) = (self.written, self.since);
-        let missed = since != NOTHING && written.failures.count() >= since;
-        self.forget();
-        match result {
-            Ok(()) if missed => Err(written.failures.last()),
-            Ok(()) => Ok(()),
-            Err(e) => {
-                // Its writes are as they were, but for the failures heard of.
-                if since != NOTHING {
-                    written.mark(written.failures.count() + 1);
-                }
-                Err(e)
-            }
-        }
+    /// Whether a flush has failed since the first write.
+    fn has_missed(&self) -> bool {
+        self.since != NOTHING && self.written.failures.count() >= self.since
     }
 
-    fn remove(&self) {
+    /// The writes are durable.
+    fn forget(mut self) {
+        self.end(NOTHING);
+    }
+
+    /// The host has heard of the loss.
+    fn heard(mut self) {
+        let is_open = self.since != NOTHING && !self.is_synced;
+        // Its writes are as they were, but for the failures heard of.
+        self.end(if is_open { self.written.failures.count() + 1 } else { NOTHING });
+    }
+
+    /// Writes since `left` are not covered.
+    fn end(&mut self, left: u64) {
+        // Until then flushes on other queues wait, or they would see these writes nowhere.
         let mut covered = lock(&self.written.covered);
         if let Some(at) = covered.iter().position(|since| *since == self.since) {
             covered.swap_remove(at);
         }
-    }
-
-    fn forget(self) {
-        self.remove();
-        std::mem::forget(self);
+        if left != NOTHING {
+            self.written.mark(left);
+        }
+        self.has_ended = true;
     }
 }
 
-impl Drop for Cover<'_> {
+impl Drop for Cover {
     fn drop(&mut self) {
-        self.remove();
-        if self.since != NOTHING {
-            // A loss that this flush did not see is reported by a later one.
-            self.written.mark(self.since);
+        if !self.has_ended {
+            // A loss that nobody was told of is reported by a later flush.
+            self.end(self.since);
         }
     }
 }
@@ -234,19 +288,24 @@ mod tests {
     }
 
     /// The result of a flush that ends at once.
-    fn flush(written: &Written, device: &Device, result: IoResult<()>) -> IoResult<()> {
+    fn end_flush(written: &Arc<Written>, device: &Device, result: IoResult<()>) -> Flushed {
         device.will(result);
         let mut flush = std::pin::pin!(written.flush(device));
         match flush.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(result) => result,
+            Poll::Ready(flushed) => flushed,
             Poll::Pending => panic!("it is not done at once"),
         }
+    }
+
+    /// The same, told to the host.
+    fn flush(written: &Arc<Written>, device: &Device, result: IoResult<()>) -> IoResult<()> {
+        end_flush(written, device, result).tell()
     }
 
     #[test]
     fn a_failure_is_heard_once_by_each_controller_that_has_written() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b, c] = [(); 3].map(|()| Written::new(&failures));
+        let [a, b, c] = [(); 3].map(|()| Arc::new(Written::new(&failures)));
         a.begin();
         b.begin();
         assert_eq!(flush(&b, &device, Err(bad())), Err(bad()));
@@ -260,7 +319,7 @@ mod tests {
     #[test]
     fn a_failure_concerns_no_write_that_was_made_durable_before() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Written::new(&failures));
+        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
         a.begin();
         assert_eq!(flush(&a, &device, Ok(())), Ok(()));
         b.begin();
@@ -271,7 +330,7 @@ mod tests {
     #[test]
     fn a_flush_does_not_cover_a_write_that_ends_after_it() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Written::new(&failures));
+        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
         let since = a.begin();
         assert_eq!(flush(&a, &device, Ok(())), Ok(()));
         b.begin();
@@ -283,7 +342,7 @@ mod tests {
     #[test]
     fn a_write_with_fua_makes_others_hear_of_what_it_met() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Written::new(&failures));
+        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
         a.begin();
         b.failed_write(&IoError::NoSpace, false);
         assert_eq!(flush(&a, &device, Ok(())), Ok(()), "the writer of it knows");
@@ -295,7 +354,7 @@ mod tests {
     #[test]
     fn flushes_at_the_same_time_all_hear_of_a_failure() {
         let (device, failures) = (Device::default(), Arc::default());
-        let a = Written::new(&failures);
+        let a = Arc::new(Written::new(&failures));
         a.begin();
         let mut cx = Context::from_waker(Waker::noop());
         // Under way on one queue, while another queue's flush fails.
@@ -310,7 +369,7 @@ mod tests {
     #[test]
     fn a_lost_connection_to_the_device_loses_no_writes() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Written::new(&failures));
+        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
         a.begin();
         b.begin();
         let away = IoError::Unreachable("no route".into());
@@ -319,6 +378,22 @@ mod tests {
         // Its writes still wait for a flush.
         a.begin();
         assert_eq!(flush(&a, &device, Err(bad())), Err(bad()));
+        assert_eq!(flush(&b, &device, Ok(())), Err(bad()));
+    }
+
+    #[test]
+    fn a_loss_that_no_host_was_told_of_is_met_by_the_next_flush() {
+        let (device, failures) = (Device::default(), Arc::default());
+        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
+        a.begin();
+        b.begin();
+        assert_eq!(end_flush(&a, &device, Err(bad())).error(), Some(&bad()));
+        assert_eq!(end_flush(&a, &device, Ok(())).error(), Some(&bad()), "it was told nobody");
+        assert_eq!(flush(&a, &device, Ok(())), Err(bad()));
+        assert_eq!(flush(&a, &device, Ok(())), Ok(()));
+        // A host repeats a flush that met no loss: the answer to that one counts.
+        let away = IoError::Unreachable("no route".into());
+        assert_eq!(flush(&b, &device, Err(away.clone())), Err(away));
         assert_eq!(flush(&b, &device, Ok(())), Err(bad()));
     }
 }

@@ -11,7 +11,7 @@ use crate::attendance::Presence;
 use crate::audit::ReservationAction;
 use crate::connection::{Connection, Work};
 use crate::counts::{Counting, Operation};
-use crate::durable::Written;
+use crate::durable::{Flushed, Written, is_loss};
 use crate::ledger::Charge;
 use crate::long::Long;
 use crate::pieces::in_pieces;
@@ -56,7 +56,7 @@ struct Opened {
 
 impl Opened {
     /// Makes what the controller has written durable.
-    async fn flush(&self) -> Result<(), IoError> {
+    async fn flush(&self) -> Flushed {
         self.written.flush(&*self.io).await
     }
 }
@@ -107,6 +107,13 @@ fn status_of(e: &IoError, reading: bool) -> Status {
         IoError::Medium(_) | IoError::Integrity(_) if reading => Status::UNRECOVERED_READ,
         IoError::Medium(_) | IoError::Integrity(_) => Status::WRITE_FAULT,
     }
+}
+
+/// The status of a failed flush.
+fn status_of_flush(e: &IoError, reading: bool) -> Status {
+    let status = status_of(e, reading);
+    // Its repetition may succeed, since a device tells of a loss once; the writes are lost all the same.
+    if is_loss(e) { status.dnr() } else { status }
 }
 
 /// What a command counts as, and the bytes of a read or write.
@@ -313,8 +320,32 @@ impl IoQueue {
         let use_ = connection.use_of(slot);
         let (subsystem, link) = (Arc::clone(&self.subsystem), Arc::clone(&self.link));
         connection.spawn(async move |connection| {
-            let clean = crate::admin::flush_all(&subsystem, Some(&link)).await;
-            connection.finish(slot, use_, if clean { Status::SUCCESS } else { Status::WRITE_FAULT });
+            let failed = crate::admin::flush_all(&subsystem, Some(&link)).await;
+            let mut status = Status::SUCCESS;
+            if !failed.is_empty() {
+                let is_lost = failed.iter().any(Flushed::is_loss);
+                status = if is_lost { Status::WRITE_FAULT.dnr() } else { Status::WRITE_FAULT };
+            }
+            if connection.can_answer(slot, use_) {
+                failed.into_iter().for_each(|flushed| drop(flushed.tell()));
+            }
+            connection.finish(slot, use_, status);
+        });
+    }
+
+    /// Makes what the controller has written durable.
+    fn flush(self: &Rc<Self>, connection: &Rc<Connection>, slot: u16, sqe: &Sqe, at: Rc<Opened>) {
+        let (this, sqe, use_) = (Rc::clone(self), *sqe, connection.use_of(slot));
+        connection.spawn(async move |connection| {
+            let flushed = at.flush().await;
+            // Otherwise the host's next flush tells it of a loss: this one was aborted, for example.
+            if connection.can_answer(slot, use_) {
+                match flushed.tell() {
+                    Ok(()) => connection.complete(slot, Reply::ok(0)),
+                    Err(e) => this.fail(&connection, slot, &sqe, status_of_flush(&e, false)),
+                }
+            }
+            connection.flush();
         });
     }
 
@@ -379,7 +410,7 @@ impl IoQueue {
                 let work = Work::Io(WithData { sqe: *sqe, command, ns: ns.clone(), at });
                 connection.fetch(slot, data, work, None);
             }
-            IoCommand::Flush => self.run(connection, slot, sqe, async move { at.flush().await }),
+            IoCommand::Flush => self.flush(connection, slot, sqe, at),
             IoCommand::WriteZeroes { offset, len, fua, deallocate } => {
                 let fua = fua || self.link.write_through.load(Ordering::Relaxed);
                 let flags = ZeroFlags { fua, may_deallocate: deallocate };
@@ -442,7 +473,7 @@ impl IoQueue {
                 Ok(Err(e)) => self.fail(connection, slot, sqe, status_of(&e, true)),
                 Err(read) => self.answer_read(connection, slot, sqe, async move {
                     let _open = at;
-                    Ok((read.await?, charge))
+                    Ok((read.await.map_err(|e| status_of(&e, true))?, charge))
                 }),
             }
             return;
@@ -451,10 +482,14 @@ impl IoQueue {
         self.answer_read(connection, slot, sqe, async move {
             if flush {
                 //= NVM Command Set 1.1, Read command: with FUA, data that is in a volatile cache is made durable first
-                at.flush().await?;
+                // Who reads may not be who has written: a loss is told to a flush of the host too.
+                if let Some(e) = at.flush().await.error() {
+                    return Err(status_of_flush(e, true));
+                }
             }
             let (buf, charge) = share.alloc(len).await;
-            Ok((at.io.read(offset, buf).await?, charge))
+            let buf = at.io.read(offset, buf).await.map_err(|e| status_of(&e, true))?;
+            Ok((buf, charge))
         });
     }
 
@@ -463,7 +498,7 @@ impl IoQueue {
         connection: &Rc<Connection>,
         slot: u16,
         sqe: &Sqe,
-        read: impl Future<Output = Result<(BufMut, Charge), IoError>> + 'static,
+        read: impl Future<Output = Result<(BufMut, Charge), Status>> + 'static,
     ) {
         let (this, sqe, use_) = (Rc::clone(self), *sqe, connection.use_of(slot));
         connection.spawn(async move |connection| {
@@ -471,7 +506,7 @@ impl IoQueue {
             if connection.is_current(slot, use_) {
                 match result {
                     Ok((buf, charge)) => connection.send_read(slot, Memory::Buf(buf), Some(charge)),
-                    Err(e) => this.fail(&connection, slot, &sqe, status_of(&e, true)),
+                    Err(status) => this.fail(&connection, slot, &sqe, status),
                 }
             }
             connection.flush();

@@ -546,7 +546,7 @@ impl Target {
             }
             let mut clean = true;
             for subsystem in shared.all() {
-                clean &= flush_all(&subsystem, None).await;
+                clean &= flush_all(&subsystem, None).await.is_empty();
             }
             clean
         });

@@ -170,6 +170,79 @@ fn with_the_write_cache_off_every_completed_write_is_durable() {
     assert_eq!(block(&device, 3), [0; BLOCK], "it is on again");
 }
 
+/// The next flush of the device fails, once, and what was not durable is gone.
+fn lose(disk: &FaultDisk) {
+    disk.inject(FaultRule::new(OpKind::Flush, lost()).times(1));
+}
+
+fn lost() -> Fault {
+    Fault::Error(IoError::Medium("the page is lost".into()))
+}
+
+#[test]
+fn a_host_does_not_repeat_a_flush_that_has_told_of_a_loss() {
+    let device = disk();
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 10);
+    for nsid in [NSID, u32::MAX] {
+        host.done(&write(NSID, 0, BLOCK), &data);
+        lose(&device);
+        let status = host.io.call(&Sqe::flush(nsid), &[]).status;
+        assert!(status.is(Status::WRITE_FAULT) && status.is_dnr(), "{status}: repeated, it succeeds");
+        host.done(&Sqe::flush(nsid), &[]);
+    }
+    // After this one nothing is lost, and hosts repeat it.
+    let away = Fault::Error(IoError::Unreachable("no route".into()));
+    device.inject(FaultRule::new(OpKind::Flush, away).times(1));
+    let status = host.io.call(&Sqe::flush(NSID), &[]).status;
+    assert!(status.is(Status::INTERNAL_PATH_ERROR) && !status.is_dnr(), "{status}");
+    host.done(&Sqe::flush(NSID), &[]);
+}
+
+#[test]
+fn a_loss_that_a_read_or_a_feature_met_is_told_to_the_next_flush() {
+    let device = disk();
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 11);
+    host.done(&write(NSID, 0, BLOCK), &data);
+    lose(&device);
+    for _ in 0..2 {
+        let status = host.io.call(&with_fua(io::READ, 0), &[]).status;
+        assert!(status.is(Status::UNRECOVERED_READ) && status.is_dnr(), "{status}");
+    }
+    assert!(host.io.call(&Sqe::flush(NSID), &[]).status.is(Status::WRITE_FAULT));
+    assert!(host.done(&with_fua(io::READ, 0), &[]) == data);
+    host.done(&Sqe::flush(NSID), &[]);
+
+    host.done(&write(NSID, 0, BLOCK), &data);
+    lose(&device);
+    let off = Sqe::set_features(fid::VOLATILE_WRITE_CACHE, 0, 0, false);
+    let status = host.admin.call(&off, &[]).status;
+    assert!(status.is(Status::INTERNAL_ERROR) && status.is_dnr(), "{status}");
+    assert!(host.io.call(&Sqe::flush(NSID), &[]).status.is(Status::WRITE_FAULT));
+    host.write_cache(false);
+}
+
+//= test: NVMe Base 2.1, Abort command
+#[test]
+fn a_loss_that_an_aborted_flush_met_is_told_to_the_next_one() {
+    let device = disk();
+    let (_target, mut host) = serve(&[&device]);
+    let data = pattern(BLOCK, 12);
+    host.done(&write(NSID, 0, BLOCK), &data);
+    device.hold(OpKind::Flush, 1);
+    lose(&device);
+    let sqe = Sqe::flush(NSID).with_cid(host.io.next_cid());
+    let capsule = host.io.capsule(&sqe, &[]);
+    host.io.send(&capsule);
+    until("the flush to begin", || device.held() > 0);
+    assert_eq!(host.admin.result(&Sqe::abort(1, sqe.cid())) & 1, 0, "it was aborted");
+    assert_eq!(code(host.io.finish(sqe.cid(), &[]).status), code(Status::ABORT_REQUESTED));
+    device.release();
+    assert!(host.io.call(&Sqe::flush(NSID), &[]).status.is(Status::WRITE_FAULT));
+    host.done(&Sqe::flush(NSID), &[]);
+}
+
 //= test: NVMe Base 2.1, Abort command
 #[test]
 fn an_aborted_write_has_no_effect() {
