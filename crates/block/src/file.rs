@@ -6,10 +6,12 @@
 //! - an existing file is never made shorter;
 //! - direct I/O is only ever given memory, offsets and lengths with the alignment that the file
 //!   system requires; other memory is copied;
+//! - a flush succeeds only if no other one, and no durable write, has failed since it began;
 //! - an operation that has begun runs to its end, also if its future is dropped.
 
 mod going;
 mod open;
+mod syncs;
 
 pub(crate) use going::begin;
 pub(crate) use open::size_of;
@@ -23,6 +25,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use syncs::Syncs;
 
 /// Zeroes are written in pieces of this many bytes where the file system has
 /// no faster way: large enough for full speed, small beside any memory limit.
@@ -43,6 +46,7 @@ struct FileInner {
     is_block: bool,
     /// Alignment in bytes that direct I/O requires of memory; 1 if I/O is buffered.
     memory_align: usize,
+    syncs: Syncs,
 }
 
 impl FileDevice {
@@ -112,6 +116,21 @@ impl FileInner {
         Ok(dst)
     }
 
+    async fn write(&self, offset: u64, src: Buf, durable: bool) -> IoResult<()> {
+        let src = if self.is_aligned(src.as_ptr()) { src } else { Buf::copy_of(&src) };
+        let write = self.io.write_at(src, offset, durable);
+        match durable {
+            false => Ok(write.await?),
+            true if self.memory_align > 1 => self.syncs.write(write).await,
+            // Another sync may get the error of writing its pages.
+            true => self.syncs.sync(write).await,
+        }
+    }
+
+    async fn flush(&self) -> IoResult<()> {
+        self.syncs.sync(self.io.sync_data()).await
+    }
+
     /// Makes a range read as zeroes.
     async fn zero(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoResult<()> {
         let how = if flags.may_deallocate {
@@ -124,7 +143,7 @@ impl FileInner {
             result => result?,
         }
         if flags.fua {
-            self.io.sync_data().await?;
+            self.flush().await?;
         }
         Ok(())
     }
@@ -214,14 +233,11 @@ impl BlockIo for FileIo {
 
     fn write(&self, offset: u64, src: Buf, flags: WriteFlags) -> IoFuture<()> {
         let checked = self.inner.check_write(offset, src.len() as u64);
-        self.start(checked, |inner| async move {
-            let src = if inner.is_aligned(src.as_ptr()) { src } else { Buf::copy_of(&src) };
-            Ok(inner.io.write_at(src, offset, flags.fua).await?)
-        })
+        self.start(checked, |inner| async move { inner.write(offset, src, flags.fua).await })
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.start(Ok(()), |inner| async move { Ok(inner.io.sync_data().await?) })
+        self.start(Ok(()), |inner| async move { inner.flush().await })
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {

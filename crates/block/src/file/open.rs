@@ -1,6 +1,6 @@
 //! Opening: sizes, locks, and the alignment for direct I/O.
 
-use super::{FileDevice, FileInner};
+use super::{FileDevice, FileInner, Syncs};
 use crate::DeviceInfo;
 use longhaul_engine::{BUF_MAX, LockedFile, fs};
 use std::fs::{File, OpenOptions, TryLockError};
@@ -142,7 +142,17 @@ pub(super) fn open(path: &Path, options: &FileOptions, block: bool) -> Result<Fi
     let size = AtomicU64::new(usable);
     let memory_align = align.map_or(1, |align| align.memory);
     let io = fs::File::from(io);
-    Ok(FileDevice { inner: Arc::new(FileInner { info, size, file, io, is_block: block, memory_align }) })
+    Ok(FileDevice {
+        inner: Arc::new(FileInner {
+            info,
+            size,
+            file,
+            io,
+            is_block: block,
+            memory_align,
+            syncs: Syncs::default(),
+        }),
+    })
 }
 
 fn open_plain(path: &Path, options: &FileOptions, block: bool) -> Result<File, OpenError> {

@@ -1,7 +1,10 @@
 use super::*;
+use futures_channel::oneshot;
+use futures_util::future::join_all;
 use longhaul_engine::{Config, Engine, EngineKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     Engine::new(&Config::default()).expect("engine").block_on(future)
@@ -70,6 +73,31 @@ fn a_dropped_write_still_happens() {
                 break;
             }
         }
+    });
+}
+
+#[test]
+fn flushes_and_durable_writes_hear_of_what_another_one_met() {
+    let (_dir, path) = scratch();
+    let options = FileOptions { buffered: true, ..sized(1 << 20) };
+    let device = FileDevice::open_file(&path, &options).expect("created");
+    run(async {
+        let io = device.open().await.expect("opened");
+        let (returns, call) = oneshot::channel::<io::Result<()>>();
+        let inner = Arc::clone(&device.inner);
+        let other = async move { inner.syncs.sync(async { call.await.expect("it returns") }).await };
+        let other = begin(other, |rest| spawn(rest).detach());
+        let mut all = join_all([
+            io.flush(),
+            io.write(0, Buf::copy_of(&[1; 4096]), WriteFlags { fua: true }),
+            io.write_zeroes(4096, 4096, ZeroFlags { fua: true, may_deallocate: false }),
+        ]);
+        let early = longhaul_engine::timeout(Duration::from_millis(50), &mut all).await;
+        assert!(early.is_err(), "the kernel may have told the other one of their loss");
+        returns.send(Err(io::ErrorKind::StorageFull.into())).expect("it waits");
+        assert_eq!(other.await, Err(IoError::NoSpace));
+        assert_eq!(all.await, [const { Err(IoError::NoSpace) }; 3]);
+        io.flush().await.expect("flushed");
     });
 }
 
