@@ -717,7 +717,7 @@ pub(crate) async fn flush_all(subsystem: &Subsystem, link: Option<&Link>) -> Vec
     for (nsid, namespace) in namespaces.into_iter().filter(|(_, ns)| is_concerned(ns)) {
         let written = match link {
             Some(link) => link.written(nsid, &namespace),
-            None => Arc::new(Written::new(&namespace.failures)),
+            None => Arc::new(Written::new(&namespace.failures, None)),
         };
         let flushed = match namespace.device.open().await {
             Ok(io) => written.flush(&*io).await,

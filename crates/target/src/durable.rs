@@ -13,13 +13,17 @@
 //!   that it covers began;
 //! - a controller has heard of a failure once a flush of its host was answered with it, and the
 //!   host does not repeat that flush: a result that is not told leaves everything as it was;
+//! - what a controller leaves behind that no flush has covered, its host's next flush covers, on
+//!   whichever controller: a host that was not answered comes back with another one;
 //! - the queues of a controller are one: a flush on any of them covers the
 //!   writes of all, and flushes at the same time all hear of a failure;
 //! - a write costs a few loads where another one came before it.
 
 use crate::subsystem::lock;
 use longhaul_block::{BlockIo, IoError, IoResult};
-use std::sync::atomic::{AtomicU64, Ordering};
+use longhaul_proto::reservation::HostId;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Whether the error of a flush says that what was written may be lost. After any other one the
@@ -41,11 +45,58 @@ pub(crate) fn is_loss(e: &IoError) -> bool {
     }
 }
 
+/// Identifier and NQN of a host.
+pub(crate) type HostKey = Arc<(HostId, String)>;
+
+/// Hosts whose controllers have left something to a next one, per namespace. Of more, that which
+/// has been away for longest is forgotten.
+const HOSTS_MAX: usize = 1024;
+
 /// The failed flushes of a namespace, counted.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     count: AtomicU64,
     last: Mutex<Option<IoError>>,
+    left: Mutex<AllLeft>,
+}
+
+/// What controllers that have ended have left behind.
+#[derive(Debug, Default)]
+struct AllLeft {
+    hosts: BTreeMap<HostKey, Left>,
+    /// Numbers changes of it.
+    changes: u64,
+}
+
+/// The writes of a host's controllers that have ended which no flush has covered.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    /// As [`Written::since`].
+    since: u64,
+    /// The last change.
+    change: u64,
+}
+
+impl AllLeft {
+    fn add(&mut self, host: &HostKey, since: u64) {
+        self.changes += 1;
+        let change = self.changes;
+        let is_known = self.hosts.contains_key(host);
+        if !is_known && self.hosts.len() >= HOSTS_MAX {
+            let oldest =
+                self.hosts.iter().min_by_key(|(_, left)| left.change).map(|(host, _)| Arc::clone(host));
+            self.hosts.retain(|host, _| Some(host) != oldest.as_ref());
+        }
+        let left = self.hosts.entry(Arc::clone(host)).or_insert(Left { since, change });
+        *left = Left { since: left.since.min(since), change };
+    }
+
+    /// A flush has covered what was left until then.
+    fn remove(&mut self, host: &HostKey, covered: Left) {
+        if self.hosts.get(host).is_some_and(|left| left.change == covered.change) {
+            self.hosts.remove(host);
+        }
+    }
 }
 
 impl Failures {
@@ -74,6 +125,10 @@ const NOTHING: u64 = 0;
 #[derive(Debug)]
 pub(crate) struct Written {
     failures: Arc<Failures>,
+    /// None of a program's own flushes.
+    host: Option<HostKey>,
+    /// The controller has ended: marks are left to the host's next flush.
+    has_left: AtomicBool,
     /// [`NOTHING`], or the count of failures when the first write began, plus 1.
     since: AtomicU64,
     /// The same of the writes that flushes under way cover.
@@ -81,8 +136,37 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    pub(crate) fn new(failures: &Arc<Failures>) -> Written {
-        Written { failures: Arc::clone(failures), since: AtomicU64::new(NOTHING), covered: Mutex::default() }
+    pub(crate) fn new(failures: &Arc<Failures>, host: Option<&HostKey>) -> Written {
+        Written {
+            failures: Arc::clone(failures),
+            host: host.cloned(),
+            has_left: AtomicBool::new(false),
+            since: AtomicU64::new(NOTHING),
+            covered: Mutex::default(),
+        }
+    }
+
+    /// The controller has ended. The result of a flush under way reaches nobody; writes under way
+    /// are left behind when they end.
+    pub(crate) fn leave(&self) {
+        self.has_left.store(true, Ordering::SeqCst);
+        let covered = lock(&self.covered);
+        covered.iter().for_each(|since| self.leave_mark(*since));
+        self.leave_mark(self.since.swap(NOTHING, Ordering::SeqCst));
+    }
+
+    fn leave_mark(&self, since: u64) {
+        if let Some(host) = &self.host
+            && since != NOTHING
+        {
+            lock(&self.failures.left).add(host, since);
+        }
+    }
+
+    /// What controllers of the host that have ended have left.
+    fn left(&self) -> Option<Left> {
+        let left = lock(&self.failures.left);
+        left.hosts.get(self.host.as_ref()?).copied()
     }
 
     /// Whether it counts the failures of this namespace.
@@ -113,6 +197,10 @@ impl Written {
     fn mark(&self, since: u64) {
         let earliest = |held| Some(if held == NOTHING { since } else { since.min(held) });
         let _ = self.since.fetch_update(Ordering::SeqCst, Ordering::SeqCst, earliest);
+        // Looked at after the mark was made: either this or `leave` finds it.
+        if self.has_left.load(Ordering::SeqCst) {
+            self.leave_mark(self.since.swap(NOTHING, Ordering::SeqCst));
+        }
     }
 
     /// A write has ended in `e`. One with FUA looks for failures of earlier
@@ -183,6 +271,9 @@ impl Flushed {
 struct Cover {
     written: Arc<Written>,
     since: u64,
+    /// What it covers of the host's controllers that have ended. It stays there until the end, for
+    /// flushes on other controllers.
+    left: Option<Left>,
     /// The device has made the writes durable, but for those that were lost before.
     is_synced: bool,
     has_ended: bool,
@@ -192,11 +283,13 @@ impl Cover {
     fn new(written: &Arc<Written>) -> Cover {
         let mut covered = lock(&written.covered);
         let own = written.since.swap(NOTHING, Ordering::SeqCst);
-        let since = covered.iter().copied().chain([own]).filter(|since| *since != NOTHING).min();
+        let left = written.left();
+        let all = covered.iter().copied().chain([own]).chain(left.map(|left| left.since));
+        let since = all.filter(|since| *since != NOTHING).min();
         let since = since.unwrap_or(NOTHING);
         covered.push(since);
         drop(covered);
-        Cover { written: Arc::clone(written), since, is_synced: false, has_ended: false }
+        Cover { written: Arc::clone(written), since, left, is_synced: false, has_ended: false }
     }
 
     /// Whether a flush has failed since the first write.
@@ -204,13 +297,22 @@ impl Cover {
         self.since != NOTHING && self.written.failures.count() >= self.since
     }
 
+    /// The host's next controllers do not have to hear of what was left to this one.
+    fn settle(&self) {
+        if let (Some(host), Some(left)) = (&self.written.host, self.left) {
+            lock(&self.written.failures.left).remove(host, left);
+        }
+    }
+
     /// The writes are durable.
     fn forget(mut self) {
+        self.settle();
         self.end(NOTHING);
     }
 
     /// The host has heard of the loss.
     fn heard(mut self) {
+        self.settle();
         let is_open = self.since != NOTHING && !self.is_synced;
         // Its writes are as they were, but for the failures heard of.
         self.end(if is_open { self.written.failures.count() + 1 } else { NOTHING });
@@ -287,6 +389,15 @@ mod tests {
         IoError::Medium("the drive says so".into())
     }
 
+    fn controller(failures: &Arc<Failures>) -> Arc<Written> {
+        Arc::new(Written::new(failures, None))
+    }
+
+    fn of_host(failures: &Arc<Failures>, number: u8) -> Arc<Written> {
+        let host = Arc::new(([number; 16], format!("nqn.2014-08.org.example:{number}")));
+        Arc::new(Written::new(failures, Some(&host)))
+    }
+
     /// The result of a flush that ends at once.
     fn end_flush(written: &Arc<Written>, device: &Device, result: IoResult<()>) -> Flushed {
         device.will(result);
@@ -305,7 +416,7 @@ mod tests {
     #[test]
     fn a_failure_is_heard_once_by_each_controller_that_has_written() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b, c] = [(); 3].map(|()| Arc::new(Written::new(&failures)));
+        let [a, b, c] = [(); 3].map(|()| controller(&failures));
         a.begin();
         b.begin();
         assert_eq!(flush(&b, &device, Err(bad())), Err(bad()));
@@ -319,7 +430,7 @@ mod tests {
     #[test]
     fn a_failure_concerns_no_write_that_was_made_durable_before() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
+        let [a, b] = [(); 2].map(|()| controller(&failures));
         a.begin();
         assert_eq!(flush(&a, &device, Ok(())), Ok(()));
         b.begin();
@@ -330,7 +441,7 @@ mod tests {
     #[test]
     fn a_flush_does_not_cover_a_write_that_ends_after_it() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
+        let [a, b] = [(); 2].map(|()| controller(&failures));
         let since = a.begin();
         assert_eq!(flush(&a, &device, Ok(())), Ok(()));
         b.begin();
@@ -342,7 +453,7 @@ mod tests {
     #[test]
     fn a_write_with_fua_makes_others_hear_of_what_it_met() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
+        let [a, b] = [(); 2].map(|()| controller(&failures));
         a.begin();
         b.failed_write(&IoError::NoSpace, false);
         assert_eq!(flush(&a, &device, Ok(())), Ok(()), "the writer of it knows");
@@ -354,7 +465,7 @@ mod tests {
     #[test]
     fn flushes_at_the_same_time_all_hear_of_a_failure() {
         let (device, failures) = (Device::default(), Arc::default());
-        let a = Arc::new(Written::new(&failures));
+        let a = controller(&failures);
         a.begin();
         let mut cx = Context::from_waker(Waker::noop());
         // Under way on one queue, while another queue's flush fails.
@@ -369,7 +480,7 @@ mod tests {
     #[test]
     fn a_lost_connection_to_the_device_loses_no_writes() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
+        let [a, b] = [(); 2].map(|()| controller(&failures));
         a.begin();
         b.begin();
         let away = IoError::Unreachable("no route".into());
@@ -384,7 +495,7 @@ mod tests {
     #[test]
     fn a_loss_that_no_host_was_told_of_is_met_by_the_next_flush() {
         let (device, failures) = (Device::default(), Arc::default());
-        let [a, b] = [(); 2].map(|()| Arc::new(Written::new(&failures)));
+        let [a, b] = [(); 2].map(|()| controller(&failures));
         a.begin();
         b.begin();
         assert_eq!(end_flush(&a, &device, Err(bad())).error(), Some(&bad()));
@@ -395,5 +506,59 @@ mod tests {
         let away = IoError::Unreachable("no route".into());
         assert_eq!(flush(&b, &device, Err(away.clone())), Err(away));
         assert_eq!(flush(&b, &device, Ok(())), Err(bad()));
+    }
+
+    #[test]
+    fn a_host_hears_on_its_next_controller_of_what_the_last_one_has_left() {
+        let (device, failures) = (Device::default(), Arc::default());
+        let [a, b, c] = [0, 1, 2].map(|number| of_host(&failures, number));
+        let other = of_host(&failures, 0);
+        a.begin();
+        let under_way = b.begin();
+        b.leave();
+        a.leave();
+        assert_eq!(flush(&c, &device, Err(bad())), Err(bad()), "a third host");
+        let [next, another] = [(); 2].map(|()| of_host(&failures, 0));
+        assert_eq!(end_flush(&next, &device, Ok(())).error(), Some(&bad()), "it was told nobody");
+        assert_eq!(flush(&other, &device, Ok(())), Err(bad()), "a controller that was there before");
+        assert_eq!(flush(&another, &device, Ok(())), Ok(()), "once");
+        // A write that ends when its controller is gone.
+        let next = of_host(&failures, 1);
+        assert_eq!(flush(&next, &device, Ok(())), Err(bad()));
+        b.end(under_way);
+        assert_eq!(flush(&next, &device, Ok(())), Err(bad()));
+        assert_eq!(flush(&next, &device, Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn a_flush_that_outlives_its_controller_tells_the_next_one() {
+        let (device, failures) = (Device::default(), Arc::default());
+        let a = of_host(&failures, 0);
+        a.begin();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut hangs = Box::pin(a.flush(&device));
+        assert!(hangs.as_mut().poll(&mut cx).is_pending());
+        a.leave();
+        let next = of_host(&failures, 0);
+        failures.add(&bad());
+        assert_eq!(flush(&next, &device, Ok(())), Err(bad()), "while it goes on");
+        drop(hangs);
+        assert_eq!(flush(&of_host(&failures, 0), &device, Ok(())), Err(bad()), "it was given up");
+        assert_eq!(flush(&next, &device, Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn hosts_that_do_not_come_back_take_a_bounded_amount_of_memory() {
+        let (device, failures): (_, Arc<Failures>) = (Device::default(), Arc::default());
+        let host = |number: usize| Arc::new(([0; 16], number.to_string()));
+        for number in 0..=HOSTS_MAX {
+            let written = Written::new(&failures, Some(&host(number)));
+            written.begin();
+            written.leave();
+        }
+        assert_eq!(lock(&failures.left).hosts.len(), HOSTS_MAX);
+        failures.add(&bad());
+        let back = |number| flush(&Arc::new(Written::new(&failures, Some(&host(number)))), &device, Ok(()));
+        assert_eq!((back(0), back(1)), (Ok(()), Err(bad())), "the oldest one is forgotten");
     }
 }

@@ -13,7 +13,7 @@ use crate::access::HostRights;
 use crate::attendance::{Attendance, Presence};
 use crate::config::Config;
 use crate::counts::AllCounters;
-use crate::durable::{Failures, Written};
+use crate::durable::{Failures, HostKey, Written};
 use crate::reserved::Reserved;
 use crate::space::Managed;
 use futures_channel::{mpsc, oneshot};
@@ -461,6 +461,7 @@ impl Subsystem {
     /// The controller takes no more commands, and is not found by its
     /// identifier any more.
     pub(crate) fn depart(&self, link: &Arc<Link>) {
+        link.leave_written();
         let mut controllers = lock(&self.controllers);
         let mut departing = self.departing();
         if controllers.get(&link.cntlid).is_some_and(|found| Arc::ptr_eq(found, link)) {
@@ -609,8 +610,16 @@ pub(crate) struct Link {
     pub(crate) health: Health,
     /// Every write is to be durable: the host has switched the cache off.
     pub(crate) write_through: AtomicBool,
+    host: HostKey,
     /// The controller's writes to each namespace since its last flush.
-    written: Mutex<BTreeMap<u32, Arc<Written>>>,
+    written: Mutex<WrittenByNsid>,
+}
+
+#[derive(Default)]
+struct WrittenByNsid {
+    all: BTreeMap<u32, Arc<Written>>,
+    /// The controller has ended, though commands of it may be under way.
+    has_left: bool,
 }
 
 /// Counts of one controller.
@@ -644,6 +653,7 @@ impl Link {
         Link {
             cntlid,
             hostnqn: controller.hostnqn().to_owned(),
+            host: Arc::new((controller.hostid().into_bytes(), controller.hostnqn().to_owned())),
             is_secure,
             reader: AtomicBool::new(false),
             shown: Mutex::default(),
@@ -670,13 +680,23 @@ impl Link {
     /// What the controller has written to a namespace since its last flush,
     /// on all of its queues.
     pub(crate) fn written(&self, nsid: u32, namespace: &Namespace) -> Arc<Written> {
-        let mut all = lock(&self.written);
-        let found = all.get(&nsid).filter(|written| written.is_of(&namespace.failures)).cloned();
+        let mut by_nsid = lock(&self.written);
+        let found = by_nsid.all.get(&nsid).filter(|written| written.is_of(&namespace.failures)).cloned();
         found.unwrap_or_else(|| {
-            let new = Arc::new(Written::new(&namespace.failures));
-            all.insert(nsid, Arc::clone(&new));
+            let new = Arc::new(Written::new(&namespace.failures, Some(&self.host)));
+            if by_nsid.has_left {
+                new.leave();
+            }
+            by_nsid.all.insert(nsid, Arc::clone(&new));
             new
         })
+    }
+
+    /// What it has written and not flushed is left to the host's next flush on another controller.
+    fn leave_written(&self) {
+        let mut by_nsid = lock(&self.written);
+        by_nsid.has_left = true;
+        by_nsid.all.values().for_each(|written| written.leave());
     }
 
     /// Tells its host which namespaces have changed.
@@ -701,7 +721,7 @@ impl Link {
 
     /// Forgets what it has written to namespaces that are gone.
     pub(crate) fn forget(&self, nsids: &[u32]) {
-        lock(&self.written).retain(|nsid, _| !nsids.contains(nsid));
+        lock(&self.written).all.retain(|nsid, _| !nsids.contains(nsid));
     }
 
     pub(crate) fn add_queue(&self, qid: u16, sender: mpsc::UnboundedSender<Message>) {

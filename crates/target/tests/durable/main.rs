@@ -6,7 +6,7 @@
 #[path = "../hostile/client.rs"]
 mod client;
 
-use client::{BLOCK, Host, NQN, PATIENCE, pattern, read, write};
+use client::{BLOCK, Host, NQN, Name, PATIENCE, pattern, read, write};
 use longhaul_block::IoError;
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultDisk, FaultRule, Operation};
@@ -241,6 +241,42 @@ fn a_loss_that_an_aborted_flush_met_is_told_to_the_next_one() {
     device.release();
     assert!(host.io.call(&Sqe::flush(NSID), &[]).status.is(Status::WRITE_FAULT));
     host.done(&Sqe::flush(NSID), &[]);
+}
+
+#[test]
+fn a_host_that_comes_back_hears_of_what_its_last_controller_lost() {
+    let device = disk();
+    let (target, mut host) = serve(&[&device]);
+    let observer = target.observer();
+    let data = pattern(BLOCK, 13);
+    // The host waits for a flush too long, and disconnects.
+    host.done(&write(NSID, 0, BLOCK), &data);
+    device.hold(OpKind::Flush, 1);
+    lose(&device);
+    let sqe = Sqe::flush(NSID).with_cid(host.io.next_cid());
+    let capsule = host.io.capsule(&sqe, &[]);
+    host.io.send(&capsule);
+    until("the flush to begin", || device.held() > 0);
+    drop(host);
+    until("the controller to end", || observer.controllers().is_empty());
+    device.release();
+    let mut host = Host::new(target.addresses()[0], 32, 0);
+    assert!(host.io.call(&Sqe::flush(NSID), &[]).status.is(Status::WRITE_FAULT));
+    host.done(&Sqe::flush(NSID), &[]);
+
+    // Another host's flush meets the loss while this one is away.
+    host.done(&write(NSID, 0, BLOCK), &data);
+    drop(host);
+    until("the controller to end", || observer.controllers().is_empty());
+    let name = Name { hostnqn: format!("{NQN}:other"), hostid: Uuid::from_u128(7), ..Name::default() };
+    let mut other = Host::named(target.addresses()[0], 32, 0, name);
+    other.done(&write(NSID, 1, BLOCK), &data);
+    lose(&device);
+    assert!(other.io.call(&Sqe::flush(NSID), &[]).status.is(Status::WRITE_FAULT));
+    let mut host = Host::new(target.addresses()[0], 32, 0);
+    assert!(host.io.call(&Sqe::flush(u32::MAX), &[]).status.is(Status::WRITE_FAULT));
+    host.done(&Sqe::flush(NSID), &[]);
+    other.done(&Sqe::flush(NSID), &[]);
 }
 
 //= test: NVMe Base 2.1, Abort command
