@@ -51,6 +51,15 @@ impl LocalIo {
     }
 }
 
+/// The error of a flush that is not to be repeated: it may be that of a lost write, which is reported once, and
+/// the next flush would succeed.
+fn final_error(e: IoError) -> IoError {
+    match e {
+        e if e.is_out_of_reach() || e == IoError::Aborted => IoError::Medium(e.to_string()),
+        e => e,
+    }
+}
+
 fn ended(answer: Result<IoResult<Buf>, oneshot::Canceled>) -> IoResult<Buf> {
     answer.unwrap_or(Err(IoError::Aborted))
 }
@@ -72,7 +81,8 @@ impl BlockIo for LocalIo {
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.done(Request::Flush(Arc::clone(&self.told)))
+        let flushed = self.done(Request::Flush(Arc::clone(&self.told)));
+        IoFuture::new(async move { flushed.await.map_err(final_error) })
     }
 
     fn may_forget(&self) -> bool {
@@ -94,6 +104,8 @@ mod tests {
     use super::*;
     use crate::Served;
     use longhaul_block::MemDevice;
+    use longhaul_block::filter::OpKind;
+    use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
     use longhaul_engine::{Config, Engine};
 
     const SIZE: u64 = 1 << 20;
@@ -122,6 +134,27 @@ mod tests {
             io.discard(0, SIZE).await.expect("discarded");
             let past = io.read(SIZE, BufMut::zeroed(4096)).await;
             assert!(matches!(past, Err(IoError::OutOfRange { .. })), "{past:?}");
+        });
+    }
+
+    #[test]
+    fn a_loss_is_heard_on_a_queue_that_begins_after_it_and_is_final() {
+        let disk = FaultDisk::new(SIZE);
+        let away = Fault::Error(IoError::Unreachable("no route".into()));
+        disk.inject(FaultRule::new(OpKind::Write, away));
+        let served = Served::open(Arc::new(disk), Config::default(), SIZE).expect("served");
+        let local = Local::new(Arc::new(served));
+        let engine = Engine::new(&Config::default()).expect("an engine");
+        engine.block_on(async {
+            let io = local.open().await.expect("opened");
+            io.write(0, Buf::copy_of(&[1; 4096]), WriteFlags::default()).await.expect("taken");
+            // It waits for the write, which is lost then.
+            let read = io.read(0, BufMut::zeroed(4096)).await.expect("read");
+            assert!(read.iter().all(|&byte| byte == 0));
+            let later = local.open().await.expect("opened");
+            let flushed = later.flush().await;
+            assert!(matches!(flushed, Err(IoError::Medium(_))), "{flushed:?}");
+            assert_eq!(later.flush().await, Ok(()));
         });
     }
 }

@@ -67,7 +67,7 @@ pub trait Requests: Send + Sync {
     /// Starts a request.
     fn start(&self, request: Request, done: RequestDone);
 
-    /// A handle whose flushes report writes that are lost from now on.
+    /// A handle whose flushes report writes that are lost from now on, and those that no flush has reported yet.
     fn handle(&self) -> Arc<ErrorCursor>;
 
     /// Waits for the answer to a request; not for use on an engine's thread.
