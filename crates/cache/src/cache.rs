@@ -201,11 +201,14 @@ impl Cache {
     ///
     /// # Errors
     /// Writes are lost, and the handle has not had the error yet; or the flush failed: the next one resends
-    /// the writes that it left in doubt.
+    /// the writes that it left in doubt, or where the device keeps them by itself each handle gets the error.
     pub async fn flush(&self, cursor: &ErrorCursor) -> IoResult<()> {
         self.behind.drained().await;
         let owes = self.info().volatile_cache || self.behind.kept.borrow().bytes() > 0;
         let result = if owes { self.behind.make_durable().await } else { Ok(()) };
+        if let Err(e) = &result {
+            self.behind.handle_failed_sync(e);
+        }
         // Resent writes may be lost as well.
         self.parts.losses.new_loss(cursor)?;
         result
@@ -243,3 +246,6 @@ impl ReadPart {
         Ok(buf.slice(range))
     }
 }
+
+#[cfg(test)]
+mod tests;

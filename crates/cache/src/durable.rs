@@ -85,6 +85,39 @@ impl WriteBehind {
         }
     }
 
+    /// A flush or a durable change has failed. A device that keeps by itself what it has not made durable
+    /// reports that once, and nothing is resent to it: changes of all handles may be lost.
+    pub(crate) fn handle_failed_sync(&self, e: &IoError) {
+        let keeps_by_itself = self.user.info().volatile_cache && !self.io.may_forget();
+        let may_lose = match e {
+            // The device still has them, and the next flush covers them.
+            IoError::Aborted
+            | IoError::Unreachable(_)
+            | IoError::Offline(_)
+            | IoError::Unsupported(_)
+            | IoError::ReadOnly
+            | IoError::OutOfRange { .. }
+            | IoError::Unaligned { .. } => false,
+            IoError::NoSpace
+            | IoError::Medium(_)
+            | IoError::Integrity(_)
+            | IoError::Refused(_)
+            | IoError::Reserved => true,
+        };
+        if may_lose && keeps_by_itself {
+            self.user.handle_loss(e.clone());
+        }
+    }
+
+    /// The result of a change. One that is to be `durable` may fail for what others have written.
+    pub(crate) fn check_sync(&self, result: IoResult<()>, durable: bool) -> IoResult<()> {
+        result.inspect_err(|e| {
+            if durable {
+                self.handle_failed_sync(e);
+            }
+        })
+    }
+
     /// Reports kept changes as lost: they are not resent any more.
     pub(crate) fn give_up(&self) {
         let mut kept = self.kept.borrow_mut();

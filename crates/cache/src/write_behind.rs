@@ -210,7 +210,8 @@ impl WriteBehind {
             self.fill_edges(&info, blocks.clone(), offset, &bytes).await?
         };
         let generation = self.io.generation();
-        write(&*self.io, &info, blocks.start, &whole, flags).await?;
+        let written = write(&*self.io, &info, blocks.start, &whole, flags).await;
+        self.check_sync(written, flags.fua)?;
         self.keep(blocks, Change::Data(whole), flags.fua, generation);
         Ok(())
     }
@@ -230,12 +231,14 @@ impl WriteBehind {
                 let blocks = around(&info, at, size)?;
                 let edge = self.fill_edges(&info, blocks.clone(), at, &zeroes).await?;
                 let generation = self.io.generation();
-                self.io.write(blocks.start, edge.clone(), WriteFlags { fua: flags.fua }).await?;
+                let written = self.io.write(blocks.start, edge.clone(), WriteFlags { fua: flags.fua }).await;
+                self.check_sync(written, flags.fua)?;
                 self.keep(blocks, Change::Data(edge), flags.fua, generation);
             }
         }
         let generation = self.io.generation();
-        self.io.write_zeroes(begin, end - begin, flags).await?;
+        let zeroed = self.io.write_zeroes(begin, end - begin, flags).await;
+        self.check_sync(zeroed, flags.fua)?;
         self.keep(begin..end, Change::Zeroes(flags), flags.fua, generation);
         Ok(())
     }
