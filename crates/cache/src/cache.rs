@@ -7,8 +7,8 @@
 //! - copied bytes that the device does not have yet are at most what the device advises (and the
 //!   memory given allows), plus one write;
 //! - unflushed writes of a device that may forget are kept, and resent when its generation has
-//!   changed: before a flush ends, and before a read of them. When they take a quarter of the
-//!   memory they are flushed;
+//!   changed or a flush has failed: before a flush ends, and before a read of them. When they take
+//!   a quarter of the memory they are flushed;
 //! - a flush ends when all writes acknowledged before it are durable, or with the error of one that
 //!   is not: each handle gets the error of each loss once.
 

@@ -1,17 +1,17 @@
 //! Makes acknowledged changes durable on a device that may forget them.
 //!
 //! Invariants:
-//! - unflushed changes of such a device are kept, and resent when its generation has changed:
-//!   before a flush ends, and before a read of them;
+//! - unflushed changes of such a device are kept, and resent when its generation has changed or a
+//!   flush has failed: before a flush ends, and before a read of them;
 //! - a flush covers the changes that were kept when it began only if the device has the same
-//!   generation before and after it;
+//!   generation before and after it, and no other flush has failed meanwhile;
 //! - a resend takes its turn among the other changes, and resends only changes that are still kept
 //!   then: it undoes no later change.
 
-use crate::Change;
 use crate::blocks::write;
 use crate::order::{ALL, Turn};
 use crate::write_behind::WriteBehind;
+use crate::{Change, Epoch};
 use futures_util::future::join_all;
 use longhaul_block::{IoError, IoResult, WriteFlags};
 use longhaul_engine::spawn;
@@ -22,14 +22,19 @@ use std::rc::Rc;
 const RESEND_MAX: usize = 256;
 
 impl WriteBehind {
+    /// The present epoch of the device.
+    pub(crate) fn epoch(&self) -> Epoch {
+        Epoch { generation: self.io.generation(), failed_flushes: self.failed_flushes.get() }
+    }
+
     /// The device has a change, whose turn it still is: it is kept until it is
     /// durable, where the device may forget it until then.
-    pub(crate) fn keep(&self, blocks: Range<u64>, change: Change, durable: bool, generation: u64) {
+    pub(crate) fn keep(&self, blocks: Range<u64>, change: Change, durable: bool, epoch: Epoch) {
         if !self.io.may_forget() || !self.user.info().volatile_cache {
             return;
         }
         let mut kept = self.kept.borrow_mut();
-        if durable { kept.forget(&blocks) } else { kept.note(blocks, change, generation) }
+        if durable { kept.forget(&blocks) } else { kept.note(blocks, change, epoch) }
     }
 
     /// Waits until the device has all changes that were called before.
@@ -46,19 +51,19 @@ impl WriteBehind {
     ) -> IoResult<T> {
         loop {
             self.order.settled(blocks.clone()).await;
-            let generation = self.io.generation();
+            let epoch = self.epoch();
             // Whether the device owes something here that it may forget.
             let (owes, forgot) = {
                 let kept = self.kept.borrow();
                 let owes = kept.touches(&blocks);
-                (owes, owes && kept.is_stale(&blocks, generation))
+                (owes, owes && kept.is_stale(&blocks, epoch))
             };
             if forgot {
                 self.resend().await;
                 continue;
             }
             let result = read().await;
-            if !owes || self.io.generation() == generation {
+            if !owes || self.epoch() == epoch {
                 return result;
             }
         }
@@ -71,13 +76,15 @@ impl WriteBehind {
     /// up](Self::give_up).
     pub(crate) async fn make_durable(&self) -> IoResult<()> {
         loop {
-            let generation = self.resend().await;
+            let epoch = self.resend().await;
             let mark = self.kept.borrow().mark();
             if let Err(e) = self.io.flush().await {
-                self.kept.borrow_mut().doubt(mark);
+                // It may have lost changes that came after it began, too, and other flushes under way may
+                // succeed without them.
+                self.failed_flushes.set(self.failed_flushes.get() + 1);
                 return Err(e);
             }
-            if self.io.generation() == generation {
+            if epoch == self.epoch() {
                 self.kept.borrow_mut().flushed(mark);
                 self.room.let_in(&self.load());
                 return Ok(());
@@ -125,14 +132,14 @@ impl WriteBehind {
         kept.flushed(mark);
     }
 
-    /// Resends what the device may have forgotten; returns the generation of the device
+    /// Resends what the device may have forgotten; returns the epoch of the device
     /// that has everything.
-    async fn resend(&self) -> u64 {
+    async fn resend(&self) -> Epoch {
         loop {
-            let generation = self.io.generation();
-            let forgotten = self.kept.borrow().stale(&ALL, generation, self.load().advised, RESEND_MAX);
+            let epoch = self.epoch();
+            let forgotten = self.kept.borrow().stale(&ALL, epoch, self.load().advised, RESEND_MAX);
             if forgotten.is_empty() {
-                return generation;
+                return epoch;
             }
             let changes: Vec<_> = forgotten
                 .into_iter()
@@ -157,8 +164,8 @@ impl WriteBehind {
     /// Returns the error by which some of them are lost.
     async fn resend_range(&self, turn: Turn, range: Range<u64>) -> Option<IoError> {
         turn.begin().await;
-        let (info, generation) = (self.user.info(), self.io.generation());
-        let forgotten = self.kept.borrow().stale(&range, generation, u64::MAX, usize::MAX);
+        let (info, epoch) = (self.user.info(), self.epoch());
+        let forgotten = self.kept.borrow().stale(&range, epoch, u64::MAX, usize::MAX);
         let mut failed = None;
         for (range, change) in forgotten {
             let len = range.end - range.start;
@@ -168,7 +175,7 @@ impl WriteBehind {
                 Change::Discard => self.io.discard(range.start, len).await,
             };
             match result {
-                Ok(()) => self.kept.borrow_mut().note(range, change, generation),
+                Ok(()) => self.kept.borrow_mut().note(range, change, epoch),
                 Err(e) => {
                     self.kept.borrow_mut().forget(&range);
                     failed.get_or_insert(e);

@@ -23,4 +23,4 @@ mod write_behind;
 pub use cache::Cache;
 pub use losses::{ErrorCursor, Losses};
 pub use sequential::{Continued, SequentialDetector};
-pub use unflushed::{Change, Unflushed};
+pub use unflushed::{Change, Epoch, Unflushed};

@@ -28,6 +28,15 @@ pub enum Change {
     Discard,
 }
 
+/// A time in which an open device has lost no change that it had acknowledged, as far as its user knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    /// The device's generation.
+    pub generation: u64,
+    /// Number of flushes that have failed: each may have lost any change that the device had then.
+    pub failed_flushes: u64,
+}
+
 /// Changes of one open device that were not flushed.
 #[derive(Debug, Default)]
 pub struct Unflushed {
@@ -42,8 +51,8 @@ struct UnflushedChange {
     end: u64,
     change: Change,
     number: u64,
-    /// The device's when the change was sent; `None` if it must be resent.
-    generation: Option<u64>,
+    /// From before the change was sent.
+    epoch: Epoch,
     _weight: Rc<Weight>,
 }
 
@@ -74,9 +83,8 @@ impl UnflushedChange {
 }
 
 impl Unflushed {
-    /// A change has been acknowledged. `generation` is that of the device from
-    /// before it was sent.
-    pub fn note(&mut self, range: Range<u64>, change: Change, generation: u64) {
+    /// A change has been acknowledged. `epoch` is that from before it was sent.
+    pub fn note(&mut self, range: Range<u64>, change: Change, epoch: Epoch) {
         if range.is_empty() {
             return;
         }
@@ -87,12 +95,10 @@ impl Unflushed {
         };
         self.bytes.set(self.bytes.get() + bytes);
         let weight = Rc::new(Weight { bytes, all: Rc::clone(&self.bytes) });
-        let (number, generation) = (self.next, Some(generation));
+        let number = self.next;
         self.next += 1;
-        self.changes.insert(
-            range.start,
-            UnflushedChange { end: range.end, change, number, generation, _weight: weight },
-        );
+        self.changes
+            .insert(range.start, UnflushedChange { end: range.end, change, number, epoch, _weight: weight });
     }
 
     /// Of this range nothing need be kept: something durable is there.
@@ -122,19 +128,19 @@ impl Unflushed {
         !self.changes.is_empty() && self.within(range).next().is_some()
     }
 
-    /// The changes of a range that were sent to another generation of the device than this one, and
-    /// so have to be resent: at most `most` bytes and `count` changes, but at least one.
+    /// The changes of a range that were sent in another epoch of the device than this one, and so
+    /// have to be resent: at most `most` bytes and `count` changes, but at least one.
     pub fn stale(
         &self,
         range: &Range<u64>,
-        generation: u64,
+        epoch: Epoch,
         most: u64,
         count: usize,
     ) -> Vec<(Range<u64>, Change)> {
         let mut bytes = 0;
         self.within(range)
             .filter_map(|at| self.changes.get(&at).map(|kept| (at, kept)))
-            .filter(|(_, kept)| kept.generation != Some(generation))
+            .filter(|(_, kept)| kept.epoch != epoch)
             .map(|(at, kept)| kept.part(at, range))
             .take_while(|(part, change)| {
                 let first = bytes == 0;
@@ -146,8 +152,8 @@ impl Unflushed {
     }
 
     /// Whether any of a range has to be resent.
-    pub fn is_stale(&self, range: &Range<u64>, generation: u64) -> bool {
-        !self.stale(range, generation, 0, 1).is_empty()
+    pub fn is_stale(&self, range: &Range<u64>, epoch: Epoch) -> bool {
+        !self.stale(range, epoch, 0, 1).is_empty()
     }
 
     /// Copies kept changes into `content`, which begins at `offset`.
@@ -175,14 +181,6 @@ impl Unflushed {
         self.changes.retain(|_, kept| kept.number >= mark);
     }
 
-    /// It is not known whether the changes that were noted before `mark` are
-    /// durable: they have to be resent.
-    pub fn doubt(&mut self, mark: u64) {
-        for kept in self.changes.values_mut().filter(|kept| kept.number < mark) {
-            kept.generation = None;
-        }
-    }
-
     /// Memory that is kept in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.get()
@@ -194,6 +192,10 @@ mod tests {
     use super::*;
 
     const ALL: Range<u64> = 0..u64::MAX;
+
+    fn epoch(generation: u64) -> Epoch {
+        Epoch { generation, failed_flushes: 0 }
+    }
 
     fn data(byte: u8, len: usize) -> Change {
         Change::Data(Buf::copy_of(&vec![byte; len]))
@@ -216,19 +218,19 @@ mod tests {
             let place = &mut model[at as usize..(at + len) as usize];
             if round % 5 == 0 {
                 place.fill(0);
-                kept.note(at..at + len, Change::Zeroes(ZeroFlags::default()), 1);
+                kept.note(at..at + len, Change::Zeroes(ZeroFlags::default()), epoch(1));
             } else {
                 place.fill(byte);
-                kept.note(at..at + len, data(byte, len as usize), 1);
+                kept.note(at..at + len, data(byte, len as usize), epoch(1));
             }
             let mut content = vec![0; model.len()];
             kept.overlay(0, &mut content);
             assert!(content == model, "round {round}");
-            assert!(!kept.is_stale(&ALL, 1));
+            assert!(!kept.is_stale(&ALL, epoch(1)));
         }
         // The resent changes restore the content.
         let mut content = vec![0; model.len()];
-        for (range, change) in kept.stale(&ALL, 2, u64::MAX, usize::MAX) {
+        for (range, change) in kept.stale(&ALL, epoch(2), u64::MAX, usize::MAX) {
             if let Change::Data(buf) = change {
                 content[range.start as usize..range.end as usize].copy_from_slice(&buf);
             }
@@ -241,26 +243,27 @@ mod tests {
     #[test]
     fn memory_counts_until_the_last_part_of_it_has_gone() {
         let mut kept = Unflushed::default();
-        kept.note(0..1 << 20, data(1, 1 << 20), 1);
+        kept.note(0..1 << 20, data(1, 1 << 20), epoch(1));
         kept.forget(&(4096..(1 << 20) - 4096));
         assert_eq!(kept.bytes(), 1 << 20);
         assert!(kept.touches(&(0..1)) && !kept.touches(&(4096..8192)));
         kept.forget(&(0..4096));
         kept.forget(&(0..1 << 20));
         assert_eq!(kept.bytes(), 0);
-        kept.note(0..1 << 30, Change::Discard, 1);
+        kept.note(0..1 << 30, Change::Discard, epoch(1));
         assert_eq!(kept.bytes(), LEAST);
     }
 
     #[test]
-    fn what_was_flushed_is_gone_and_what_is_in_doubt_is_sent_again() {
+    fn what_was_flushed_is_gone_and_what_may_be_lost_is_sent_again() {
         let mut kept = Unflushed::default();
-        kept.note(0..512, data(1, 512), 1);
+        kept.note(0..512, data(1, 512), epoch(1));
         let mark = kept.mark();
-        kept.note(512..1024, data(2, 512), 1);
-        kept.doubt(mark);
-        assert_eq!(kept.stale(&ALL, 1, u64::MAX, 9).len(), 1);
+        kept.note(512..1024, data(2, 512), epoch(1));
+        let failed = Epoch { failed_flushes: 1, ..epoch(1) };
+        assert_eq!(kept.stale(&ALL, failed, u64::MAX, 9).len(), 2);
         kept.flushed(mark);
-        assert!(!kept.is_stale(&ALL, 1) && kept.is_stale(&(600..601), 2) && !kept.is_stale(&(0..512), 2));
+        assert!(!kept.is_stale(&ALL, epoch(1)));
+        assert!(kept.is_stale(&(600..601), epoch(2)) && !kept.is_stale(&(0..512), epoch(2)));
     }
 }

@@ -46,6 +46,8 @@ pub(crate) struct WriteBehind {
     pub(crate) resending: Cell<usize>,
     /// Kept changes are being flushed to make room.
     pub(crate) flushing: Cell<bool>,
+    /// Number of flushes that have failed.
+    pub(crate) failed_flushes: Cell<u64>,
 }
 
 impl WriteBehind {
@@ -59,6 +61,7 @@ impl WriteBehind {
             kept: RefCell::default(),
             resending: Cell::new(0),
             flushing: Cell::new(false),
+            failed_flushes: Cell::new(0),
         })
     }
 
@@ -112,9 +115,9 @@ impl WriteBehind {
             if blocks.start >= blocks.end {
                 return Ok(());
             }
-            let generation = this.io.generation();
+            let epoch = this.epoch();
             this.io.discard(blocks.start, blocks.end - blocks.start).await?;
-            this.keep(blocks, Change::Discard, false, generation);
+            this.keep(blocks, Change::Discard, false, epoch);
             Ok(())
         };
         async move { this.change(turn?, 0, false, what).await }
@@ -209,10 +212,10 @@ impl WriteBehind {
         } else {
             self.fill_edges(&info, blocks.clone(), offset, &bytes).await?
         };
-        let generation = self.io.generation();
+        let epoch = self.epoch();
         let written = write(&*self.io, &info, blocks.start, &whole, flags).await;
         self.check_sync(written, flags.fua)?;
-        self.keep(blocks, Change::Data(whole), flags.fua, generation);
+        self.keep(blocks, Change::Data(whole), flags.fua, epoch);
         Ok(())
     }
 
@@ -230,16 +233,16 @@ impl WriteBehind {
                 let zeroes = BufMut::zeroed(size as usize).freeze();
                 let blocks = around(&info, at, size)?;
                 let edge = self.fill_edges(&info, blocks.clone(), at, &zeroes).await?;
-                let generation = self.io.generation();
+                let epoch = self.epoch();
                 let written = self.io.write(blocks.start, edge.clone(), WriteFlags { fua: flags.fua }).await;
                 self.check_sync(written, flags.fua)?;
-                self.keep(blocks, Change::Data(edge), flags.fua, generation);
+                self.keep(blocks, Change::Data(edge), flags.fua, epoch);
             }
         }
-        let generation = self.io.generation();
+        let epoch = self.epoch();
         let zeroed = self.io.write_zeroes(begin, end - begin, flags).await;
         self.check_sync(zeroed, flags.fua)?;
-        self.keep(begin..end, Change::Zeroes(flags), flags.fua, generation);
+        self.keep(begin..end, Change::Zeroes(flags), flags.fua, epoch);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use super::*;
 use longhaul_block::filter::OpKind;
 use longhaul_block::testing::{Fault, FaultDisk, FaultRule};
 use longhaul_block::{IoFuture, Open, WriteFlags};
-use longhaul_engine::{Config, Engine};
+use longhaul_engine::{Config, Engine, Task, spawn, yield_now};
 
 const MIB: u64 = 1 << 20;
 
@@ -100,5 +100,57 @@ fn each_handle_hears_of_a_failed_flush_where_nothing_is_kept() {
         fail_once(&disk, OpKind::Flush, IoError::Offline("halted".into()));
         assert_eq!(cache.flush(&one).await, Err(IoError::Offline("halted".into())));
         assert_eq!(cache.flush(&two).await, Ok(()));
+    });
+}
+
+/// A disk, its cache with a write in it, and a flush that fails once the disk is released, as the first of `held`
+/// flushes that wait for that.
+async fn failing_flush(held: usize) -> (FaultDisk, Rc<Cache>, Losses, Task<IoResult<()>>) {
+    let (disk, losses) = (FaultDisk::new(MIB), Losses::default());
+    let cache = Cache::open(Arc::new(disk.clone()), MIB, losses.clone()).await.expect("opened");
+    let cache = Rc::new(cache);
+    cache.write(0, bytes(1), false).await.expect("taken");
+    fail_once(&disk, OpKind::Flush, worn());
+    disk.hold(OpKind::Flush, held);
+    let first = begin_flush(&disk, &cache, &losses).await;
+    (disk, cache, losses, first)
+}
+
+async fn begin_flush(disk: &FaultDisk, cache: &Rc<Cache>, losses: &Losses) -> Task<IoResult<()>> {
+    let (held, cache, cursor) = (disk.held(), Rc::clone(cache), losses.handle());
+    let flush = spawn(async move { cache.flush(&cursor).await });
+    while disk.held() == held {
+        yield_now().await;
+    }
+    flush
+}
+
+#[test]
+fn what_came_to_the_device_while_a_flush_failed_is_sent_again() {
+    on_engine(async {
+        let (disk, cache, losses, first) = failing_flush(1).await;
+        cache.write(4096, bytes(2), false).await.expect("taken");
+        cache.drain(&losses.handle()).await.expect("with the device");
+        // As a file does, it loses what it cannot make durable.
+        disk.forget();
+        disk.release();
+        assert_eq!(first.await, Err(worn()));
+        cache.flush(&losses.handle()).await.expect("durable");
+        disk.forget();
+        assert_eq!((disk.content(0..1), disk.content(4096..4097)), (vec![1], vec![2]));
+    });
+}
+
+#[test]
+fn a_flush_does_not_succeed_without_what_another_one_has_lost() {
+    on_engine(async {
+        let (disk, cache, losses, first) = failing_flush(2).await;
+        let second = begin_flush(&disk, &cache, &losses).await;
+        disk.forget();
+        disk.release();
+        assert_eq!(first.await, Err(worn()));
+        assert_eq!(second.await, Ok(()));
+        disk.forget();
+        assert_eq!(disk.content(0..4096), [1; 4096]);
     });
 }
