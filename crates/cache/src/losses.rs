@@ -18,7 +18,7 @@ struct LossCounts {
 
 impl Losses {
     /// A new handle: it gets the errors of later losses, and of those that no handle has got yet. As with the
-    /// kernel's `errseq_t`, whoever wrote may be gone, and the new handle be all that its user has left.
+    /// kernel's `errseq_t`, the handle that wrote may be closed, and the new one be all that its user has left.
     pub fn handle(&self) -> ErrorCursor {
         ErrorCursor(AtomicU64::new(self.0.reported.load(Relaxed)))
     }
@@ -73,12 +73,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_handle_hears_of_what_nobody_was_told() {
+    fn a_new_handle_hears_of_what_no_other_one_was_told() {
         let losses = Losses::default();
         let log = LossLog::new(losses.clone());
         let early = losses.handle();
         log.add(IoError::NoSpace);
-        // An error that is only looked at has reached nobody.
+        // An error that is only looked at has reached no program.
         assert_eq!(log.unseen_loss(&losses.handle()), Err(IoError::NoSpace));
         let late = losses.handle();
         assert_eq!(log.new_loss(&late), Err(IoError::NoSpace));

@@ -146,7 +146,7 @@ impl Written {
         }
     }
 
-    /// The controller has ended. The result of a flush under way reaches nobody; writes under way
+    /// The controller has ended. The result of a flush under way reaches no host; writes under way
     /// are left behind when they end.
     pub(crate) fn leave(&self) {
         self.has_left.store(true, Ordering::SeqCst);
@@ -335,7 +335,7 @@ impl Cover {
 impl Drop for Cover {
     fn drop(&mut self) {
         if !self.has_ended {
-            // A loss that nobody was told of is reported by a later flush.
+            // A loss that no host was told of is reported by a later flush.
             self.end(self.since);
         }
     }
@@ -499,7 +499,7 @@ mod tests {
         a.begin();
         b.begin();
         assert_eq!(end_flush(&a, &device, Err(bad())).error(), Some(&bad()));
-        assert_eq!(end_flush(&a, &device, Ok(())).error(), Some(&bad()), "it was told nobody");
+        assert_eq!(end_flush(&a, &device, Ok(())).error(), Some(&bad()), "no host was told");
         assert_eq!(flush(&a, &device, Ok(())), Err(bad()));
         assert_eq!(flush(&a, &device, Ok(())), Ok(()));
         // A host repeats a flush that met no loss: the answer to that one counts.
@@ -519,7 +519,7 @@ mod tests {
         a.leave();
         assert_eq!(flush(&c, &device, Err(bad())), Err(bad()), "a third host");
         let [next, another] = [(); 2].map(|()| of_host(&failures, 0));
-        assert_eq!(end_flush(&next, &device, Ok(())).error(), Some(&bad()), "it was told nobody");
+        assert_eq!(end_flush(&next, &device, Ok(())).error(), Some(&bad()), "no host was told");
         assert_eq!(flush(&other, &device, Ok(())), Err(bad()), "a controller that was there before");
         assert_eq!(flush(&another, &device, Ok(())), Ok(()), "once");
         // A write that ends when its controller is gone.

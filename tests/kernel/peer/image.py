@@ -28,7 +28,7 @@ from .packages import Apt, Missing
 USERLAND = """
     busybox-static bash coreutils util-linux mount grep sed mawk findutils procps iproute2
     nvme-cli fio xfsprogs e2fsprogs diffutils gzip python3-minimal libpython3-stdlib
-    tgt open-iscsi iperf3 keyutils
+    tgt open-iscsi iperf3 keyutils tar nfs-kernel-server nfs-common
 """.split()
 
 # What TLS needs in user space: an nvme-cli that knows keys for it, and tlshd, which goes through
@@ -45,14 +45,14 @@ MODULES = """
     crc32c_generic crc32c_intel crc32c-x86_64 ext4 xfs loop fuse nbd ublk_drv null_blk
     sha256_generic sha512_generic hmac dh_generic
     nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp configfs
-    tun veth bridge sch_netem sd_mod iscsi_tcp
+    tun veth bridge sch_netem sd_mod iscsi_tcp nfsd nfsv4
     tls aesni_intel ghash_clmulni_intel gcm ctr
 """.split()
 
 # Modules that some kernels do not have because another took over their work.
 OPTIONAL = {
     "crc32c_generic", "crc32c_intel", "crc32c-x86_64", "configfs", "virtio_pci", "virtio_rng", "ublk_drv",
-    "iscsi_tcp", "sha256_generic", "sha512_generic", "hmac", "dh_generic",
+    "iscsi_tcp", "nfsd", "nfsv4", "sha256_generic", "sha512_generic", "hmac", "dh_generic",
     "tls", "aesni_intel", "ghash_clmulni_intel", "gcm", "ctr",
 }  # fmt: skip
 

@@ -33,9 +33,8 @@ def rows(result):
         yield f"| {case['rtt']} | {case['load']} | {reference} | " + " | ".join(cells) + " |"
 
 
-def versions(image):
+def versions(image, wanted=("nvme-cli", "open-iscsi", "tgt", "iperf3")):
     """Names and versions of the Debian packages that take part."""
-    wanted = ("nvme-cli", "open-iscsi", "tgt", "iperf3")
     found = (line.split("_")[:2] for line in (image.path / "packages").read_text().splitlines())
     return ", ".join(f"{n} {v.replace('%3a', ':')}" for n, v in found if n in wanted)
 
@@ -82,10 +81,10 @@ def markdown(result):
     yield "```"
 
 
-def write(path, lines):
-    """Puts `lines` between the markers of a document."""
+def write(path, name, lines):
+    """Puts `lines` between the markers called `name` of a document."""
     path = Path(path)
     text = path.read_text()
-    begin, end = "<!-- results: peers -->\n", "<!-- end of results: peers -->"
+    begin, end = f"<!-- results: {name} -->\n", f"<!-- end of results: {name} -->"
     head, rest = text.split(begin)
     path.write_text(head + begin + "\n".join(lines) + "\n" + end + rest.split(end)[1])

@@ -17,10 +17,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The syncs of a descriptor, among them writes that are durable when they end.
 #[derive(Default)]
-pub(super) struct Syncs(Mutex<State>);
+pub(super) struct Syncs(Mutex<SyncsState>);
 
 #[derive(Default)]
-struct State {
+struct SyncsState {
     /// Syncs that have failed, and the last error.
     failures: u64,
     last: Option<IoError>,
@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Syncs {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SyncsState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -194,7 +194,7 @@ mod tests {
         assert!(end(second, &mut two, Ok(())).is_pending());
         let (_third, _later) = begin(&syncs);
         drop((first, one));
-        assert_eq!(poll(&mut two), DONE, "one that is given up keeps nobody waiting");
+        assert_eq!(poll(&mut two), DONE, "one that is given up keeps no other one waiting");
         let (first, waits) = begin(&syncs);
         one = waits;
         assert!(end(first, &mut one, Ok(())).is_pending());
