@@ -2,6 +2,8 @@
 //! FUSE, and is skipped with a message elsewhere.
 
 mod common;
+#[path = "catalog_server/kills.rs"]
+mod kills;
 
 use common::site::{ADMIN, Site};
 use common::{PATIENCE, Ran, Target, command, finish, longhaul, mounts_below, signal, text, until};
@@ -72,6 +74,10 @@ struct Shared {
 impl Shared {
     /// `None`, with the reason on standard error, where FUSE is missing.
     fn new(via: Option<&dyn Fn(&Server) -> String>) -> Option<Shared> {
+        Shared::of_size("64MiB", via)
+    }
+
+    fn of_size(size: &str, via: Option<&dyn Fn(&Server) -> String>) -> Option<Shared> {
         if !longhaul_skip::can_open(&["/dev/fuse"]) {
             return None;
         }
@@ -81,13 +87,21 @@ impl Shared {
         let specs: Vec<&str> = specs.iter().map(String::as_str).collect();
         let catalog = server.catalog();
         site.done(&[&["pool", "create", "p", "--catalog", &catalog, "--target"], &specs[..]].concat());
-        site.done(&["fs", "create", "p/f", "--size", "64MiB", "--layout", "parity"]);
+        site.done(&["fs", "create", "p/f", "--size", size, "--layout", "parity"]);
         let there = via.map_or(catalog, |via| via(&server));
         let shared = Shared { site, server };
-        // Another host learns of the pool by its catalog alone.
-        let known = shared.run("other", &["pool", "status", "p", "--catalog", &there, "--hostnqn", ADMIN]);
-        assert_eq!(known.code, Some(0), "{known:?}");
+        shared.knows_at("other", &there);
         Some(shared)
+    }
+
+    /// Another host learns of the pool by its catalog alone.
+    fn knows(&self, host: &str) {
+        self.knows_at(host, &self.server.catalog());
+    }
+
+    fn knows_at(&self, host: &str, catalog: &str) {
+        let known = self.run(host, &["pool", "status", "p", "--catalog", catalog, "--hostnqn", ADMIN]);
+        assert_eq!(known.code, Some(0), "{known:?}");
     }
 
     fn at(&self, name: &str) -> PathBuf {
