@@ -146,6 +146,17 @@ fn check(directory: &Path, host: usize, synced: &Synced) {
 }
 
 impl Shared {
+    /// Removes what a killed process has left.
+    fn clear(&self, host: &str, at: &Path) {
+        until("the mount of the killed process is removed", || {
+            let ran = self.run(host, &["umount", "--lazy", text(at)]);
+            if ran.code != Some(0) {
+                println!("{host}: {}", ran.stderr);
+            }
+            ran.code == Some(0)
+        });
+    }
+
     /// Mounts it on a host, once that works; the process that serves it.
     fn mount_patiently(&self, host: &str, at: &Path) -> String {
         let begun = Instant::now();
@@ -189,7 +200,7 @@ fn what_was_synced_stays_while_hosts_targets_and_the_catalog_server_are_killed()
             0..5 => {
                 let host = rng.usize(..HOSTS);
                 kill_and_wait(&pids[host]);
-                shared.run(&name(host), &["umount", "--lazy", text(&mounts[host])]);
+                shared.clear(&name(host), &mounts[host]);
                 pids[host] = shared.mount_patiently(&name(host), &mounts[host]);
                 killed[0] += 1;
             }
