@@ -126,6 +126,25 @@ impl IoError {
     pub fn is_out_of_reach(&self) -> bool {
         matches!(self, IoError::Unreachable(_) | IoError::Offline(_))
     }
+
+    /// Whether a flush, or a durable write, with this error may have lost what was written before. A device reports that
+    /// once. After any other error it still has those writes, and the next flush covers them.
+    pub fn is_loss(&self) -> bool {
+        match self {
+            IoError::Aborted
+            | IoError::Unreachable(_)
+            | IoError::Offline(_)
+            | IoError::Unsupported(_)
+            | IoError::ReadOnly
+            | IoError::OutOfRange { .. }
+            | IoError::Unaligned { .. } => false,
+            IoError::NoSpace
+            | IoError::Medium(_)
+            | IoError::Integrity(_)
+            | IoError::Refused(_)
+            | IoError::Reserved => true,
+        }
+    }
 }
 
 impl From<std::io::Error> for IoError {

@@ -96,22 +96,7 @@ impl WriteBehind {
     /// reports that once, and nothing is resent to it: changes of all handles may be lost.
     pub(crate) fn handle_failed_sync(&self, e: &IoError) {
         let keeps_by_itself = self.user.info().volatile_cache && !self.io.may_forget();
-        let may_lose = match e {
-            // The device still has them, and the next flush covers them.
-            IoError::Aborted
-            | IoError::Unreachable(_)
-            | IoError::Offline(_)
-            | IoError::Unsupported(_)
-            | IoError::ReadOnly
-            | IoError::OutOfRange { .. }
-            | IoError::Unaligned { .. } => false,
-            IoError::NoSpace
-            | IoError::Medium(_)
-            | IoError::Integrity(_)
-            | IoError::Refused(_)
-            | IoError::Reserved => true,
-        };
-        if may_lose && keeps_by_itself {
+        if e.is_loss() && keeps_by_itself {
             self.user.handle_loss(e.clone());
         }
     }

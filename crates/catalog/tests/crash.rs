@@ -25,15 +25,21 @@ fn number(catalog: &dyn Catalog) -> longhaul_catalog::Result<Option<(u64, u64)>>
     Ok(catalog.get(b"n")?.map(|entry| (number(&entry.value), entry.modified)))
 }
 
-/// Adds one to the counter, and an entry of that number.
-fn count(catalog: &dyn Catalog) -> longhaul_catalog::Result<bool> {
+/// The counter, and a transaction that adds one to it and puts an entry of that number.
+fn counting(catalog: &dyn Catalog, value: &[u8]) -> longhaul_catalog::Result<(u64, Txn)> {
     let (n, expect) = match number(catalog)? {
         None => (0, Expect::Absent),
         Some((n, modified)) => (n, Expect::Modified(modified)),
     };
     let entry = format!("entry/{n:06}");
     let txn = Txn::new().expect(b"n", expect).put(b"n", (n + 1).to_string().as_bytes());
-    Ok(catalog.commit(&txn.put(entry.as_bytes(), b""))?.is_done())
+    Ok((n, txn.put(entry.as_bytes(), value)))
+}
+
+/// Adds one to the counter, and an entry of that number.
+fn count(catalog: &dyn Catalog) -> longhaul_catalog::Result<bool> {
+    let (_, txn) = counting(catalog, b"")?;
+    Ok(catalog.commit(&txn)?.is_done())
 }
 
 /// As [`count`]; `None` if the answer was lost.
@@ -121,18 +127,12 @@ fn a_file_is_whole_after_its_processes_were_killed() {
 fn a_process_that_counts_aloud() {
     let Some(path) = std::env::var_os(ALOUD) else { return };
     let catalog = FileCatalog::open(Path::new(&path)).expect("opened");
-    let who = std::process::id().to_string();
+    let id = std::process::id().to_string();
     for round in 0.. {
-        let (n, expect) = match number(&catalog).expect("read") {
-            None => (0, Expect::Absent),
-            Some((n, modified)) => (n, Expect::Modified(modified)),
-        };
-        let entry = format!("entry/{n:06}");
-        let txn = Txn::new().expect(b"n", expect).put(b"n", (n + 1).to_string().as_bytes());
-        let mut txn = txn.put(entry.as_bytes(), who.as_bytes());
+        let (n, mut txn) = counting(&catalog, id.as_bytes()).expect("read");
         // What is removed is room for what comes.
         for i in 0..round % 20 {
-            let key = format!("scrap/{who}/{i}");
+            let key = format!("scrap/{id}/{i}");
             txn =
                 if round % 2 == 0 { txn.put(key.as_bytes(), &[7; 500]) } else { txn.delete(key.as_bytes()) };
         }

@@ -8,7 +8,7 @@
 mod common;
 
 use common::testbed::{FILE_SYSTEMS, Testbed};
-use common::text;
+use common::{number, text};
 use longhaul_torture::fsx::Fsx;
 use longhaul_torture::stress::Plan;
 use std::fs;
@@ -19,11 +19,6 @@ use std::process::Command;
 const STEPS: u64 = 500;
 const CHANGES: u64 = 250;
 const WORKERS: u64 = 4;
-
-/// A number that the environment may give.
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).map_or(usual, |text| text.parse().expect(name))
-}
 
 fn length(usual: u64) -> u64 {
     usual * number("LONGHAUL_TORTURE", 1)

@@ -118,8 +118,8 @@ impl NodeState {
         self.changes += 1;
     }
 
-    /// Content that was written is lost. The caller removes it from the state while it has this lock: who finds
-    /// everything committed later finds the loss as well, and each descriptor has to report it.
+    /// Content that was written is lost. The caller removes it from the state while it has this lock: a call that
+    /// finds everything committed later finds the loss as well, and each descriptor has to report it.
     pub(crate) fn lose(&mut self, why: Errno) {
         self.losses = (self.losses.0 + 1, Some(why));
     }

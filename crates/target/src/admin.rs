@@ -562,7 +562,7 @@ impl AdminQueue {
         let (this, use_) = (Rc::clone(self), connection.use_of(slot));
         connection.spawn(async move |connection| {
             let failed = flush_all(&this.subsystem, Some(&this.link)).await;
-            // This is no flush: a loss is told to one, which a file system waits for.
+            // A file system waits for a flush, and this is none: the next flush reports the loss too.
             let status = match failed.iter().any(Flushed::is_loss) {
                 true => Status::INTERNAL_ERROR.dnr(),
                 false if failed.is_empty() => Status::SUCCESS,

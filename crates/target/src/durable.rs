@@ -26,25 +26,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Whether the error of a flush says that what was written may be lost. After any other one the
-/// next flush covers the same writes.
-pub(crate) fn is_loss(e: &IoError) -> bool {
-    match e {
-        IoError::Aborted
-        | IoError::Unreachable(_)
-        | IoError::Offline(_)
-        | IoError::Unsupported(_)
-        | IoError::ReadOnly
-        | IoError::OutOfRange { .. }
-        | IoError::Unaligned { .. } => false,
-        IoError::NoSpace
-        | IoError::Medium(_)
-        | IoError::Integrity(_)
-        | IoError::Refused(_)
-        | IoError::Reserved => true,
-    }
-}
-
 /// Identifier and NQN of a host.
 pub(crate) type HostKey = Arc<(HostId, String)>;
 
@@ -106,7 +87,7 @@ impl Failures {
 
     /// Records the error of a flush, or of a write with FUA, which reports earlier failures too.
     pub(crate) fn add(&self, e: &IoError) {
-        if is_loss(e) {
+        if e.is_loss() {
             *lock(&self.last) = Some(e.clone());
             self.count.fetch_add(1, Ordering::SeqCst);
         }
@@ -252,13 +233,13 @@ impl Flushed {
 
     /// Whether it failed, and what was written may be lost.
     pub(crate) fn is_loss(&self) -> bool {
-        self.error().is_some_and(is_loss)
+        self.error().is_some_and(IoError::is_loss)
     }
 
     /// The result, which is the answer to a flush of the host.
     pub(crate) fn tell(mut self) -> IoResult<()> {
         if let Err(e) = &self.result
-            && is_loss(e)
+            && e.is_loss()
             && let Some(cover) = self.cover.take()
         {
             cover.heard();

@@ -11,7 +11,7 @@ use crate::attendance::Presence;
 use crate::audit::ReservationAction;
 use crate::connection::{Connection, Work};
 use crate::counts::{Counting, Operation};
-use crate::durable::{Flushed, Written, is_loss};
+use crate::durable::{Flushed, Written};
 use crate::ledger::Charge;
 use crate::long::Long;
 use crate::pieces::in_pieces;
@@ -113,7 +113,7 @@ fn status_of(e: &IoError, reading: bool) -> Status {
 fn status_of_flush(e: &IoError, reading: bool) -> Status {
     let status = status_of(e, reading);
     // Its repetition may succeed, since a device tells of a loss once; the writes are lost all the same.
-    if is_loss(e) { status.dnr() } else { status }
+    if e.is_loss() { status.dnr() } else { status }
 }
 
 /// What a command counts as, and the bytes of a read or write.
@@ -482,7 +482,7 @@ impl IoQueue {
         self.answer_read(connection, slot, sqe, async move {
             if flush {
                 //= NVM Command Set 1.1, Read command: with FUA, data that is in a volatile cache is made durable first
-                // Who reads may not be who has written: a loss is told to a flush of the host too.
+                // The program that reads may not be the one that has written: the host's next flush reports a loss too.
                 if let Some(e) = at.flush().await.error() {
                     return Err(status_of_flush(e, true));
                 }

@@ -129,7 +129,7 @@ mod tests {
         (sender, async move { receiver.await.expect("it ends") })
     }
 
-    /// A sync that the kernel is busy with, until it is told the result.
+    /// A sync that the kernel is busy with, until its call gets a result.
     fn begin(syncs: &Syncs) -> (Call, Going<'_>) {
         let (sender, call) = call();
         let mut sync: Going<'_> = Box::pin(syncs.sync(call));
@@ -144,7 +144,7 @@ mod tests {
         (sender, write)
     }
 
-    /// What it is told is the result of the call.
+    /// Ends the call of a sync with this result.
     fn end(call: Call, sync: &mut Going<'_>, result: io::Result<()>) -> Poll<IoResult<()>> {
         call.send(result).expect("it waits for the call");
         poll(sync)

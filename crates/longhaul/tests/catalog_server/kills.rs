@@ -3,7 +3,7 @@
 
 use super::{Shared, common};
 use common::site::ADMIN;
-use common::{PATIENCE, Running, kill_and_wait, mounts_below, signal, text, until};
+use common::{PATIENCE, Running, kill_and_wait, mounts_below, number, signal, text, until};
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -19,11 +19,6 @@ const FILES: usize = 3;
 const LEN: usize = 150_000;
 /// Files of each host that are made, before the oldest one is removed.
 const MADE: usize = 6;
-
-/// A number of the environment.
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).map_or(usual, |text| text.parse().expect(name))
-}
 
 /// Set for a program that writes: its directory, and the number of its host.
 const DIRECTORY: &str = "LONGHAUL_TEST_DIRECTORY";

@@ -151,6 +151,11 @@ pub fn emulated(plan: WanPlan) -> Option<Wan> {
     }
 }
 
+/// A number that the environment may give.
+pub fn number(name: &str, usual: u64) -> u64 {
+    std::env::var(name).map_or(usual, |text| text.parse().expect(name))
+}
+
 /// Sends a signal (`TERM`, `HUP`, …).
 pub fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();

@@ -179,6 +179,18 @@ fn lost() -> Fault {
     Fault::Error(IoError::Medium("the page is lost".into()))
 }
 
+/// Writes `data`, and begins a flush that loses it once the device is released.
+fn losing_flush(host: &mut Host, device: &FaultDisk, data: &[u8]) -> Sqe {
+    host.done(&write(NSID, 0, BLOCK), data);
+    device.hold(OpKind::Flush, 1);
+    lose(device);
+    let sqe = Sqe::flush(NSID).with_cid(host.io.next_cid());
+    let capsule = host.io.capsule(&sqe, &[]);
+    host.io.send(&capsule);
+    until("the flush to begin", || device.held() > 0);
+    sqe
+}
+
 #[test]
 fn a_host_does_not_repeat_a_flush_that_has_told_of_a_loss() {
     let device = disk();
@@ -229,19 +241,13 @@ fn a_loss_that_an_aborted_flush_met_is_told_to_the_next_one() {
     let device = disk();
     let (_target, mut host) = serve(&[&device]);
     let data = pattern(BLOCK, 12);
-    host.done(&write(NSID, 0, BLOCK), &data);
-    device.hold(OpKind::Flush, 1);
-    lose(&device);
-    let sqe = Sqe::flush(NSID).with_cid(host.io.next_cid());
-    let capsule = host.io.capsule(&sqe, &[]);
-    host.io.send(&capsule);
-    until("the flush to begin", || device.held() > 0);
+    let sqe = losing_flush(&mut host, &device, &data);
     assert_eq!(host.admin.result(&Sqe::abort(1, sqe.cid())) & 1, 0, "it was aborted");
     assert_eq!(code(host.io.finish(sqe.cid(), &[]).status), code(Status::ABORT_REQUESTED));
     device.release();
-    // One that overtakes it may succeed: then it is told to the one after that.
+    // A flush that overtakes the aborted one may succeed: then the one after that reports the loss.
     let mut flushes = std::iter::repeat_with(|| host.io.call(&Sqe::flush(NSID), &[]).status);
-    assert!(flushes.by_ref().take(1000).any(|status| status.is(Status::WRITE_FAULT)), "it is never told");
+    assert!(flushes.by_ref().take(1000).any(|status| status.is(Status::WRITE_FAULT)), "no flush reports it");
     host.done(&Sqe::flush(NSID), &[]);
 }
 
@@ -252,13 +258,7 @@ fn a_host_that_comes_back_hears_of_what_its_last_controller_lost() {
     let observer = target.observer();
     let data = pattern(BLOCK, 13);
     // The host waits for a flush too long, and disconnects.
-    host.done(&write(NSID, 0, BLOCK), &data);
-    device.hold(OpKind::Flush, 1);
-    lose(&device);
-    let sqe = Sqe::flush(NSID).with_cid(host.io.next_cid());
-    let capsule = host.io.capsule(&sqe, &[]);
-    host.io.send(&capsule);
-    until("the flush to begin", || device.held() > 0);
+    losing_flush(&mut host, &device, &data);
     drop(host);
     until("the controller to end", || observer.controllers().is_empty());
     device.release();
