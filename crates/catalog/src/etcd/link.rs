@@ -7,12 +7,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::error::Error as _;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::body::Body;
@@ -36,6 +36,8 @@ const PONG: Duration = Duration::from_secs(3);
 pub(super) const WINDOW: u32 = 16 << 20;
 /// The same of all that share a connection: the most that there is, so that a watch that is not read holds up no other.
 const WINDOW_OF_ALL: u32 = (1 << 31) - 1;
+/// Longest wait for the reason of a connection that has failed: its task has only to run.
+const REASON: Duration = Duration::from_secs(1);
 /// Longest reply in bytes: above a page of the largest values.
 const MAX_REPLY: usize = 256 << 20;
 
@@ -140,8 +142,8 @@ impl Call {
 pub(super) struct MemberLink {
     sender: SendRequest<Body>,
     doubted: Arc<AtomicBool>,
-    /// Why it has ended, once it has.
-    ended: Arc<OnceLock<String>>,
+    /// Why it has failed, once it has.
+    failed: watch::Receiver<Option<String>>,
 }
 
 impl MemberLink {
@@ -170,15 +172,16 @@ async fn connect(address: &str) -> Result<MemberLink, String> {
         .keep_alive_timeout(PONG)
         .handshake(TokioIo::new(stream));
     let (sender, connection) = handshake.await.map_err(|e| chain(&e))?;
-    let ended = Arc::<OnceLock<String>>::default();
-    let (address, end) = (address.to_owned(), Arc::clone(&ended));
+    let (tell, failed) = watch::channel(None);
+    let address = address.to_owned();
     tokio::spawn(async move {
         if let Err(e) = connection.await {
-            let why = end.get_or_init(|| chain(&e));
+            let why = chain(&e);
             tracing::debug!("connection to etcd at {address}: {why}");
+            tell.send_replace(Some(why));
         }
     });
-    Ok(MemberLink { sender, doubted: Arc::default(), ended })
+    Ok(MemberLink { sender, doubted: Arc::default(), failed })
 }
 
 /// Why a request has no reply.
@@ -201,13 +204,20 @@ impl GrpcService<Body> for MemberLink {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let reply = self.sender.try_send_request(request);
-        let ended = Arc::clone(&self.ended);
+        let mut failed = self.failed.clone();
         Box::pin(async move {
-            reply.await.map_err(|mut e| {
-                // hyper gives back what it has not begun to write.
-                let unsent = e.take_message().is_some();
-                NoReply { why: ended.get().cloned().unwrap_or_else(|| chain(e.error())), unsent }
-            })
+            let mut e = match reply.await {
+                Ok(response) => return Ok(response),
+                Err(e) => e,
+            };
+            // hyper gives back what it has not begun to write.
+            let unsent = e.take_message().is_some();
+            // It cancels the calls of a connection that fails before the connection itself has the reason.
+            if e.error().is_canceled() {
+                let _ = timeout(REASON, failed.wait_for(Option::is_some)).await;
+            }
+            let why = failed.borrow().clone().unwrap_or_else(|| chain(e.error()));
+            Err(NoReply { why, unsent })
         })
     }
 }
