@@ -197,7 +197,7 @@ fn a_job_gets_volumes_and_gives_them_back() {
     let past =
         ["pool", "allocate", "p", "--size", "1MiB", "--layout", "single", "--for-job", "1", "--lifetime"];
     let why = site.refused(2, &[&past[..], &["0"]].concat());
-    assert!(why.contains("its lifetime has ended already"), "{why}");
+    assert!(why.contains("its lifetime is 0"), "{why}");
     site.done(&[&past[..], &["1s"]].concat());
     common::until("the lifetime to end", || site.last(&["pool", "jobs", "p"])["jobs"] == 1);
 

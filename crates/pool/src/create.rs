@@ -23,10 +23,11 @@ use crate::record::{
 use crate::remove::Removed;
 use crate::shape::{Shape, VolumeLayout};
 use crate::spaces::{Space, SpaceError, shown};
-use crate::time::{format_time, wall_time};
+use crate::time::{check_lifetime, end_of, wall_time};
 use crate::whole::only_files;
 use longhaul_catalog::{Expect, Revision, Txn};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// A volume to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +50,8 @@ pub struct VolumeRequest {
     pub hosts: Vec<String>,
     /// The job that it is for.
     pub job: Option<String>,
-    /// When it may be removed, in seconds since 1970.
-    pub expires: Option<u64>,
+    /// The time after which it may be removed, from when it is made; `None`: never.
+    pub lifetime: Option<Duration>,
     /// Its namespaces take capacity as they are written to; it is promised to them all the same.
     pub thin: bool,
 }
@@ -69,12 +70,7 @@ impl Pool {
         if let Some(job) = &request.job {
             check_name("job", job)?;
         }
-        if let Some(expires) = request.expires.filter(|expires| *expires <= wall_time()) {
-            let when = format_time(expires);
-            return Err(Error::Shape(format!(
-                "its lifetime has ended already, on {when}: give a longer one"
-            )));
-        }
+        check_lifetime(request.lifetime)?;
         let VolumeRequest { layout, width, spares, unit, size, .. } = *request;
         let shape = Shape::fit(layout, width, spares, unit, size)?;
         let claim = Claim::new(&self.host.catalog, self.host.ttl)?;
@@ -153,7 +149,7 @@ impl Pool {
                 array: None,
                 hosts: request.hosts.clone(),
                 job: request.job.clone(),
-                expires: request.expires,
+                expires: request.lifetime.and_then(end_of),
                 thin: request.thin,
                 made_by: self.host.name.clone(),
                 made_at: wall_time(),

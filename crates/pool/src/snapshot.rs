@@ -31,7 +31,7 @@ use crate::record::{
 use crate::resize::failed;
 use crate::shape::Shape;
 use crate::spaces::NamespaceId;
-use crate::time::wall_time;
+use crate::time::{check_lifetime, end_of, wall_time};
 use longhaul_catalog::{Expect, Revision, Txn};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -53,8 +53,8 @@ pub struct SnapshotRequest {
     pub name: String,
     /// NQNs of the hosts that may use it; `None`: those of the volume.
     pub hosts: Option<Vec<String>>,
-    /// When it may be removed, in seconds since 1970; `None`: when the volume may.
-    pub expires: Option<u64>,
+    /// The time after which it may be removed, from when it is made; `None`: when the volume may.
+    pub lifetime: Option<Duration>,
 }
 
 /// A namespace that is cloned.
@@ -89,6 +89,7 @@ impl Pool {
         arrays: &dyn Arrays,
     ) -> Result<(VolumeRecord, Duration)> {
         check_name("volume", &request.name)?;
+        check_lifetime(request.lifetime)?;
         let (volume, at) = self.find(&request.of)?;
         self.check_ready(&volume)?;
         if volume.shape.layout.is_files() {
@@ -233,7 +234,7 @@ impl Pool {
             array: None,
             hosts: request.hosts.clone().unwrap_or_else(|| volume.hosts.clone()),
             job: volume.job.clone(),
-            expires: request.expires.or(volume.expires),
+            expires: request.lifetime.map_or(volume.expires, end_of),
             thin: true,
             made_by: self.host.name.clone(),
             made_at: wall_time(),

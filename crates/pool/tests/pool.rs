@@ -7,10 +7,11 @@ use longhaul_array::Layout;
 use longhaul_catalog::Catalog;
 use longhaul_pool::{
     Error, Host, Missing, Pool, Quota, Removed, TargetRecord, VolumeLayout, VolumeRecord, VolumeRequest,
-    import,
+    import, wall_time,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.expect_err("refused").to_string()
@@ -24,7 +25,7 @@ fn a_volume_is_made_and_removed_without_a_trace() {
         spares: 1,
         hosts: vec!["nqn.2014-08.org.example:a".to_owned()],
         job: Some("7".to_owned()),
-        expires: Some(u64::MAX),
+        lifetime: Some(Duration::from_hours(1)),
         ..request("v", 100 * MIB)
     };
     let volume = pool.create_volume(&made).expect("created");
@@ -35,7 +36,7 @@ fn a_volume_is_made_and_removed_without_a_trace() {
     {
         let all = rig.targets.lock();
         let label = all.values().flat_map(|t| t.namespaces.values()).map(|s| &s.label).next().expect("made");
-        assert_eq!((&label.hosts, &label.job, label.expires), (&made.hosts, &made.job, made.expires));
+        assert_eq!((&label.hosts, &label.job, label.expires), (&made.hosts, &made.job, volume.expires));
         assert_eq!((label.name.as_str(), label.pool_name.as_str()), ("v", "p"));
     }
     check(&pool, &rig.targets);
@@ -67,7 +68,8 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
         "'a/b' cannot be the name of a volume: it has '/'",
     );
     refused(VolumeRequest { width: 1, ..base() }, "1 devices do not make an array");
-    refused(VolumeRequest { expires: Some(1), ..base() }, "its lifetime has ended already");
+    refused(VolumeRequest { lifetime: Some(Duration::ZERO), ..base() }, "its lifetime is 0");
+    refused(VolumeRequest { lifetime: Some(Duration::MAX), ..base() }, "its lifetime has no end");
     rig.targets.set_down("t1", true);
     refused(base(), "t1 is not used: nothing listens there");
     rig.targets.set_down("t1", false);
@@ -135,26 +137,37 @@ fn what_cannot_be_reached_is_removed_later() {
 fn lifetimes_end() {
     let rig = Rig::new(3, GIB);
     let pool = rig.pool(Quota::default());
-    let until = |name: &str, expires| VolumeRequest { expires, ..request(name, MIB) };
-    for (name, expires) in
-        [("a", Some(u64::MAX - 2)), ("b", Some(u64::MAX - 1)), ("c", None), ("d", Some(u64::MAX))]
-    {
-        pool.create_volume(&until(name, expires)).expect("created");
-    }
+    let lasts = |name: &str, hours| {
+        let lifetime = Option::map(hours, Duration::from_hours);
+        let begin = wall_time();
+        let expires =
+            pool.create_volume(&VolumeRequest { lifetime, ..request(name, MIB) }).expect("created").expires;
+        if let Some(hours) = hours {
+            let (begin, end) = (begin + hours * 3600, wall_time() + hours * 3600 + 1);
+            assert!(
+                expires.is_some_and(|at| (begin..=end).contains(&at)),
+                "{name}: {begin} {expires:?} {end}"
+            );
+        }
+        expires
+    };
+    let ends =
+        [("a", Some(1)), ("b", Some(2)), ("c", None), ("d", Some(3))].map(|(name, hours)| lasts(name, hours));
+    let [Some(a), Some(b), None, Some(d)] = ends else { panic!("{ends:?}") };
     let names = || pool.volumes().expect("listed").into_iter().map(|v| v.name).collect::<Vec<_>>();
-    assert_eq!(pool.expire(u64::MAX - 3), Ok(Removed::Whole));
+    assert_eq!(pool.expire(a - 1), Ok(Removed::Whole));
     assert_eq!(names(), ["a", "b", "c", "d"]);
-    assert_eq!(pool.expire(u64::MAX - 2), Ok(Removed::Whole));
+    assert_eq!(pool.expire(a), Ok(Removed::Whole));
     assert_eq!(names(), ["b", "c", "d"]);
     // What every command does first ends them as well, and says what it could not reach.
     rig.targets.set_down("t0", true);
     let why = || vec!["target t0: nothing listens there".to_owned()];
-    assert_eq!(pool.collect(u64::MAX - 1).map(|collected| collected.waiting), Ok(why()));
+    assert_eq!(pool.collect(b).map(|collected| collected.waiting), Ok(why()));
     assert_eq!(names(), ["c", "d"]);
-    assert_eq!(pool.collect(u64::MAX).map(|collected| collected.waiting), Ok(why()));
+    assert_eq!(pool.collect(d).map(|collected| collected.waiting), Ok(why()));
     assert_eq!(names(), ["c"]);
     rig.targets.set_down("t0", false);
-    assert_eq!(pool.collect(u64::MAX).map(|collected| collected.waiting), Ok(vec![]));
+    assert_eq!(pool.collect(d).map(|collected| collected.waiting), Ok(vec![]));
     check(&pool, &rig.targets);
     assert_eq!(rig.targets.count(), 3, "namespaces");
 }

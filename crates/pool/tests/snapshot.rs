@@ -10,6 +10,7 @@ use longhaul_pool::{
     import,
 };
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A volume of four targets with a spare, and its snapshot.
 fn rig() -> (Rig, Pool, MemArrays) {
@@ -27,7 +28,7 @@ fn a_snapshot_is_a_volume_of_its_own() {
         spares: 1,
         hosts: hosts.clone(),
         job: Some("7".to_owned()),
-        expires: Some(u64::MAX >> 1),
+        lifetime: Some(Duration::from_hours(1)),
         ..request("v", 100 * MIB)
     };
     let volume = pool.create_volume(&of).expect("made");

@@ -7,13 +7,14 @@ use crate::random::Random;
 use longhaul_array::Layout;
 use longhaul_pool::{Error, Host, MoveRun, Pool, VolumeLayout, VolumeRecord, VolumeRequest, in_sequence};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Names of volumes, few enough that hosts want the same ones.
 const NAMES: u64 = 6;
 const JOBS: u64 = 3;
 const MIB: u64 = 1 << 20;
-/// When volumes with a lifetime end, in seconds since 1970: long after the run.
-const END: u64 = 1 << 40;
+/// What a lifetime is, if a volume has one: longer than the run.
+const LIFETIME: Duration = Duration::from_hours(1 << 20);
 
 /// A host and what is left to chance there.
 pub(super) struct User {
@@ -97,7 +98,7 @@ impl User {
             14 => drop(pool.add_target(&self.target(), "rack")),
             15 => drop(pool.remove_target(&self.target())),
             16 => {
-                self.meddle(Meddling::Expire, || drop(pool.collect(END + 1)));
+                self.meddle(Meddling::Expire, || drop(pool.collect(u64::MAX)));
             }
             17 => drop(pool.status()),
             20..22 => {
@@ -169,7 +170,7 @@ impl User {
             per_domain: 1,
             hosts: vec!["nqn.0".to_owned()],
             job: random.chance(30).then(|| random.below(JOBS).to_string()),
-            expires: random.chance(20).then_some(END),
+            lifetime: random.chance(20).then_some(LIFETIME),
             thin: random.chance(20),
         }
     }
@@ -184,7 +185,7 @@ impl User {
                 let mut acknowledged = Acknowledged {
                     names: [request.name.clone()].into(),
                     job: request.job.clone(),
-                    expires: request.expires.is_some(),
+                    expires: request.lifetime.is_some(),
                     may_be_gone: false,
                 };
                 // Other hosts have seen it since it was published.

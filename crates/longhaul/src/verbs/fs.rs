@@ -230,7 +230,7 @@ fn create(args: &CreateFs, output: Output) -> Outcome {
         per_domain: args.per_domain,
         hosts,
         job: None,
-        expires: None,
+        lifetime: None,
         thin: args.thin,
     };
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

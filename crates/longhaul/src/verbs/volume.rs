@@ -15,8 +15,7 @@ use longhaul_attach::filesystem::FileSystemKind;
 use longhaul_block::units::format_size;
 use longhaul_device::Reason;
 use longhaul_pool::{
-    HostArrays, Pool, Removed, SCHEME, SnapshotRequest, VolumeLayout, VolumeName, VolumeRecord,
-    VolumeRequest, end_of,
+    HostArrays, Pool, Removed, SCHEME, SnapshotRequest, VolumeLayout, VolumeName, VolumeRecord, VolumeRequest,
 };
 use std::time::Duration;
 
@@ -262,7 +261,7 @@ impl ShapeArgs {
             per_domain: self.per_domain,
             hosts: Vec::new(),
             job: None,
-            expires: None,
+            lifetime: None,
             thin: self.thin,
         })
     }
@@ -303,20 +302,13 @@ fn device(name: &VolumeName) -> String {
     format!("{SCHEME}{name}")
 }
 
-/// The end of a lifetime that begins now, in seconds since 1970.
-fn expiry(lifetime: Option<Duration>) -> Result<Option<u64>, Failure> {
-    let too_long = || Failure::usage("--lifetime is too long");
-    lifetime.map(|lifetime| end_of(lifetime).ok_or_else(too_long)).transpose()
-}
-
 fn create(args: &CreateVolume, output: Output) -> Outcome {
-    let expires = expiry(args.lifetime)?;
     let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
     let own = args.access.hostnqn();
     let hosts = args.shape.hosts_or(&own);
     let request = VolumeRequest {
         hosts: args.shape.hosts_while_made(&hosts, &own),
-        expires,
+        lifetime: args.lifetime,
         ..args.shape.request(&opened.pool, args.volume.name.clone())?
     };
     let volume = opened.pool.create_volume(&request)?;
@@ -448,7 +440,7 @@ fn snapshot(args: &Snapshot, output: Output) -> Outcome {
         of: args.volume.name.clone(),
         name: args.name.clone(),
         hosts: (args.no_host.no_host || !args.hosts.is_empty()).then(|| args.hosts.clone()),
-        expires: expiry(args.lifetime)?,
+        lifetime: args.lifetime,
     };
     let (opened, _) = args.access.open_and_collect(&args.volume.pool)?;
     let arrays = HostArrays::new(&opened.targets, args.access.initiator.opener());

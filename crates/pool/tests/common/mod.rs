@@ -756,14 +756,14 @@ pub fn request(name: &str, size: u64) -> VolumeRequest {
         per_domain: 1,
         hosts: Vec::new(),
         job: None,
-        expires: None,
+        lifetime: None,
         thin: false,
     }
 }
 
 /// A snapshot `to` of `of`, for its hosts.
 pub fn snapshot(of: &str, to: &str) -> SnapshotRequest {
-    SnapshotRequest { of: of.to_owned(), name: to.to_owned(), hosts: None, expires: None }
+    SnapshotRequest { of: of.to_owned(), name: to.to_owned(), hosts: None, lifetime: None }
 }
 
 /// What is always true: usage is what volumes and intents have, and the namespaces of published

@@ -10,9 +10,7 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use longhaul_block::units::format_size;
 use longhaul_catalog::CatalogSpec;
-use longhaul_pool::{
-    KnownPool, Removed, SCHEME, VolumeRequest, end_of, expand_nodes, format_time, volume_of_job,
-};
+use longhaul_pool::{KnownPool, Removed, SCHEME, VolumeRequest, expand_nodes, format_time, volume_of_job};
 
 /// What a template of NQNs has in place of the name of a node.
 const NODE: &str = "{}";
@@ -25,11 +23,11 @@ pub(super) fn allocate(args: &Allocate, output: Output) -> Outcome {
             args.node_nqn
         )));
     }
-    let expires = end_of(args.lifetime).ok_or_else(|| Failure::usage("--lifetime is too long"))?;
     let (opened, _) = args.access.open_and_collect(&args.pool)?;
     let own = args.access.hostnqn();
     let template = args.shape.request(&opened.pool, String::new())?;
-    let template = VolumeRequest { job: Some(args.for_job.clone()), expires: Some(expires), ..template };
+    let template =
+        VolumeRequest { job: Some(args.for_job.clone()), lifetime: Some(args.lifetime), ..template };
     // A node, or none for the job as a whole, and the hosts that may use the volume.
     let places: Vec<(Option<String>, Vec<String>)> = match nodes {
         None => vec![(None, args.shape.hosts_or(&own))],
@@ -51,7 +49,8 @@ pub(super) fn allocate(args: &Allocate, output: Output) -> Outcome {
             ..template.clone()
         })
         .collect();
-    opened.pool.create_volumes(&requests)?;
+    let volumes = opened.pool.create_volumes(&requests)?;
+    let expires = volumes.iter().filter_map(|volume| volume.expires).min();
     if let Err(failure) = finish(args, &opened.pool, &places) {
         if let Err(e) = opened.pool.release(&args.for_job) {
             tracing::warn!("job {}: {e}", args.for_job);
@@ -74,8 +73,7 @@ pub(super) fn allocate(args: &Allocate, output: Output) -> Outcome {
         }
         output.event(&JobVolume { node, device, hosts, mount });
     }
-    let (job, volumes) = (args.for_job.clone(), requests.len());
-    output.event(&JobAllocated { job, volumes, expires: Some(expires) });
+    output.event(&JobAllocated { job: args.for_job.clone(), volumes: volumes.len(), expires });
     Ok(())
 }
 
