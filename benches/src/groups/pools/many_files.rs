@@ -15,6 +15,8 @@ use std::time::Instant;
 /// Files of the two file systems, and of a directory.
 const FILES: [usize; 2] = [1000, 1_000_000];
 const FAN_OUT: usize = 1000;
+/// New mounts that look at a directory in a round: one takes a tenth of a second.
+const LOOKS: usize = 5;
 /// Directories that are made and removed in a round.
 const NEW: usize = 4;
 /// Threads that make them.
@@ -70,13 +72,13 @@ fn fill(at: &Path, directories: usize) -> Result<()> {
     together(0..MAKERS, maker).map(drop)
 }
 
-/// Operations a second on all files of a directory.
-fn rate(directory: &Path, operation: impl Fn(&Path) -> io::Result<()>) -> Result<f64> {
+/// Seconds for an operation on all files of a directory.
+fn time(directory: &Path, operation: impl Fn(&Path) -> io::Result<()>) -> Result<f64> {
     let began = Instant::now();
     for file in files(directory) {
         operation(&file).with_context(|| file.display().to_string())?;
     }
-    Ok(FAN_OUT as f64 / began.elapsed().as_secs_f64())
+    Ok(began.elapsed().as_secs_f64())
 }
 
 /// Creates, looks at and opens the files of a directory a round, on each of the file systems.
@@ -105,16 +107,21 @@ fn measure(setup: &Setup, by_etcd: bool, section: &mut Section) -> Result<()> {
             ));
         }
     }
-    let mut round = 0;
+    let (mut round, mut looks) = (0, 0);
     let measured = setup.interleave(&[0, 1], |&which| {
         let (name, directories) = (NAMES[which], FILES[which] / FAN_OUT);
         round += 1;
-        // A mount that has seen nothing of it.
+        let (mut stat, mut open) = (0.0, 0.0);
+        for _ in 0..LOOKS {
+            looks += 1;
+            // A mount that has seen nothing of it, and any directory that none has looked at.
+            let mount = Mount::new(&site, name)?;
+            let old = directory(&mount.at, (looks * 37) % directories);
+            stat += time(&old, |file| fs::symlink_metadata(file).map(drop))?;
+            open += time(&old, |file| File::open(file).map(drop))?;
+        }
+        let [stat, open] = [stat, open].map(|seconds| (LOOKS * FAN_OUT) as f64 / seconds);
         let mount = Mount::new(&site, name)?;
-        // Any directory will do that no round has looked at.
-        let old = directory(&mount.at, (round * 37) % directories);
-        let stat = rate(&old, |file| fs::symlink_metadata(file).map(drop))?;
-        let open = rate(&old, |file| File::open(file).map(drop))?;
         let new: Vec<PathBuf> = (0..NEW).map(|one| mount.at.join(format!("new{round}-{one}"))).collect();
         let began = Instant::now();
         new.iter().try_for_each(|directory| make(directory))?;
@@ -170,9 +177,9 @@ fn walk(site: &Site, catalog: &str, section: &mut Section) -> Result<()> {
 fn notes(section: &mut Section) {
     section.notes.push(format!(
         "Layout parity over {TARGETS} targets on the loopback of one machine, mounted with `--close lease`; {FAN_OUT} \
-         empty files in a directory. A round has a new mount for each file system: one thread looks at all files of a \
-         directory, opens them, makes {NEW} new ones with as many, and removes those. Durable: until an `fsync` of the \
-         directory has returned"
+         empty files in a directory. In a round, for each file system, each of {LOOKS} new mounts looks at all files of a \
+         directory and opens them, one by one; another makes {NEW} new directories with as many files, and removes \
+         those. Durable: until an `fsync` of the directory has returned"
     ));
     section.commands = vec![
         format!(
