@@ -22,7 +22,7 @@ use crate::record::{
 };
 use crate::shape::Shape;
 use crate::spaces::{Namespace, NamespaceId, machine, shown};
-use crate::targets::copied;
+use crate::targets::{copied, identical};
 use crate::time::wall_time;
 use longhaul_catalog::{Expect, Txn};
 use std::collections::{BTreeMap, BTreeSet};
@@ -168,9 +168,7 @@ fn look(host: &Host, addresses: &[String]) -> Result<Vec<(TargetRecord, Vec<Name
     let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
     for (target, _) in &looked {
         if let Some(other) = seen.insert(&target.id, &target.address) {
-            let other = shown(other);
-            let why = format!("it has the identity of target {other}: a copy of its disk, or the same one");
-            return Err(Error::Foreign { address: target.address.clone(), why });
+            return Err(identical(&target.address, other, &target.id));
         }
     }
     // A copy of a disk at a target with an identity of its own.

@@ -114,19 +114,23 @@ fn shortage(candidates: &[Candidate], need: Need, possible: usize) -> Shortage {
     Shortage { need, possible, domains, unreachable: Vec::new() }
 }
 
+/// How members are spread of which a failure domain has so many at most.
+pub(crate) fn spread(per_domain: usize) -> String {
+    match per_domain {
+        1 => "in a failure domain each".to_owned(),
+        usize::MAX => "in any failure domains".to_owned(),
+        most => format!("{most} in a failure domain at most"),
+    }
+}
+
 /// Domains, or targets, that a message names.
-const NAMED: usize = 8;
+pub(crate) const NAMED: usize = 8;
 
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Need { members, size: bytes, per_domain } = self.need;
         write!(f, "{members} members of {} each are needed, ", format_size(bytes))?;
-        match per_domain {
-            1 => f.write_str("in a failure domain each")?,
-            usize::MAX => f.write_str("in any failure domains")?,
-            most => write!(f, "{most} in a failure domain at most")?,
-        }
-        write!(f, ", and {} can be placed: ", self.possible)?;
+        write!(f, "{}, and {} can be placed: ", spread(per_domain), self.possible)?;
         if self.domains.is_empty() {
             f.write_str("the pool has no target that can be used")?;
         } else {
@@ -141,7 +145,13 @@ impl fmt::Display for Shortage {
         for (target, why) in self.unreachable.iter().take(NAMED) {
             write!(f, "; {target} is not used: {why}")?;
         }
-        f.write_str("; add targets, or ask for fewer or smaller members")
+        f.write_str(match per_domain {
+            usize::MAX => "; add targets, or ask for fewer or smaller members",
+            _ => {
+                "; add targets in other failure domains, allow more members in one ('--per-domain'), or ask for fewer or \
+                 smaller members"
+            }
+        })
     }
 }
 
@@ -207,7 +217,8 @@ mod tests {
             error.to_string(),
             "2 members of 1 GiB each are needed, in a failure domain each, and 1 can be placed: rack1 has \
              3 GiB on a target, rack2 has 1 MiB on a target; dtn3:4420 is not used: connection refused; \
-             add targets, or ask for fewer or smaller members"
+             add targets in other failure domains, allow more members in one ('--per-domain'), or ask for fewer or \
+             smaller members"
         );
         let none = place(&[], need(1, 1, 1)).expect_err("none").to_string();
         assert!(none.contains("the pool has no target that can be used"), "{none}");

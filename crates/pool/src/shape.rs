@@ -1,7 +1,7 @@
 //! How a volume lies on its members.
 
 use crate::error::{Error, Result};
-use longhaul_array::{Geometry, Layout};
+use longhaul_array::{DEFAULT_UNIT, Geometry, Layout};
 use longhaul_block::units::format_size;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -87,10 +87,15 @@ impl VolumeLayout {
         Layout::ALL.into_iter().map(Layout::name).chain([SINGLE])
     }
 
-    /// How many members a volume has, unless the user says, where they can be in `domains` failure
-    /// domains.
-    pub(crate) fn suited_width(self, domains: usize) -> usize {
-        let most = domains.min(SUITED_WIDTH);
+    /// Fewest members that a volume has.
+    pub(crate) fn least_width(self) -> usize {
+        let fits = |width: &usize| Shape::fit(self, *width, 0, DEFAULT_UNIT, ROUND).is_ok();
+        (1..=MAX_FILE_WIDTH).find(fits).unwrap_or(1)
+    }
+
+    /// How many members a volume has, unless the user says, where there are places for so many.
+    pub(crate) fn suited_width(self, places: usize) -> usize {
+        let most = places.min(SUITED_WIDTH);
         match self {
             VolumeLayout::Single => 1,
             VolumeLayout::Array(Layout::Mirror) => 2,
@@ -322,6 +327,9 @@ mod tests {
         let width = |name: &str, domains| name.parse::<VolumeLayout>().expect(name).suited_width(domains);
         assert_eq!((width("parity", 6), width("double-parity", 20), width("stripe", 3)), (6, 8, 3));
         assert_eq!((width("mirror", 6), width("stripe+mirror", 5), width("single", 6)), (2, 4, 1));
+        let least = |name: &str| name.parse::<VolumeLayout>().expect(name).least_width();
+        assert_eq!((least("single"), least("mirror"), least("double-parity")), (1, 2, 3));
+        assert_eq!((least("files+stripe"), least("files+parity"), least("files+double-parity")), (1, 2, 3));
     }
 
     #[test]

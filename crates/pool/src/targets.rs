@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::keys;
 use crate::label::Label;
 use crate::manager::Manager;
+use crate::place::{NAMED, spread};
 use crate::pool::{Pool, TRIES};
 use crate::record::{Member, TargetRecord, VolumeRecord, decode, encode};
 use crate::recover::Recovered;
@@ -163,14 +164,33 @@ impl Pool {
         Ok(self.targets()?.values().map(|(target, _)| target.capacity).sum())
     }
 
-    /// How many members, without spares, a volume has unless the user says: by the failure domains.
+    /// How many members, without spares, a volume has unless the user says: by the failure domains, each of
+    /// which has at most `per_domain` of them.
     ///
     /// # Errors
-    /// The catalog cannot be read.
-    pub fn suited_width(&self, layout: VolumeLayout, spares: usize) -> Result<usize> {
+    /// [`Error::Shape`] if there are too few domains for the layout; the catalog cannot be read.
+    pub fn suited_width(&self, layout: VolumeLayout, spares: usize, per_domain: usize) -> Result<usize> {
         let targets = self.targets()?;
-        let domains: BTreeSet<&str> = targets.values().map(|(target, _)| target.domain.as_str()).collect();
-        Ok(layout.suited_width(domains.len().saturating_sub(spares)))
+        let mut domains: BTreeMap<&str, usize> = BTreeMap::new();
+        for (target, _) in targets.values() {
+            *domains.entry(&target.domain).or_default() += 1;
+        }
+        let places: usize = domains.values().map(|targets| (*targets).min(per_domain)).sum();
+        let least = layout.least_width() + spares;
+        if least > places {
+            let named = domains.iter().take(NAMED).map(|(name, targets)| format!("{name} ({targets})"));
+            let named = named.collect::<Vec<_>>().join(", ");
+            return Err(Error::Shape(format!(
+                "layout {} needs {least} members or more, spares included, {}, and pool {} has targets in {} failure \
+                 domains: {named}; add targets of other hosts, or add those of one host that do not fail together with \
+                 'domain=', or allow more members in a domain ('--per-domain')",
+                layout.redundancy(),
+                spread(per_domain),
+                self.record.name,
+                domains.len(),
+            )));
+        }
+        Ok(layout.suited_width(places - spares))
     }
 
     /// Addresses of the targets of a volume's members; empty for one that is not known.
@@ -230,10 +250,15 @@ pub(crate) fn copied(address: &str, other: &str) -> Error {
 
 /// Two targets that cannot both be of a pool.
 pub(crate) fn same(target: &TargetRecord, other: &TargetRecord) -> Error {
+    identical(&target.address, &other.address, &other.id)
+}
+
+/// A target with the identity of another one.
+pub(crate) fn identical(address: &str, other: &str, id: &str) -> Error {
     let why = format!(
-        "it has the identity of target {} ({}): it is the same one by another address, or a copy of its disk",
-        shown(&other.address),
-        other.id
+        "it has the identity of target {} ({id}): it is the same one by another address, or a copy of its disk; or both \
+         are of one user on one machine, where spaces need names of their own ('--space NAME=…')",
+        shown(other)
     );
-    Error::Foreign { address: target.address.clone(), why }
+    Error::Foreign { address: address.to_owned(), why }
 }

@@ -201,6 +201,15 @@ fn targets_come_and_go() {
     assert_eq!(host.pools(), Ok(vec!["p".to_owned()]));
     // One domain is one member.
     assert!(said(pool.create_volume(&request("v", MIB))).contains("and 1 can be placed"));
+    let parity = VolumeLayout::Files(Layout::Parity);
+    assert_eq!(
+        said(pool.suited_width(parity, 0, 1)),
+        "no volume can be made so: layout parity needs 2 members or more, spares included, in a failure domain each, and \
+         pool p has targets in 1 failure domains: r (2); add targets of other hosts, or add those of one host that do not \
+         fail together with 'domain=', or allow more members in a domain ('--per-domain')"
+    );
+    assert!(said(pool.suited_width(parity, 1, 2)).contains("needs 3 members or more, spares included, 2 in"));
+    assert_eq!((pool.suited_width(parity, 0, 2), pool.suited_width(parity, 0, usize::MAX)), (Ok(2), Ok(2)));
     let shared = VolumeRequest { per_domain: usize::MAX, ..request("v", MIB) };
     pool.create_volume(&shared).expect("created");
     assert_eq!(said(pool.remove_target("t0")), "target t0 is not removed: it has members of v");

@@ -217,7 +217,7 @@ fn create(args: &CreateFs, output: Output) -> Outcome {
     let kind = VolumeLayout::Files(args.layout);
     let width = match args.width {
         Some(width) => width,
-        None => opened.pool.suited_width(kind, 0)?,
+        None => opened.pool.suited_width(kind, 0, args.per_domain)?,
     };
     let hosts = args.no_host.or_default(&args.hosts, &args.access.hostnqn());
     let request = VolumeRequest {

@@ -249,7 +249,7 @@ impl ShapeArgs {
     pub(crate) fn request(&self, pool: &Pool, name: String) -> Result<VolumeRequest, Failure> {
         let width = match self.width {
             Some(width) => width,
-            None => pool.suited_width(self.layout, self.spares)?,
+            None => pool.suited_width(self.layout, self.spares, self.per_domain)?,
         };
         Ok(VolumeRequest {
             name,
