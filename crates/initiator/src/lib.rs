@@ -91,7 +91,7 @@ pub use longhaul_conn::{TLS_MISSING, transport};
 pub use longhaul_wire::nqn::DISCOVERY_NQN;
 pub use longhaul_wire::reservation::{PersistChange, Registrant, ReservationReport, ReservationType};
 pub use multipath::{MultipathDevice, MultipathIo, PathState, PathStatus};
-pub use options::Options;
+pub use options::{HostIdentity, Options, host_identity};
 pub use path::{PathOptions, PathReport, Traffic, WayTraffic};
 pub use register::{Entries, Registrar};
 pub use reservation::Reservation;

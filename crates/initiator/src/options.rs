@@ -98,7 +98,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        let (hostnqn, hostid) = host_identity();
+        let HostIdentity { hostnqn, hostid, .. } = host_identity();
         Options {
             hdr_digest: false,
             data_digest: false,
@@ -173,21 +173,44 @@ impl Options {
     }
 }
 
+/// The names by which targets know a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostIdentity {
+    /// Its NQN.
+    pub hostnqn: String,
+    /// Its identifier (HOSTID).
+    pub hostid: Uuid,
+    /// The file that the NQN is from; `None` if it is another one in each process.
+    pub source: Option<&'static str>,
+}
+
 /// The identity of this host: that of `nvme-cli` in `/etc/nvme`, else derived from the machine's
 /// identity, else random for this process.
-fn host_identity() -> (String, Uuid) {
-    static IDENTITY: OnceLock<(String, Uuid)> = OnceLock::new();
+pub fn host_identity() -> HostIdentity {
+    const NQN: &str = "/etc/nvme/hostnqn";
+    const ID: &str = "/etc/nvme/hostid";
+    const MACHINE: &str = "/etc/machine-id";
+    static IDENTITY: OnceLock<HostIdentity> = OnceLock::new();
     let read =
         |path: &str| fs::read_to_string(path).ok().map(|s| s.trim().to_owned()).filter(|s| !s.is_empty());
     IDENTITY
         .get_or_init(|| {
-            let derived = read("/etc/machine-id").map_or_else(Uuid::new_v4, |id| {
-                Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("longhaul host {id}").as_bytes())
-            });
-            let hostid = read("/etc/nvme/hostid").and_then(|id| id.parse().ok()).unwrap_or(derived);
-            let hostnqn = read("/etc/nvme/hostnqn")
-                .unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{hostid}"));
-            (hostnqn, hostid)
+            let given = read(ID).and_then(|id| id.parse().ok()).map(|id| (id, ID));
+            let derived = || {
+                let name = format!("longhaul host {}", read(MACHINE)?);
+                Some((Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes()), MACHINE))
+            };
+            let (hostid, source) = match given.or_else(derived) {
+                Some((id, source)) => (id, Some(source)),
+                None => (Uuid::new_v4(), None),
+            };
+            match read(NQN) {
+                Some(hostnqn) => HostIdentity { hostnqn, hostid, source: Some(NQN) },
+                None => {
+                    let hostnqn = format!("nqn.2014-08.org.nvmexpress:uuid:{hostid}");
+                    HostIdentity { hostnqn, hostid, source }
+                }
+            }
         })
         .clone()
 }

@@ -7,7 +7,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Remote block storage over NVMe/TCP: serve it, use it, measure it.
+/// Storage on remote machines: serve it, pool it, share it, copy it, measure it.
 #[derive(Debug, Parser)]
 #[command(name = "longhaul", version, max_term_width = 80, propagate_version = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 partly done, 4 content mismatch, \
@@ -39,6 +39,8 @@ pub(crate) enum Verb {
     Discover(verbs::discover::DiscoverArgs),
     /// Show a remote namespace and the path to it
     Info(verbs::info::InfoArgs),
+    /// Print the NQN by which targets know this host
+    ShowHostnqn,
     /// Make and list the secrets by which hosts and targets know each other
     Key(verbs::key::KeyArgs),
     /// Make, attach and remove namespaces of a target's space

@@ -61,6 +61,10 @@ fn run(cli: Cli, values: VerbValues, output: Output) -> Outcome {
         Verb::Ctl(args) => verbs::ctl::run(&args, output),
         Verb::Discover(args) => verbs::discover::run(&args, output),
         Verb::Info(args) => verbs::info::run(&args, output),
+        Verb::ShowHostnqn => {
+            verbs::hostnqn::show(output);
+            Ok(())
+        }
         Verb::Key(args) => verbs::key::run(args, output),
         Verb::Ns(args) => verbs::ns::run(*args, output),
         Verb::Bench(args) => verbs::bench::run(args, output),

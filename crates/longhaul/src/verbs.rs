@@ -12,6 +12,7 @@ pub(crate) mod demo;
 pub(crate) mod diagnose;
 pub(crate) mod discover;
 pub(crate) mod fs;
+pub(crate) mod hostnqn;
 pub(crate) mod info;
 pub(crate) mod key;
 pub(crate) mod meta;

@@ -609,6 +609,21 @@ fn completions_and_manual_pages_come_out() {
 
 /// A closed pipe (`| head -1`) is not an error.
 #[test]
+fn a_host_says_by_which_nqn_targets_know_it() {
+    let ran = longhaul(&["show-hostnqn", "--json"]);
+    let told = &ran.events()[0];
+    let nqn = told["hostnqn"].as_str().expect("an NQN");
+    if told["source"].is_null() {
+        assert!(ran.stderr.contains("keep this one"), "{ran:?}");
+        return;
+    }
+    assert_eq!(longhaul(&["show-hostnqn"]).stdout.trim(), nqn);
+    let target = Target::start(&["a=mem:1MiB"], &["--allow-host", nqn]);
+    // It is the one that a target sees.
+    assert_eq!(longhaul(&["info", &target.uri(0)]).code, Some(0));
+}
+
+#[test]
 fn a_closed_pipe_is_no_fault() {
     let mut child = command(&["man"]).spawn().expect("started");
     drop(child.stdout.take());

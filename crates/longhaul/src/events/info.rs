@@ -1,4 +1,4 @@
-//! `info`, `discover`
+//! `info`, `discover`, `show-hostnqn`
 
 use super::{Bytes, Micros, Seconds};
 use serde::Serialize;
@@ -175,6 +175,18 @@ pub(crate) struct SetUpFields {
     pub(crate) round_trips: u32,
     /// Number of I/O queues; none without `--path`.
     pub(crate) queues: u16,
+}
+
+/// `show-hostnqn`: the names by which targets know this host.
+#[derive(Serialize)]
+#[serde(tag = "event", rename = "summary")]
+pub(crate) struct HostSummary {
+    /// NQN of the host.
+    pub(crate) hostnqn: String,
+    /// Host identifier (HOSTID).
+    pub(crate) hostid: String,
+    /// The file that the NQN is from; null for one that each command makes anew.
+    pub(crate) source: Option<String>,
 }
 
 /// `discover`: a record of the discovery log.
