@@ -620,6 +620,12 @@ fn slow_opens_are_named_and_hidden_by_more_readers() {
     match storage([slow, Slow::default()], healthy(), &["--files", "32", "--bytes", "1MiB"]) {
         Ok(outcome) => {
             let first = &outcome.summary["findings"][0];
+            if first["code"].as_str().is_some_and(|code| code.starts_with("others-")) {
+                longhaul_skip::skip!(
+                    "other programs take the processors, which is found first: {}",
+                    first["evidence"]
+                );
+            }
             assert_eq!(first["code"], "slow-open", "{}", outcome.summary);
             assert!(first["remedy"].as_str().is_some_and(|remedy| remedy.contains("--readers")), "{first}");
             assert!(outcome.summary["tried"]["achieved"].is_number(), "{}", outcome.summary);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::site::{ADMIN, Site};
-use common::{Target, command, connect, text};
+use common::{Target, command, connect, finish, text};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -216,6 +216,30 @@ fn a_job_gets_volumes_and_gives_them_back() {
 }
 
 #[test]
+fn a_volume_that_another_user_of_this_host_has_open_says_so() {
+    let site = Site::new(3);
+    site.create();
+    site.done(&["volume", "create", "p/v", "--size", "16MiB", "--layout", "parity"]);
+    let state = site.path("host");
+    let begin = |user: &str, args: &[&str]| {
+        let mut command = command(args);
+        command.env("XDG_STATE_HOME", &state).env("XDG_RUNTIME_DIR", site.path(user));
+        command.spawn().expect("started")
+    };
+    let load = ["bench", "volume:p/v", "--rw", "read", "--runtime", "600s", "--hostnqn", ADMIN];
+    let _bench = common::Running(begin("one", &load));
+    let info = ["volume", "info", "p/v", "--json"];
+    common::until("the volume to be open", || {
+        finish(begin("one", &info)).events().iter().any(|event| event["health"].is_string())
+    });
+    let repair = ["volume", "repair", "p/v", "--hostnqn", ADMIN];
+    let ran = finish(begin("other", &repair));
+    assert_eq!(ran.code, Some(6), "{ran:?}");
+    assert!(ran.stderr.contains("which is this one: give the command as the user who did"), "{ran:?}");
+    assert_eq!(finish(begin("one", &repair)).code, Some(0));
+}
+
+#[test]
 fn a_killed_allocation_leaves_nothing() {
     let site = Site::new(3);
     site.create();
@@ -395,7 +419,7 @@ fn bad_input_is_refused_with_a_sentence() {
         (2, vec!["volume", "open", "p/a/b"], "it has '/'"),
         (2, create(&["p/v", "--size", "1MiB", "--layout", "raid5"]), "double-parity, single"),
         (2, create(&["q/v", "--size", "1MiB", "--layout", "parity"]), "no pool q is known"),
-        (1, create(&["p/v", "--size", "4GiB", "--layout", "parity"]), "add targets, or ask for fewer"),
+        (1, create(&["p/v", "--size", "4GiB", "--layout", "parity"]), "or ask for fewer"),
         (1, create(&["p/v", "--size", "1MiB", "--layout", "parity", "--width", "4"]), "and 3 can be placed"),
         (1, vec!["volume", "rm", "p/none"], "there is no volume called none in pool p"),
         (

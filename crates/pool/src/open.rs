@@ -149,7 +149,8 @@ impl Pool {
             (VolumeLayout::Array(_), Some(array)) => {
                 // Only the array's own thread uses its members.
                 let opener = opener.clone().for_threads(1);
-                let running = RunningArray::open(&array, &opener).map_err(|e| self.with_user(&volume, e))?;
+                let running = RunningArray::open(&array, &opener)
+                    .map_err(|e| self.with_user(&volume, &opener.options().hostnqn, e))?;
                 // It was resized while its array did not run here.
                 let size = volume.shape.size;
                 if running.device().info().size < size
@@ -167,15 +168,23 @@ impl Pool {
         }
     }
 
-    /// A refusal, with the host that opened the volume last.
+    /// A refusal, with the host that opened the volume last; `hostnqn` is that of this one.
     pub(crate) fn with_user(
         &self,
         volume: &VolumeRecord,
+        hostnqn: &str,
         e: longhaul_device::Error,
     ) -> longhaul_device::Error {
         match self.user_of(volume.uuid) {
             Ok(Some(user)) if e.kind() == ErrorKind::Refused => {
-                longhaul_device::Error::new(e.kind(), format_args!("{e}; {user}"))
+                // The sockets of another user's processes are not reached.
+                let hint = match user.host == self.host.name && user.hostnqn == hostnqn {
+                    true => {
+                        ", which is this one: give the command as the user who did, with sudo if that was root"
+                    }
+                    false => "",
+                };
+                longhaul_device::Error::new(e.kind(), format_args!("{e}; {user}{hint}"))
             }
             _ => e,
         }

@@ -73,7 +73,7 @@ impl Arrays for HostArrays {
             Ok(access) => Ok(Box::new(Run { host: self, record, access, attached })),
             Err(e) => {
                 self.targets.detach_all(&attached);
-                Err(pool.with_user(volume, e))
+                Err(pool.with_user(volume, &self.opener.options().hostnqn, e))
             }
         }
     }
