@@ -25,7 +25,7 @@ fn a_volume_is_made_and_removed_without_a_trace() {
         spares: 1,
         hosts: vec!["nqn.2014-08.org.example:a".to_owned()],
         job: Some("7".to_owned()),
-        lifetime: Some(Duration::from_hours(1)),
+        lifetime: Some(Duration::from_secs(3600)),
         ..request("v", 100 * MIB)
     };
     let volume = pool.create_volume(&made).expect("created");
@@ -137,8 +137,8 @@ fn what_cannot_be_reached_is_removed_later() {
 fn lifetimes_end() {
     let rig = Rig::new(3, GIB);
     let pool = rig.pool(Quota::default());
-    let lasts = |name: &str, hours| {
-        let lifetime = Option::map(hours, Duration::from_hours);
+    let lasts = |name: &str, hours: Option<u64>| {
+        let lifetime = hours.map(|hours| Duration::from_secs(hours * 3600));
         let begin = wall_time();
         let expires =
             pool.create_volume(&VolumeRequest { lifetime, ..request(name, MIB) }).expect("created").expires;

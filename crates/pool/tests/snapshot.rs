@@ -28,7 +28,7 @@ fn a_snapshot_is_a_volume_of_its_own() {
         spares: 1,
         hosts: hosts.clone(),
         job: Some("7".to_owned()),
-        lifetime: Some(Duration::from_hours(1)),
+        lifetime: Some(Duration::from_secs(3600)),
         ..request("v", 100 * MIB)
     };
     let volume = pool.create_volume(&of).expect("made");

@@ -14,7 +14,7 @@ const NAMES: u64 = 6;
 const JOBS: u64 = 3;
 const MIB: u64 = 1 << 20;
 /// What a lifetime is, if a volume has one: longer than the run.
-const LIFETIME: Duration = Duration::from_hours(1 << 20);
+const LIFETIME: Duration = Duration::from_secs(1 << 32);
 
 /// A host and what is left to chance there.
 pub(super) struct User {

@@ -39,6 +39,12 @@ struct Network {
     back: VecDeque<(Micros, Frame)>,
 }
 
+/// The first frame of a queue, if it has arrived.
+fn due(queue: &mut VecDeque<(Micros, Frame)>, now: Micros) -> Option<Frame> {
+    let (at, _) = queue.front()?;
+    if *at <= now { queue.pop_front().map(|(_, frame)| frame) } else { None }
+}
+
 impl Network {
     fn send(&mut self, now: Micros, stream: usize, frame: Frame) {
         let took = 10 + self.rng.u64(..50) + frame.weight() as u64 / 1024;
@@ -221,7 +227,7 @@ impl Pair {
             did = true;
         }
         for stream in 0..streams {
-            while let Some((_, frame)) = self.network.there[stream].pop_front_if(|(at, _)| *at <= self.now) {
+            while let Some(frame) = due(&mut self.network.there[stream], self.now) {
                 if let Some(SenderNotice::Trouble(trouble)) = self.receiver.handle(frame)? {
                     self.troubles.push(trouble);
                 }
@@ -240,7 +246,7 @@ impl Pair {
         while let Some(frame) = self.receiver.poll_frame() {
             self.network.back.push_back((self.now + self.network.delay, recode(frame)));
         }
-        while let Some((_, frame)) = self.network.back.pop_front_if(|(at, _)| *at <= self.now) {
+        while let Some(frame) = due(&mut self.network.back, self.now) {
             did = true;
             match self.sender.handle(frame)? {
                 ReceiverMessage::Wanted(wanted) => {
