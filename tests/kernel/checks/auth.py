@@ -69,7 +69,7 @@ def is_refused(bench, uri, *options):
 
 def on_nvmet(bench, hash_name, group):
     """Our initiator on the kernel's target, each proves to the other who it is."""
-    host = json.loads(bench.longhaul.run("key", "show", "--json").splitlines()[-1])["this"]
+    host = json.loads(bench.longhaul.run("show-hostnqn", "--json"))["hostnqn"]
     directory, secret, controller = keys(bench, host, "--hash", hash_name)
     port = GUEST_PORTS[0]
     bench.guest.run(f"""

@@ -153,7 +153,7 @@ def strangers(bench):
 
 
 def this_host(bench):
-    return json.loads(bench.longhaul.run("key", "show", "--json").splitlines()[-1])["this"]
+    return json.loads(bench.longhaul.run("show-hostnqn", "--json"))["hostnqn"]
 
 
 @check("tls: the kernel's target takes our initiator with every kind of key, and no other")

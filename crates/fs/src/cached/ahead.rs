@@ -35,7 +35,8 @@ pub(super) struct Ahead {
 
 enum Cell {
     UnderWay,
-    Here(Buf),
+    /// Its content, and how many bytes of that readers had.
+    Here(Buf, usize),
 }
 
 /// A read that waits for cells.
@@ -55,6 +56,11 @@ impl Ahead {
         bytes
     }
 
+    /// The first cell that a read in sequence may still want: the kernel's reads overtake each other.
+    fn behind(&self) -> u64 {
+        (self.next / CELL).saturating_sub(SLACK / CELL)
+    }
+
     /// Drops cells that `keep` refuses, unless they are under way; returns their bytes.
     fn retain(&mut self, keep: impl Fn(u64) -> bool) -> usize {
         let before = self.cells.len();
@@ -62,11 +68,31 @@ impl Ahead {
         (before - self.cells.len()) * CELL as usize
     }
 
+    /// Drops cells of which readers had all, or that none in sequence will want; returns their bytes.
+    fn drop_read(&mut self) -> usize {
+        let (now, behind, before) = (self.next / CELL, self.behind(), self.cells.len());
+        self.cells.retain(|index, cell| match cell {
+            Cell::UnderWay => true,
+            Cell::Here(data, read) => *index >= now || (*index >= behind && *read < data.len()),
+        });
+        (before - self.cells.len()) * CELL as usize
+    }
+
+    /// A reader had this range.
+    fn count_read(&mut self, offset: u64, len: u32) {
+        let end = offset + u64::from(len);
+        for (index, cell) in self.cells.range_mut(offset / CELL..end.div_ceil(CELL)) {
+            if let Cell::Here(_, read) = cell {
+                *read += (end.min((index + 1) * CELL) - offset.max(index * CELL)) as usize;
+            }
+        }
+    }
+
     /// The content of a range, as far as the file goes; `None` if a cell of it is not here.
     fn content(&self, offset: u64, len: u32) -> Option<Buf> {
         let end = offset + u64::from(len);
         let cell = |index: u64| match self.cells.get(&index) {
-            Some(Cell::Here(data)) => Some(data),
+            Some(Cell::Here(data, _)) => Some(data),
             _ => None,
         };
         let first = cell(offset / CELL)?;
@@ -116,6 +142,7 @@ impl Shared {
         match ahead.content(offset, len) {
             Some(content) if content.len() == len as usize => {
                 ahead.next = ahead.next.max(end);
+                ahead.count_read(offset, len);
                 steps.push(CacheStep::Finish(done, Ok(Reply::Data(content))));
                 return self.fetch(state, handle, (end - 1) / CELL, steps);
             }
@@ -150,9 +177,11 @@ impl Shared {
     ) {
         let Some(open) = state.open.get_mut(&handle) else { return };
         let ahead = &mut open.ahead;
-        let behind = (ahead.next / CELL).saturating_sub(SLACK / CELL);
+        let behind = ahead.behind();
         let dropped = ahead.retain(|index| index >= behind);
         let (window, end) = (ahead.window, ahead.end);
+        // A read that was overtaken wants nothing that later ones had.
+        let last = last.max(ahead.next.saturating_sub(1) / CELL);
         state.ahead_bytes -= dropped;
         for index in last + 1..=last.saturating_add(window) {
             if end.is_some_and(|end| index * CELL >= end) || !state.make_room(self.options.read_ahead, handle)
@@ -197,7 +226,7 @@ impl Shared {
                         let end = index * CELL + data.len() as u64;
                         ahead.end = Some(ahead.end.map_or(end, |known| known.min(end)));
                     }
-                    ahead.cells.insert(index, Cell::Here(data));
+                    ahead.cells.insert(index, Cell::Here(data, 0));
                 }
                 // Readers of this cell get the error of their own read.
                 _ => freed = ahead.cells.remove(&index).map_or(0, |_| CELL as usize),
@@ -205,7 +234,10 @@ impl Shared {
             for wait in std::mem::take(&mut ahead.waiting) {
                 let cells = wait.offset / CELL..=(wait.offset + u64::from(wait.len) - 1) / CELL;
                 match ahead.content(wait.offset, wait.len) {
-                    Some(content) => steps.push(CacheStep::Finish(wait.done, Ok(Reply::Data(content)))),
+                    Some(content) => {
+                        ahead.count_read(wait.offset, wait.len);
+                        steps.push(CacheStep::Finish(wait.done, Ok(Reply::Data(content))));
+                    }
                     None if cells.clone().all(|index| ahead.cells.contains_key(&index)) => {
                         ahead.waiting.push(wait)
                     }
@@ -229,11 +261,10 @@ impl CacheState {
         if self.ahead_bytes + CELL as usize > limit
             && let Some(open) = self.open.get_mut(&handle)
         {
-            let now = open.ahead.next / CELL;
-            self.ahead_bytes -= open.ahead.retain(|index| index >= now);
+            self.ahead_bytes -= open.ahead.drop_read();
         }
         while self.ahead_bytes + CELL as usize > limit {
-            let has_cells = |ahead: &Ahead| ahead.cells.values().any(|cell| matches!(cell, Cell::Here(_)));
+            let has_cells = |ahead: &Ahead| ahead.cells.values().any(|cell| matches!(cell, Cell::Here(..)));
             let idle = self
                 .open
                 .iter_mut()

@@ -220,6 +220,27 @@ fn a_reader_that_waits_reads_further_ahead() {
     assert_eq!(reads.len(), before, "a cell was read twice");
 }
 
+/// The kernel reads ahead with several calls, of which a later one may come first: what an earlier one wants stays,
+/// also when all memory is taken, or that one would wait behind all that is read ahead.
+#[test]
+fn a_read_that_was_overtaken_finds_what_was_read_ahead() {
+    let (held, cached) = cached(CachedOptions { read_ahead: 8 << 20, ..CachedOptions::default() });
+    let cells = 64u64;
+    lock(&held.content).resize((cells * CELL) as usize, 7);
+    for pair in 0..cells / 2 {
+        for cell in [2 * pair + 1, 2 * pair] {
+            let result = start(&cached, read(cell * CELL, CELL as u32));
+            held.answer_all();
+            assert_eq!(content(result.try_recv().expect("answered")).len() as u64, CELL);
+        }
+    }
+    let mut reads = lock(&held.calls).clone();
+    reads.sort_unstable();
+    let before = reads.len();
+    reads.dedup();
+    assert_eq!(before - reads.len(), 0, "a cell was read twice");
+}
+
 #[test]
 fn reads_at_random_places_are_not_read_ahead() {
     let (held, cached) = cached(CachedOptions::default());

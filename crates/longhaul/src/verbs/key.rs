@@ -37,7 +37,7 @@ Example:
   longhaul target --listen :4420 --export a=... --keys /etc/longhaul/keys
   longhaul info nvme+tcp://dtn1/a --keys /etc/longhaul/keys        # on the host")]
 struct MakeKey {
-    /// NQN of the host ('longhaul key show' prints that of this one)
+    /// NQN of the host ('longhaul show-hostnqn' prints that of this one)
     #[arg(value_name = "HOSTNQN")]
     host: String,
     /// Directory of the secrets
@@ -108,9 +108,9 @@ struct RetireKey {
 struct ShowKeys {
     /// Directory of the secrets
     #[arg(long, value_name = "DIR")]
-    keys: Option<PathBuf>,
+    keys: PathBuf,
     /// Those for this export alone
-    #[arg(long, value_name = "NAME", requires = "keys")]
+    #[arg(long, value_name = "NAME")]
     export: Option<String>,
 }
 
@@ -197,17 +197,13 @@ fn listed(dir: &Path, export: Option<&str>) -> Result<Vec<(Option<String>, HostK
 }
 
 fn show(args: &ShowKeys, output: Output) -> Outcome {
-    let this = longhaul_initiator::Options::default().hostnqn;
+    let this = longhaul_initiator::host_identity().hostnqn;
     let mut hosts = 0;
-    let all = args.keys.as_ref().map(|dir| listed(dir, args.export.as_deref())).transpose()?;
-    for (export, keys) in all.unwrap_or_default() {
+    for (export, keys) in listed(&args.keys, args.export.as_deref())? {
         for (host, keys) in keys {
             hosts += 1;
             show_host((host, &keys), export.as_deref(), &this, output);
         }
-    }
-    if args.keys.is_none() {
-        output.line(format_args!("{this}"));
     }
     output.event(&KeysListed { hosts, this });
     Ok(())

@@ -6,18 +6,22 @@ use crate::session::error::SessionError;
 use crate::tree::root::Root;
 use crate::tree::say;
 use crate::wire::{Frame, Refusal, RefusalKind, show};
-use futures_channel::mpsc::{UnboundedSender, unbounded};
+use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, blocking, spawn};
-use longhaul_fs::{Call, Directory, Errno, Reply};
+use longhaul_fs::{Call, Directory, Errno, Handle, Reply};
 use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Most calls of one session that are executed at the same time: each may take a thread.
-const CALLS: usize = 128;
+/// Most reads, and most other calls, of one session that are executed at the same time: each may take a thread.
+const READS: usize = 64;
+const CALLS: usize = 64;
+/// Most reads that wait for memory, or for their turn: what a client has read ahead is less.
+const WAITING: usize = 4096;
 
 /// A directory that a client has asked for, checked.
 pub(crate) struct Exported(Arc<Directory>);
@@ -47,57 +51,111 @@ impl Exported {
 pub(crate) async fn serve(link: Link, exported: Exported, pool: BufPool) -> Result<(), SessionError> {
     let Link { mut tx, mut rx } = link;
     let (answers, queue) = unbounded();
-    let session =
-        Rc::new(Session { directory: exported.0, answers, under_way: Cell::new(0), ended: Notify::new() });
+    let (reads, wanted) = unbounded();
+    let session = Rc::new(Session {
+        directory: exported.0,
+        answers,
+        reads,
+        waiting: Cell::default(),
+        executed: [Cell::default(), Cell::default()],
+        changed: [Notify::new(), Notify::new()],
+    });
+    let read = pin!(session.read_all(wanted, &pool));
     let receive = pin!(async {
         while let Some(frame) = rx.frame().await? {
             let Frame::Call { id, call } = frame else {
                 return Err(LinkError::from(crate::wire::Malformed::Value("frame of a mount")));
             };
-            session.begin(id, call, &pool).await;
+            session.begin(id, call).await;
         }
         Ok(())
     });
-    match select(receive, pin!(send_all(&mut tx, queue))).await {
+    match select(receive, select(pin!(send_all(&mut tx, queue)), read)).await {
         Either::Left((received, _)) => Ok(received?),
-        Either::Right((sent, _)) => Ok(sent?),
+        Either::Right((Either::Left((sent, _)), _)) => Ok(sent?),
+        Either::Right((Either::Right(_), _)) => Ok(()),
     }
+}
+
+/// A read that a client has asked for.
+struct Wanted {
+    id: u64,
+    handle: Handle,
+    offset: u64,
+    len: u32,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Read,
+    Other,
 }
 
 struct Session {
     directory: Arc<Directory>,
     answers: UnboundedSender<Frame>,
-    /// Calls that are being executed.
-    under_way: Cell<usize>,
-    /// One of them has been.
-    ended: Notify,
+    reads: UnboundedSender<Wanted>,
+    /// Reads that wait.
+    waiting: Cell<usize>,
+    /// Calls of each [`Kind`] that are being executed.
+    executed: [Cell<usize>; 2],
+    /// One of them has ended; of others, also: a read waits no more. Each has one that waits for it.
+    changed: [Notify; 2],
 }
 
 impl Session {
-    /// Begins to execute a call, once fewer than [`CALLS`] are under way.
-    async fn begin(self: &Rc<Self>, id: u64, call: Call, pool: &BufPool) {
-        while self.under_way.get() >= CALLS {
-            self.ended.notified().await;
-        }
-        self.under_way.set(self.under_way.get() + 1);
-        let (session, directory) = (Rc::clone(self), Arc::clone(&self.directory));
-        let reply = match call {
-            // Memory for content is had before the thread is.
-            Call::Read { handle, offset, len } => {
-                let mut data = pool.alloc(len as usize).await;
-                let read = blocking(move || {
-                    let read = directory.read(handle, offset, &mut data)?;
-                    data.truncate(read);
-                    Ok::<Reply, Errno>(Reply::Data(data.freeze()))
-                });
-                Either::Left(read)
+    /// Begins to execute a call, once fewer than [`CALLS`] are under way. Reads follow each other in a queue of their
+    /// own, so that no other call waits for the memory of what is read ahead.
+    async fn begin(self: &Rc<Self>, id: u64, call: Call) {
+        if let Call::Read { handle, offset, len } = call {
+            while self.waiting.get() >= WAITING {
+                self.changed[Kind::Other as usize].notified().await;
             }
-            call => Either::Right(blocking(move || directory.execute(call))),
-        };
+            self.waiting.set(self.waiting.get() + 1);
+            // The other end lives as long as the session.
+            let _ = self.reads.unbounded_send(Wanted { id, handle, offset, len });
+            return;
+        }
+        while self.executed[Kind::Other as usize].get() >= CALLS {
+            self.changed[Kind::Other as usize].notified().await;
+        }
+        let directory = Arc::clone(&self.directory);
+        self.execute(Kind::Other, id, blocking(move || directory.execute(call)));
+    }
+
+    /// Executes reads in their order.
+    async fn read_all(self: &Rc<Self>, mut wanted: UnboundedReceiver<Wanted>, pool: &BufPool) {
+        while let Some(Wanted { id, handle, offset, len }) = wanted.next().await {
+            // Memory for content is had before the thread is.
+            let mut data = pool.alloc(len as usize).await;
+            while self.executed[Kind::Read as usize].get() >= READS {
+                self.changed[Kind::Read as usize].notified().await;
+            }
+            self.waiting.set(self.waiting.get() - 1);
+            self.changed[Kind::Other as usize].notify();
+            let directory = Arc::clone(&self.directory);
+            let read = blocking(move || {
+                let read = directory.read(handle, offset, &mut data)?;
+                data.truncate(read);
+                Ok::<Reply, Errno>(Reply::Data(data.freeze()))
+            });
+            self.execute(Kind::Read, id, read);
+        }
+    }
+
+    /// Answers a call once it has been executed.
+    fn execute(
+        self: &Rc<Self>,
+        kind: Kind,
+        id: u64,
+        reply: impl Future<Output = Result<Reply, Errno>> + 'static,
+    ) {
+        let (session, kind) = (Rc::clone(self), kind as usize);
+        session.executed[kind].set(session.executed[kind].get() + 1);
         spawn(async move {
             let reply = reply.await;
-            session.under_way.set(session.under_way.get() - 1);
-            session.ended.notify();
+            session.executed[kind].set(session.executed[kind].get() - 1);
+            session.changed[kind].notify();
             // Without a receiver the connection has ended.
             let _ = session.answers.unbounded_send(Frame::Reply { id, reply });
         })

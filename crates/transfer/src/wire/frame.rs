@@ -8,7 +8,7 @@ use super::hello::{Hello, Refusal, Welcome};
 use super::name::RelPath;
 use super::{BATCH_BYTES, BATCH_ENTRIES, BODY_MAX, HEAD_MAX, HEADER_LEN};
 use longhaul_engine::Buf;
-use longhaul_fs::Errno;
+use longhaul_fs::{Call, Errno, Reply};
 
 /// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,14 +277,14 @@ pub enum Frame {
         /// Number of the call, which its reply has too.
         id: u64,
         /// The call.
-        call: longhaul_fs::Call,
+        call: Call,
     },
     /// The reply to a call; replies come in any order.
     Reply {
         /// Number of the call.
         id: u64,
         /// The reply, or the error of the file system.
-        reply: Result<longhaul_fs::Reply, Errno>,
+        reply: Result<Reply, Errno>,
     },
 }
 
@@ -544,6 +544,8 @@ impl Frame {
             Frame::Batch(body) | Frame::Query { batch: body, .. } | Frame::Block { data: body, .. } => {
                 body.len()
             }
+            Frame::Reply { reply: Ok(Reply::Data(data)), .. }
+            | Frame::Call { call: Call::Write { data, .. }, .. } => data.len(),
             _ => 0,
         }
     }
