@@ -167,6 +167,8 @@ enum Group {
     Update,
     /// A million empty files
     Empty,
+    /// One large file in a mounted directory of another machine; needs FUSE
+    FarDirectory,
     /// All of copies of trees
     Transfer,
     /// 1 to 1,000 files at once on local devices and file systems at a distance; half an hour
@@ -235,7 +237,13 @@ impl Group {
     fn is_transfer(self) -> bool {
         matches!(
             self,
-            Group::PerFile | Group::Sets | Group::Streams | Group::Near | Group::Update | Group::Empty
+            Group::PerFile
+                | Group::Sets
+                | Group::Streams
+                | Group::Near
+                | Group::Update
+                | Group::Empty
+                | Group::FarDirectory
         )
     }
 
@@ -335,6 +343,7 @@ fn run(args: &Args) -> Result<()> {
         (Group::Near, groups::transfer::near::run),
         (Group::Update, groups::transfer::update::run),
         (Group::Empty, groups::transfer::empty::run),
+        (Group::FarDirectory, groups::transfer::far_directory::run),
         (Group::Grid, groups::attached::grid::run),
         (Group::Large, groups::attached::large::run),
         (Group::Inline, groups::attached::inline::run),

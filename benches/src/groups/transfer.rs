@@ -1,6 +1,7 @@
 //! Copies of trees of files, beside the programs that others use for them.
 
 pub(crate) mod empty;
+pub(crate) mod far_directory;
 pub(crate) mod near;
 pub(crate) mod per_file;
 pub(crate) mod sets;

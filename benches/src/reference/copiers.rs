@@ -76,7 +76,7 @@ impl Who {
 pub(crate) struct Copier {
     pub(crate) who: Who,
     server: Guard,
-    address: String,
+    pub(crate) address: String,
     /// What the server serves.
     pub(crate) root: PathBuf,
     /// More arguments of `longhaul`.
