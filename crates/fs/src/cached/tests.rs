@@ -224,7 +224,7 @@ fn a_reader_that_waits_reads_further_ahead() {
 /// also when all memory is taken, or that one would wait behind all that is read ahead.
 #[test]
 fn a_read_that_was_overtaken_finds_what_was_read_ahead() {
-    let (held, cached) = cached(CachedOptions { read_ahead: 8 << 20, ..CachedOptions::default() });
+    let (held, cached) = cached(CachedOptions { read_ahead: 4 << 20, ..CachedOptions::default() });
     let cells = 64u64;
     lock(&held.content).resize((cells * CELL) as usize, 7);
     for pair in 0..cells / 2 {

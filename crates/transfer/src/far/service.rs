@@ -162,3 +162,51 @@ impl Session {
         .detach();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longhaul_engine::{Config, Thread};
+    use longhaul_fs::Node;
+
+    const READ: u32 = 1 << 20;
+    const COUNT: u64 = 64;
+
+    /// All the agent's memory is taken by content that waits to be sent, and most reads wait for some.
+    #[test]
+    fn a_lookup_waits_for_no_reads() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("large"), vec![1; READ as usize]).expect("written");
+        let root = rustix::fs::open(dir.path(), rustix::fs::OFlags::DIRECTORY, rustix::fs::Mode::empty());
+        let directory = Directory::new(root.expect("open"), true).expect("a file system");
+        let found = directory.execute(Call::Lookup { parent: Node::ROOT, name: b"large".to_vec() });
+        let Ok(Reply::Entry(found)) = found else { panic!("{found:?}") };
+        let opened = directory.execute(Call::Open { node: found.node, flags: 0 });
+        let Ok(Reply::Opened(_, handle)) = opened else { panic!("{opened:?}") };
+        let exported = Exported(Arc::new(directory));
+        let thread = Thread::start("test", Config::default()).expect("an engine");
+        let run = move || async move {
+            let (Link { mut tx, mut rx }, there) = Link::pair();
+            spawn(serve(there, exported, BufPool::new(4 * READ as usize))).detach();
+            let read = |id| Frame::Call { id, call: Call::Read { handle, offset: 0, len: READ } };
+            for id in 0..COUNT {
+                tx.send(vec![read(id)]).await.expect("sent");
+            }
+            let call = Call::Lookup { parent: Node::ROOT, name: b"none".to_vec() };
+            tx.send(vec![Frame::Call { id: COUNT, call }]).await.expect("sent");
+            let mut order = Vec::new();
+            while order.len() as u64 <= COUNT {
+                match rx.frame().await.expect("received") {
+                    Some(Frame::Reply { id, .. }) => order.push(id),
+                    other => panic!("{other:?}"),
+                }
+            }
+            order
+        };
+        let order = thread.handle().spawn(run).wait().expect("it ran");
+        let place = order.iter().position(|id| *id == COUNT).expect("answered");
+        assert!(place < COUNT as usize / 2, "after {place} of {COUNT} reads: {order:?}");
+        let reads: Vec<u64> = order.into_iter().filter(|id| *id != COUNT).collect();
+        assert_eq!(reads.len() as u64, COUNT, "{reads:?}");
+    }
+}
