@@ -2,6 +2,8 @@
 //! What mounts needs FUSE, and is skipped with a message elsewhere.
 
 mod common;
+#[path = "fs/linux.rs"]
+mod linux;
 #[path = "fs/namespaces.rs"]
 mod namespaces;
 #[path = "fs/users.rs"]

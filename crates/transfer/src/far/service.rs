@@ -86,7 +86,7 @@ struct Wanted {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum CallKind {
     Read,
     Other,
 }
@@ -97,7 +97,7 @@ struct Session {
     reads: UnboundedSender<Wanted>,
     /// Reads that wait.
     waiting: Cell<usize>,
-    /// Calls of each [`Kind`] that are being executed.
+    /// Calls of each [`CallKind`] that are being executed.
     executed: [Cell<usize>; 2],
     /// One of them has ended; of others, also: a read waits no more. Each has one that waits for it.
     changed: [Notify; 2],
@@ -109,18 +109,18 @@ impl Session {
     async fn begin(self: &Rc<Self>, id: u64, call: Call) {
         if let Call::Read { handle, offset, len } = call {
             while self.waiting.get() >= WAITING {
-                self.changed[Kind::Other as usize].notified().await;
+                self.changed[CallKind::Other as usize].notified().await;
             }
             self.waiting.set(self.waiting.get() + 1);
             // The other end lives as long as the session.
             let _ = self.reads.unbounded_send(Wanted { id, handle, offset, len });
             return;
         }
-        while self.executed[Kind::Other as usize].get() >= CALLS {
-            self.changed[Kind::Other as usize].notified().await;
+        while self.executed[CallKind::Other as usize].get() >= CALLS {
+            self.changed[CallKind::Other as usize].notified().await;
         }
         let directory = Arc::clone(&self.directory);
-        self.execute(Kind::Other, id, blocking(move || directory.execute(call)));
+        self.execute(CallKind::Other, id, blocking(move || directory.execute(call)));
     }
 
     /// Executes reads in their order.
@@ -128,25 +128,25 @@ impl Session {
         while let Some(Wanted { id, handle, offset, len }) = wanted.next().await {
             // Memory for content is had before the thread is.
             let mut data = pool.alloc(len as usize).await;
-            while self.executed[Kind::Read as usize].get() >= READS {
-                self.changed[Kind::Read as usize].notified().await;
+            while self.executed[CallKind::Read as usize].get() >= READS {
+                self.changed[CallKind::Read as usize].notified().await;
             }
             self.waiting.set(self.waiting.get() - 1);
-            self.changed[Kind::Other as usize].notify();
+            self.changed[CallKind::Other as usize].notify();
             let directory = Arc::clone(&self.directory);
             let read = blocking(move || {
                 let read = directory.read(handle, offset, &mut data)?;
                 data.truncate(read);
                 Ok::<Reply, Errno>(Reply::Data(data.freeze()))
             });
-            self.execute(Kind::Read, id, read);
+            self.execute(CallKind::Read, id, read);
         }
     }
 
     /// Answers a call once it has been executed.
     fn execute(
         self: &Rc<Self>,
-        kind: Kind,
+        kind: CallKind,
         id: u64,
         reply: impl Future<Output = Result<Reply, Errno>> + 'static,
     ) {
