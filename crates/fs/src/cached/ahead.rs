@@ -61,21 +61,21 @@ impl Ahead {
         (self.next / CELL).saturating_sub(SLACK / CELL)
     }
 
-    /// Drops cells that `keep` refuses, unless they are under way; returns their bytes.
-    fn retain(&mut self, keep: impl Fn(u64) -> bool) -> usize {
+    /// Drops cells that `keep` refuses, by number and whether readers had all of it, unless they are under way;
+    /// returns their bytes.
+    fn retain(&mut self, keep: impl Fn(u64, bool) -> bool) -> usize {
         let before = self.cells.len();
-        self.cells.retain(|index, cell| matches!(cell, Cell::UnderWay) || keep(*index));
+        self.cells.retain(|index, cell| match cell {
+            Cell::UnderWay => true,
+            Cell::Here(data, read) => keep(*index, *read >= data.len()),
+        });
         (before - self.cells.len()) * CELL as usize
     }
 
     /// Drops cells of which readers had all, or that none in sequence will want; returns their bytes.
     fn drop_read(&mut self) -> usize {
-        let (now, behind, before) = (self.next / CELL, self.behind(), self.cells.len());
-        self.cells.retain(|index, cell| match cell {
-            Cell::UnderWay => true,
-            Cell::Here(data, read) => *index >= now || (*index >= behind && *read < data.len()),
-        });
-        (before - self.cells.len()) * CELL as usize
+        let (now, behind) = (self.next / CELL, self.behind());
+        self.retain(|index, is_read| index >= now || (index >= behind && !is_read))
     }
 
     /// A reader had this range.
@@ -152,7 +152,7 @@ impl Shared {
         }
         if offset > ahead.next.saturating_add(SLACK) || ahead.next > offset.saturating_add(SLACK) {
             (ahead.next, ahead.window) = (end, 0);
-            state.ahead_bytes -= ahead.retain(|_| false);
+            state.ahead_bytes -= ahead.retain(|_, _| false);
             return steps.push(CacheStep::Start(exact, done));
         }
         ahead.next = ahead.next.max(end);
@@ -178,7 +178,7 @@ impl Shared {
         let Some(open) = state.open.get_mut(&handle) else { return };
         let ahead = &mut open.ahead;
         let behind = ahead.behind();
-        let dropped = ahead.retain(|index| index >= behind);
+        let dropped = ahead.retain(|index, _| index >= behind);
         let (window, end) = (ahead.window, ahead.end);
         // A read that was overtaken wants nothing that later ones had.
         let last = last.max(ahead.next.saturating_sub(1) / CELL);
@@ -273,7 +273,7 @@ impl CacheState {
                 })
                 .min_by_key(|(_, open)| open.ahead.used);
             let Some((_, open)) = idle else { return false };
-            self.ahead_bytes -= open.ahead.retain(|_| false);
+            self.ahead_bytes -= open.ahead.retain(|_, _| false);
         }
         true
     }

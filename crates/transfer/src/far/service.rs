@@ -6,13 +6,14 @@ use crate::session::error::SessionError;
 use crate::tree::root::Root;
 use crate::tree::say;
 use crate::wire::{Frame, Refusal, RefusalKind, show};
-use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures_channel::mpsc::{Receiver, Sender, UnboundedSender, channel, unbounded};
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use longhaul_engine::sync::Notify;
 use longhaul_engine::{BufPool, blocking, spawn};
 use longhaul_fs::{Call, Directory, Errno, Handle, Reply};
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,22 +52,16 @@ impl Exported {
 pub(crate) async fn serve(link: Link, exported: Exported, pool: BufPool) -> Result<(), SessionError> {
     let Link { mut tx, mut rx } = link;
     let (answers, queue) = unbounded();
-    let (reads, wanted) = unbounded();
-    let session = Rc::new(Session {
-        directory: exported.0,
-        answers,
-        reads,
-        waiting: Cell::default(),
-        executed: [Cell::default(), Cell::default()],
-        changed: [Notify::new(), Notify::new()],
-    });
+    let (mut reads, wanted) = channel(WAITING);
+    let session =
+        Session { directory: exported.0, answers, reads: Slots::new(READS), others: Slots::new(CALLS) };
     let read = pin!(session.read_all(wanted, &pool));
     let receive = pin!(async {
         while let Some(frame) = rx.frame().await? {
             let Frame::Call { id, call } = frame else {
                 return Err(LinkError::from(crate::wire::Malformed::Value("frame of a mount")));
             };
-            session.begin(id, call).await;
+            session.begin(id, call, &mut reads).await;
         }
         Ok(())
     });
@@ -85,79 +80,84 @@ struct Wanted {
     len: u32,
 }
 
-#[derive(Clone, Copy)]
-enum CallKind {
-    Read,
-    Other,
+/// Calls that may be executed at the same time.
+struct Slots {
+    most: usize,
+    taken: Cell<usize>,
+    freed: Notify,
+}
+
+impl Slots {
+    fn new(most: usize) -> Rc<Slots> {
+        Rc::new(Slots { most, taken: Cell::default(), freed: Notify::new() })
+    }
+
+    /// Takes one, once there is one. One task at a time may wait.
+    async fn take(&self) {
+        while self.taken.get() >= self.most {
+            self.freed.notified().await;
+        }
+        self.taken.set(self.taken.get() + 1);
+    }
+
+    fn free(&self) {
+        self.taken.set(self.taken.get() - 1);
+        self.freed.notify();
+    }
 }
 
 struct Session {
     directory: Arc<Directory>,
     answers: UnboundedSender<Frame>,
-    reads: UnboundedSender<Wanted>,
-    /// Reads that wait.
-    waiting: Cell<usize>,
-    /// Calls of each [`CallKind`] that are being executed.
-    executed: [Cell<usize>; 2],
-    /// One of them has ended; of others, also: a read waits no more. Each has one that waits for it.
-    changed: [Notify; 2],
+    reads: Rc<Slots>,
+    others: Rc<Slots>,
 }
 
 impl Session {
     /// Begins to execute a call, once fewer than [`CALLS`] are under way. Reads follow each other in a queue of their
     /// own, so that no other call waits for the memory of what is read ahead.
-    async fn begin(self: &Rc<Self>, id: u64, call: Call) {
+    async fn begin(&self, id: u64, call: Call, reads: &mut Sender<Wanted>) {
         if let Call::Read { handle, offset, len } = call {
-            while self.waiting.get() >= WAITING {
-                self.changed[CallKind::Other as usize].notified().await;
-            }
-            self.waiting.set(self.waiting.get() + 1);
             // The other end lives as long as the session.
-            let _ = self.reads.unbounded_send(Wanted { id, handle, offset, len });
+            if poll_fn(|context| reads.poll_ready(context)).await.is_ok() {
+                let _ = reads.start_send(Wanted { id, handle, offset, len });
+            }
             return;
         }
-        while self.executed[CallKind::Other as usize].get() >= CALLS {
-            self.changed[CallKind::Other as usize].notified().await;
-        }
+        self.others.take().await;
         let directory = Arc::clone(&self.directory);
-        self.execute(CallKind::Other, id, blocking(move || directory.execute(call)));
+        self.execute(&self.others, id, blocking(move || directory.execute(call)));
     }
 
     /// Executes reads in their order.
-    async fn read_all(self: &Rc<Self>, mut wanted: UnboundedReceiver<Wanted>, pool: &BufPool) {
+    async fn read_all(&self, mut wanted: Receiver<Wanted>, pool: &BufPool) {
         while let Some(Wanted { id, handle, offset, len }) = wanted.next().await {
             // Memory for content is had before the thread is.
             let mut data = pool.alloc(len as usize).await;
-            while self.executed[CallKind::Read as usize].get() >= READS {
-                self.changed[CallKind::Read as usize].notified().await;
-            }
-            self.waiting.set(self.waiting.get() - 1);
-            self.changed[CallKind::Other as usize].notify();
+            self.reads.take().await;
             let directory = Arc::clone(&self.directory);
             let read = blocking(move || {
                 let read = directory.read(handle, offset, &mut data)?;
                 data.truncate(read);
                 Ok::<Reply, Errno>(Reply::Data(data.freeze()))
             });
-            self.execute(CallKind::Read, id, read);
+            self.execute(&self.reads, id, read);
         }
     }
 
-    /// Answers a call once it has been executed.
+    /// Answers a call that has a slot, once it has been executed.
     fn execute(
-        self: &Rc<Self>,
-        kind: CallKind,
+        &self,
+        slots: &Rc<Slots>,
         id: u64,
         reply: impl Future<Output = Result<Reply, Errno>> + 'static,
     ) {
-        let (session, kind) = (Rc::clone(self), kind as usize);
-        session.executed[kind].set(session.executed[kind].get() + 1);
+        let (slots, answers) = (Rc::clone(slots), self.answers.clone());
         spawn(async move {
             let reply = reply.await;
-            session.executed[kind].set(session.executed[kind].get() - 1);
-            session.changed[kind].notify();
+            slots.free();
             // Without a receiver the connection has ended.
-            let _ = session.answers.unbounded_send(Frame::Reply { id, reply });
+            let _ = answers.unbounded_send(Frame::Reply { id, reply });
         })
         .detach();
     }
