@@ -9,6 +9,7 @@ mod groups;
 mod keep;
 mod link;
 mod machine;
+mod mount;
 mod pages;
 mod process;
 mod program;

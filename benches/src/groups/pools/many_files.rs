@@ -1,7 +1,7 @@
 //! A million files on a file system in a pool, beside a thousand: whether an operation costs the same, and how much
 //! memory the mount has. All of it is on one machine, without links.
 
-use super::mounted::{Mount, pool_by_etcd};
+use super::mounted::{mount, pool_by_etcd};
 use super::{ADMIN, Site};
 use crate::process::{peak_memory, together};
 use crate::report::{Samples, Section, met};
@@ -93,7 +93,7 @@ fn measure(setup: &Setup, by_etcd: bool, section: &mut Section) -> Result<()> {
     };
     for (name, count) in NAMES.into_iter().zip(FILES) {
         site.run(&["fs", "create", &format!("bench/{name}"), "--size", "1GiB", "--layout", "parity"])?;
-        let (mount, began) = (Mount::new(&site, name)?, Instant::now());
+        let (mount, began) = (mount(&site, name)?, Instant::now());
         fill(&mount.at, count / FAN_OUT)?;
         let (seconds, memory) = (began.elapsed().as_secs_f64(), peak_memory(mount.pid())? >> 20);
         eprintln!("  {catalog}, {count} files: made in {seconds:.1} s, the mount had {memory} MiB");
@@ -115,13 +115,13 @@ fn measure(setup: &Setup, by_etcd: bool, section: &mut Section) -> Result<()> {
         for _ in 0..LOOKS {
             looks += 1;
             // A mount that has seen nothing of it, and any directory that none has looked at.
-            let mount = Mount::new(&site, name)?;
+            let mount = mount(&site, name)?;
             let old = directory(&mount.at, (looks * 37) % directories);
             stat += time(&old, |file| fs::symlink_metadata(file).map(drop))?;
             open += time(&old, |file| File::open(file).map(drop))?;
         }
         let [stat, open] = [stat, open].map(|seconds| (LOOKS * FAN_OUT) as f64 / seconds);
-        let mount = Mount::new(&site, name)?;
+        let mount = mount(&site, name)?;
         let new: Vec<PathBuf> = (0..NEW).map(|one| mount.at.join(format!("new{round}-{one}"))).collect();
         let began = Instant::now();
         new.iter().try_for_each(|directory| make(directory))?;
@@ -154,7 +154,7 @@ fn measure(setup: &Setup, by_etcd: bool, section: &mut Section) -> Result<()> {
 
 /// Walks through all files by a new mount.
 fn walk(site: &Site, catalog: &str, section: &mut Section) -> Result<()> {
-    let mount = Mount::new(site, NAMES[1])?;
+    let mount = mount(site, NAMES[1])?;
     let (mut found, began) = (0, Instant::now());
     for number in 0..FILES[1] / FAN_OUT {
         for entry in fs::read_dir(directory(&mount.at, number))? {

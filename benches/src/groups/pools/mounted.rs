@@ -1,11 +1,10 @@
 //! File systems of a pool that are mounted, and etcd as the catalog of the pool.
 
 use super::Site;
+use crate::mount::Mount;
 use crate::process::Guard;
 use anyhow::{Context, Result, ensure};
-use std::fs;
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -14,44 +13,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Most bytes of etcd's data: a million files take more than its default of 2 GiB.
 const QUOTA: u64 = 8 << 30;
 
-/// A file system, mounted by a process that has leases.
-pub(super) struct Mount<'s> {
-    site: &'s Site,
-    pub(super) at: PathBuf,
-    process: Guard,
-}
-
-impl<'s> Mount<'s> {
-    /// Mounts the file system `bench/NAME`.
-    pub(super) fn new(site: &'s Site, name: &str) -> Result<Mount<'s>> {
-        let at = site.home.path().join(name);
-        fs::create_dir_all(&at)?;
-        let dir = at.to_str().context("a path that is text")?;
-        let file_system = format!("fs:bench/{name}");
-        let args = ["mount", &file_system, dir, "--close", "lease", "--foreground", "--json"];
-        let mut command = site.command(&args);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut process = Guard(site.setup.load.start(&mut command)?);
-        process.ready().context("the file system was not mounted")?;
-        Ok(Mount { site, at, process })
-    }
-
-    /// Its process.
-    pub(super) fn pid(&self) -> u32 {
-        self.process.pid()
-    }
-}
-
-impl Drop for Mount<'_> {
-    /// Unmounts it; the process ends by itself, or is ended next.
-    fn drop(&mut self) {
-        let setup = &self.site.setup;
-        let mut command = setup.load.command(&setup.program);
-        command.arg("umount").arg(&self.at).stdout(Stdio::null());
-        if let Err(e) = command.status() {
-            eprintln!("  {}: {e}", self.at.display());
-        }
-    }
+/// Mounts the file system `bench/NAME`, with leases.
+pub(super) fn mount<'s>(site: &'s Site, name: &str) -> Result<Mount<'s>> {
+    let command = site.command(&["mount", &format!("fs:bench/{name}"), "--close", "lease"]);
+    Mount::new(&site.setup, command, &site.home.path().join(name))
 }
 
 /// Makes the pool of all targets, whose catalog is in an etcd beside the first one.

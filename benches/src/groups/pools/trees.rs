@@ -1,9 +1,10 @@
 //! Trees of small files on a file system in a pool: unpacked, and walked by a host that has seen nothing of
 //! them. The catalog is an etcd at the first of the targets, as far away as they are.
 
-use super::mounted::{Mount, pool_by_etcd};
+use super::mounted::{self, pool_by_etcd};
 use super::{ADMIN, RATE, Site, TARGETS, target_commands};
 use crate::link;
+use crate::mount::Mount;
 use crate::process::{self, Guard};
 use crate::reference::Sshfs;
 use crate::report::{Samples, Section};
@@ -80,7 +81,7 @@ impl FileSite {
     }
 
     fn mount(&self) -> Result<Mount<'_>> {
-        Mount::new(&self.site, "files")
+        mounted::mount(&self.site, "files")
     }
 }
 

@@ -3,15 +3,15 @@
 
 use super::{MB, Place, RATE, ROUND_TRIP, over, scaled, write_noise};
 use crate::link;
-use crate::process::Guard;
+use crate::mount::Mount;
 use crate::reference::{Copier, Iperf, Who};
 use crate::report::{Samples, Section};
 use crate::setup::Setup;
 use anyhow::{Context, Result, ensure};
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -61,33 +61,11 @@ pub(crate) fn run(setup: &Setup) -> Result<Section> {
     Ok(section)
 }
 
-/// A mount in the foreground.
-struct Mount<'s> {
-    setup: &'s Setup,
-    at: PathBuf,
-    _process: Guard,
-}
-
-impl<'s> Mount<'s> {
-    fn new(setup: &'s Setup, address: &str, at: PathBuf) -> Result<Mount<'s>> {
-        fs::create_dir_all(&at)?;
-        let mut command = setup.load.command(&setup.program);
-        command.args(["mount", &format!("lh://{address}/")]).arg(&at).args(["--foreground", "--json"]);
-        command.args(["--congestion", &setup.congestion]).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut process = Guard(setup.load.start(&mut command)?);
-        process.ready().context("the directory was not mounted")?;
-        Ok(Mount { setup, at, _process: process })
-    }
-}
-
-impl Drop for Mount<'_> {
-    /// Unmounts it; the process ends by itself, or is ended next.
-    fn drop(&mut self) {
-        let mut command = self.setup.load.command(&self.setup.program);
-        if let Err(e) = command.arg("umount").arg(&self.at).stdout(Stdio::null()).status() {
-            eprintln!("  {}: {e}", self.at.display());
-        }
-    }
+/// Mounts what the agent at `address` serves.
+fn mount<'s>(setup: &'s Setup, address: &str, at: &Path) -> Result<Mount<'s>> {
+    let mut command = setup.load.command(&setup.program);
+    command.args(["mount", &format!("lh://{address}/"), "--congestion", &setup.congestion]);
+    Mount::new(setup, command, at)
 }
 
 fn measure(
@@ -129,18 +107,11 @@ fn measure(
 fn mounted(setup: &Setup, address: &str, (place, source, bytes): (&Place, &Path, u64)) -> Result<[f64; 4]> {
     let at = place.here("mounted");
     let (written, beside_write) = {
-        let mount = Mount::new(setup, address, at.clone())?;
+        let mount = mount(setup, address, &at)?;
         beside(&mount.at, || {
-            let (mut from, mut piece) = (File::open(source)?, vec![0; PIECE]);
             let began = Instant::now();
             let mut to = File::create(mount.at.join("large"))?;
-            loop {
-                let count = from.read(&mut piece)?;
-                if count == 0 {
-                    break;
-                }
-                to.write_all(&piece[..count])?;
-            }
+            each_piece(source, |piece| to.write_all(piece))?;
             to.sync_all()?;
             Ok(bytes as f64 / began.elapsed().as_secs_f64())
         })?
@@ -148,23 +119,29 @@ fn mounted(setup: &Setup, address: &str, (place, source, bytes): (&Place, &Path,
     let there = place.there().join("large");
     ensure!(Command::new("cmp").arg(source).arg(&there).status()?.success(), "other content was written");
     let (read, beside_read) = {
-        let mount = Mount::new(setup, address, at)?;
+        let mount = mount(setup, address, &at)?;
         beside(&mount.at, || {
             let began = Instant::now();
-            let (mut from, mut piece, mut all) = (File::open(mount.at.join("large"))?, vec![0; PIECE], 0);
-            loop {
-                let count = from.read(&mut piece)?;
-                if count == 0 {
-                    break;
-                }
-                all += count as u64;
-            }
+            let all = each_piece(&mount.at.join("large"), |_| Ok(()))?;
             ensure!(all == bytes, "{all} of {bytes} bytes were read");
             Ok(bytes as f64 / began.elapsed().as_secs_f64())
         })?
     };
     fs::remove_file(there)?;
     Ok([written, read, beside_write, beside_read])
+}
+
+/// Reads a file in order, and hands on each piece; its bytes.
+fn each_piece(path: &Path, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> Result<u64> {
+    let (mut from, mut piece, mut all) = (File::open(path)?, vec![0; PIECE], 0);
+    loop {
+        let count = from.read(&mut piece)?;
+        if count == 0 {
+            return Ok(all);
+        }
+        take(&piece[..count])?;
+        all += count as u64;
+    }
 }
 
 /// What `work` returns, and the median seconds of lookups below `at` meanwhile.
