@@ -607,7 +607,6 @@ fn completions_and_manual_pages_come_out() {
     }
 }
 
-/// A closed pipe (`| head -1`) is not an error.
 #[test]
 fn a_host_says_by_which_nqn_targets_know_it() {
     let ran = longhaul(&["show-hostnqn", "--json"]);
@@ -623,6 +622,7 @@ fn a_host_says_by_which_nqn_targets_know_it() {
     assert_eq!(longhaul(&["info", &target.uri(0)]).code, Some(0));
 }
 
+/// A closed pipe (`| head -1`) is not an error.
 #[test]
 fn a_closed_pipe_is_no_fault() {
     let mut child = command(&["man"]).spawn().expect("started");

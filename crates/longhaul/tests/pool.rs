@@ -235,7 +235,11 @@ fn a_volume_that_another_user_of_this_host_has_open_says_so() {
     let repair = ["volume", "repair", "p/v", "--hostnqn", ADMIN];
     let ran = finish(begin("other", &repair));
     assert_eq!(ran.code, Some(6), "{ran:?}");
-    assert!(ran.stderr.contains("which is this one: give the command as the user who did"), "{ran:?}");
+    assert!(
+        ran.stderr
+            .contains("and is this host: give the command as the user who opened the volume, with sudo"),
+        "{ran:?}"
+    );
     assert_eq!(finish(begin("one", &repair)).code, Some(0));
 }
 

@@ -180,7 +180,8 @@ impl Pool {
                 // The sockets of another user's processes are not reached.
                 let hint = match user.host == self.host.name && user.hostnqn == hostnqn {
                     true => {
-                        ", which is this one: give the command as the user who did, with sudo if that was root"
+                        ", and is this host: give the command as the user who opened the volume, with sudo if that was \
+                         root"
                     }
                     false => "",
                 };

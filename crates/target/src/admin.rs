@@ -562,7 +562,7 @@ impl AdminQueue {
         let (this, use_) = (Rc::clone(self), connection.use_of(slot));
         connection.spawn(async move |connection| {
             let failed = flush_all(&this.subsystem, Some(&this.link)).await;
-            // A file system waits for a flush, and this is none: the next flush reports the loss too.
+            // A file system hears of a loss by its flushes: the next one reports this loss, too.
             let status = match failed.iter().any(Flushed::is_loss) {
                 true => Status::INTERNAL_ERROR.dnr(),
                 false if failed.is_empty() => Status::SUCCESS,

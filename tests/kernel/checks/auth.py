@@ -1,6 +1,5 @@
 """In-band authentication with the kernel's host and the kernel's target."""
 
-import json
 from pathlib import Path
 
 from peer.suite import GUEST_PORTS, check, require
@@ -69,7 +68,7 @@ def is_refused(bench, uri, *options):
 
 def on_nvmet(bench, hash_name, group):
     """Our initiator on the kernel's target, each proves to the other who it is."""
-    host = json.loads(bench.longhaul.run("show-hostnqn", "--json"))["hostnqn"]
+    host = bench.longhaul.hostnqn()
     directory, secret, controller = keys(bench, host, "--hash", hash_name)
     port = GUEST_PORTS[0]
     bench.guest.run(f"""

@@ -78,7 +78,7 @@ def strangers(bench):
 @check("concat: the kernel's target makes a key for TLS with our initiator, and with no other")
 def on_nvmet(bench):
     needed(bench)
-    host, port = tls.this_host(bench), GUEST_PORTS[0]
+    host, port = bench.longhaul.hostnqn(), GUEST_PORTS[0]
     directory, secret, controller = auth.keys(bench, host)
     wants_proof, _, _ = auth.keys(bench, host)
     for name in ("dhchap_key", "dhchap_ctrl_key"):

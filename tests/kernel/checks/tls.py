@@ -152,14 +152,10 @@ def strangers(bench):
     require(refusals == {reason for *_, reason in attempts}, str(refusals))
 
 
-def this_host(bench):
-    return json.loads(bench.longhaul.run("show-hostnqn", "--json"))["hostnqn"]
-
-
 @check("tls: the kernel's target takes our initiator with every kind of key, and no other")
 def on_nvmet(bench):
     needed(bench)
-    host, port = this_host(bench), GUEST_PORTS[0]
+    host, port = bench.longhaul.hostnqn(), GUEST_PORTS[0]
     directory, key = keys(bench, host)
     other, _ = keys(bench, host)
     uri = f"nvme+tcp://127.0.0.1:{bench.port_to_guest(port)}/{NQN}"
@@ -181,7 +177,7 @@ def on_nvmet(bench):
 @check("tls: the kernel's target with a key of SHA-384 lets our initiator in, or this says why not")
 def long_key_on_nvmet(bench):
     needed(bench)
-    host, port = this_host(bench), GUEST_PORTS[0]
+    host, port = bench.longhaul.hostnqn(), GUEST_PORTS[0]
     directory, key = keys(bench, host, "sha384")
     bench.guest.run(f"nvmet serve {NQN} 64 {port} '' tls; with_tls; {added(key, host, NQN)}")
     uri = f"nvme+tcp://127.0.0.1:{bench.port_to_guest(port)}/{NQN}"

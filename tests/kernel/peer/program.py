@@ -81,6 +81,10 @@ class Longhaul:
         except ValueError:
             return json.loads(out.strip().splitlines()[-1])
 
+    def hostnqn(self):
+        """The NQN by which targets know this machine."""
+        return self.json("show-hostnqn")["hostnqn"]
+
 
 class Target:
     """`longhaul target`, serving until told otherwise."""

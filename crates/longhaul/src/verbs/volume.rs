@@ -429,8 +429,10 @@ fn resize(args: &Resize, output: Output) -> Outcome {
         output.line(format_args!("{device} has {} instead of {}", format_size(size), format_size(before)));
     }
     if array.is_none() && volume.array.is_some() {
-        output.note("its array does not run on this host, or for another user (sudo): it grows when the volume is opened next, or by \
-             this command there");
+        output.note(
+            "its array does not run on this host, or runs for another user (sudo): it grows when the volume is opened \
+             next, or by this command there",
+        );
     }
     output.event(&VolumeResized { device, before, size, array });
     Ok(())

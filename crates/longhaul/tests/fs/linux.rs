@@ -7,15 +7,23 @@ use rustix::io::Errno;
 use std::fs::{self, File};
 use std::mem::MaybeUninit;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
 
 const MIB: u64 = 1 << 20;
 
+/// A file system, and where it is mounted; `None`, with the reason on standard error, where FUSE is missing.
+fn mounted() -> Option<(Shared, PathBuf)> {
+    let shared = Shared::with_fuse(4, &["--size", "64MiB", "--layout", "parity"])?;
+    shared.mount("here");
+    let here = shared.at("here");
+    Some((shared, here))
+}
+
 #[test]
 fn holes_are_made_found_and_take_no_room() {
-    let Some(shared) = Shared::with_fuse(4, &["--size", "64MiB", "--layout", "parity"]) else { return };
-    shared.mount("here");
-    let path = shared.at("here").join("sparse");
-    let file = File::options().read(true).write(true).create_new(true).open(path).expect("made");
+    let Some((shared, here)) = mounted() else { return };
+    let file = File::options().read(true).write(true).create_new(true).open(here.join("sparse"));
+    let file = file.expect("made");
     file.write_all_at(&[1; MIB as usize], 0).expect("written");
     file.write_all_at(&[2; MIB as usize], 4 * MIB).expect("written");
     file.sync_all().expect("synced");
@@ -43,9 +51,7 @@ fn holes_are_made_found_and_take_no_room() {
 
 #[test]
 fn names_are_exchanged_and_not_replaced() {
-    let Some(shared) = Shared::with_fuse(4, &["--size", "64MiB", "--layout", "parity"]) else { return };
-    shared.mount("here");
-    let here = shared.at("here");
+    let Some((shared, here)) = mounted() else { return };
     let (one, two) = (here.join("one"), here.join("two"));
     fs::write(&one, "1").expect("written");
     fs::write(&two, "2").expect("written");
@@ -62,9 +68,7 @@ fn names_are_exchanged_and_not_replaced() {
 /// Of changes through this mount; what other hosts change is seen when it is looked at.
 #[test]
 fn a_watch_hears_of_own_changes() {
-    let Some(shared) = Shared::with_fuse(4, &["--size", "64MiB", "--layout", "parity"]) else { return };
-    shared.mount("here");
-    let here = shared.at("here");
+    let Some((shared, here)) = mounted() else { return };
     let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).expect("a watch");
     let events = WatchFlags::CREATE | WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
     inotify::add_watch(&watch, &here, events).expect("watched");
