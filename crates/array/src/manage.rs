@@ -11,6 +11,7 @@ use crate::heal::replace::Spare;
 use crate::heal::scrub::ScrubReport;
 use crate::heal::upkeep::TaskGuard;
 use crate::io::admission::Admitted;
+use crate::member::Member;
 use crate::options::Options;
 use crate::session::fence::{TAKEOVER_BEATS, check_idle};
 use longhaul_block::{BlockDevice, IoError, IoResult};
@@ -392,22 +393,29 @@ impl ArrayDevice {
         on_its_thread(self, move |core| async move { core.wait_rebuilt(index).await })
     }
 
-    /// Returns when all members are active.
+    /// Returns when all members are active, and none may have lost what it had acknowledged.
     ///
     /// # Errors
-    /// The array has halted, or its thread has ended.
+    /// The array has halted, or its thread has ended; what a member has lost with its cache is on
+    /// no other.
     pub fn wait_healthy(&self) -> ArrayFuture<'_, IoResult<()>> {
         on_its_thread(self, |core| async move {
             let healthy = || core.members.all_active();
             loop {
                 core.upkeep.changed.until(|| healthy() || core.is_halted()).await;
+                core.check_running()?;
+                // A member that has reconnected stays active until a flush has verified it.
+                core.members.iter().for_each(Member::look_at_generation);
+                if core.members.iter().any(|member| member.is_usable() && member.is_in_doubt()) {
+                    core.flush_members().await?;
+                    continue;
+                }
                 // The superblocks must record it, so that it holds after a crash as well.
                 core.published().await;
-                if healthy() || core.is_halted() {
-                    break;
+                if healthy() {
+                    return core.check_running();
                 }
             }
-            if healthy() { Ok(()) } else { core.check_running().and(Err(IoError::Aborted)) }
         })
     }
 }

@@ -156,6 +156,22 @@ fn writes_lost_with_a_cache_are_repaired_before_a_flush_ends() {
     }
 }
 
+/// Nothing is flushed: a caller that waits for a healthy array relies on its redundancy.
+#[test]
+fn an_array_is_healthy_only_when_no_member_may_have_lost_writes() {
+    for (seed, layout) in (152..).zip([Layout::Parity, Layout::Mirror, Layout::DoubleParity]) {
+        simulate(seed, async {
+            let rig = cached(layout, options()).await;
+            rig.write_some(seed, 30).await;
+            rig.disks[1].lose_cache();
+            rig.array.wait_healthy().await.expect("healthy");
+            // The member is complete, so another one may fail.
+            rig.disks[0].unreachable.store(true, SeqCst);
+            rig.model.check(&*rig.io).await.expect("read");
+        });
+    }
+}
+
 #[test]
 fn a_reconnection_without_loss_takes_no_member_offline() {
     for layout in [Layout::Parity, Layout::Mirror] {
