@@ -82,6 +82,16 @@ impl Shared {
         members.map(|member| member["uri"].as_str().unwrap_or("missing").to_owned()).collect()
     }
 
+    /// Prints what the mounts have logged.
+    fn show_logs(&self) {
+        for entry in fs::read_dir(self.site.path("host/longhaul")).into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|end| end == "log") {
+                let log = fs::read_to_string(entry.path()).unwrap_or_default();
+                eprintln!("{}:\n{log}", entry.file_name().display());
+            }
+        }
+    }
+
     /// The metadata has no problem.
     fn check(&self) -> Value {
         let checked = self.site.last(&["fs", "check", "p/f"]);
@@ -92,6 +102,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.show_logs();
+        }
         for mounted in mounts_below(self.site.directory.path()) {
             self.run(&["umount", "--lazy", &mounted]);
         }

@@ -80,6 +80,16 @@ impl FsSession {
         Ok(has_changed)
     }
 
+    /// Follows the members; whether they are used at other places now than at revision `before`. Another thread may
+    /// have found that out meanwhile.
+    ///
+    /// What failed since then is tried again if so.
+    pub(crate) fn have_moved_since(&self, before: Revision) -> bool {
+        // Without the catalog, what is known here counts.
+        let _ = self.follow();
+        self.store.settings_at() != before
+    }
+
     /// Part of a transaction that adds extents which were written as the members were at this revision.
     pub(crate) fn expect_members(&self, draft: &mut Draft<'_>, at: Revision) -> Result<(), Errno> {
         if draft.is_again() {

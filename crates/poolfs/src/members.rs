@@ -127,7 +127,7 @@ struct Shared {
 /// The result of an operation under way.
 pub(crate) struct Pending<T> {
     at: usize,
-    /// The opening of its device.
+    /// The opening of its device; 0 if it had none.
     opening: u64,
     result: std_mpsc::Receiver<IoResult<T>>,
 }
@@ -552,7 +552,9 @@ impl Shared {
             return self.unregistered((index, opening), guard);
         }
         let mut state = lock(&member.state);
-        if state.down.is_none() {
+        // An operation of a device that was lost before may be waited for after the member was opened again, maybe at
+        // another place.
+        if state.down.is_none() && state.opening == opening {
             tracing::warn!("member {} is not used any more: {e}", state.name);
             state.down = Some((e.to_string(), longhaul_engine::now()));
             self.changed.notify_all();

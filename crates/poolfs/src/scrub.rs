@@ -125,7 +125,11 @@ impl FsSession {
                 let health = match seen.get(&id_of(stripe)) {
                     Some(health) => *health,
                     None => {
+                        let before = self.store.settings_at();
                         let mut health = examine(&self.members, stripe);
+                        if health.missing > 0 && self.have_moved_since(before) {
+                            health = examine(&self.members, stripe);
+                        }
                         if health != StripeHealth::default() && self.current(of, extent)?.is_empty() {
                             health = StripeHealth::default();
                         }

@@ -3,10 +3,14 @@
 mod common;
 
 use common::dying::{Dying, End};
-use common::{Calls, ROOT, assert_right, memory, pattern};
+use common::held::{Held, Hold};
+use common::{Calls, ROOT, assert_right, memory, pattern, until};
+use longhaul_block::filter::OpKind;
+use longhaul_catalog::Catalog;
 use longhaul_fs::Errno;
 use longhaul_poolfs::PoolFs;
 use longhaul_poolfs::testing::TestFs;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Disks of all file systems here.
@@ -116,6 +120,66 @@ fn a_host_that_has_not_heard_of_a_member_at_another_place_reads_it_there() {
     [&one, &two, &snapshot].into_iter().for_each(PoolFs::find_members);
     drop((one, two, snapshot));
     assert_right(&fs);
+}
+
+/// A file system of three members, of which one was replaced by the first of two mounts without the second one having
+/// heard of it, which has its calls to the catalog made by `held`.
+fn replaced(held: fn(&Arc<dyn Catalog>) -> Arc<Held>) -> (TestFs, Arc<Held>, PoolFs) {
+    let fs = TestFs::new(memory(), 3, (2, 1), SEGMENTS).expect("made");
+    let held = held(&fs.catalog);
+    let one = fs.open().expect("mounted");
+    let two = fs.open_by(Arc::clone(&held) as Arc<dyn Catalog>, &TestFs::options()).expect("mounted");
+    put(&one, 0..12);
+    fs.disks[1].set_gone(true);
+    compare(&two, 0..12);
+    let (uuid, _) = fs.add_disk(SEGMENTS);
+    one.place_member(1, uuid, false).expect("placed");
+    one.fill(1).expect("filled");
+    (fs, held, two)
+}
+
+/// A read began when a member was missing, and is waited for when that one is at another place.
+#[test]
+fn what_failed_before_a_member_was_opened_again_does_not_take_it_out_of_use() {
+    let (fs, _, two) = replaced(|catalog| Held::new(catalog, "none", Hold::Open));
+    fs.disks[0].disk.hold(OpKind::Read, 1);
+    std::thread::scope(|scope| {
+        // A file of several stripes.
+        let read = scope.spawn(|| compare(&two, 7..8));
+        until("the read waits for the other member", || fs.disks[0].disk.held() == 1);
+        two.tidy().expect("followed");
+        assert_eq!(two.trouble(), None);
+        fs.disks[0].set_gone(true);
+        fs.disks[0].disk.release();
+        read.join().expect("read");
+    });
+    assert!(two.trouble().is_some_and(|why| why.contains("1 members are missing")), "{:?}", two.trouble());
+}
+
+#[test]
+fn a_scrub_looks_for_units_where_members_are_by_then() {
+    let (_, _, two) = replaced(|catalog| Held::new(catalog, "none", Hold::Open));
+    let scrubbed = two.scrub().expect("read");
+    assert_eq!((scrubbed.wrong, scrubbed.missing, scrubbed.lost), (0, 0, 0), "{scrubbed:?}");
+}
+
+/// Two threads find out at the same time that a member is at another place.
+#[test]
+fn a_write_goes_on_at_the_place_that_another_thread_has_heard_of() {
+    let (fs, held, two) = replaced(|catalog| Held::new(catalog, "longhaul-fs", Hold::Open));
+    fs.disks[0].disk.hold(OpKind::Write, 1);
+    std::thread::scope(|scope| {
+        let written = scope.spawn(|| put(&two, 12..13));
+        until("a member is written to", || fs.disks[0].disk.held() == 1);
+        held.set(Hold::Waits);
+        fs.disks[0].set_gone(true);
+        fs.disks[0].disk.release();
+        until("the write looks for members elsewhere", || held.waiting() == 1);
+        two.tidy().expect("followed");
+        held.set(Hold::Open);
+        written.join().expect("written");
+    });
+    compare(&two, 0..13);
 }
 
 /// Also when nothing is read.

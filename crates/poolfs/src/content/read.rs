@@ -131,10 +131,10 @@ impl FsSession {
     /// Reads extents to the memory of a part of the file that begins at `offset`. Those of stripes with a wrong
     /// unit, for which the others have made up.
     pub(crate) fn read_extents(&self, map: &ExtentList, offset: u64, to: &mut [u8]) -> IoResult<Vec<Extent>> {
+        let before = self.store.settings_at();
         match self.try_read_extents(map, offset, to) {
             // Members may have moved without this host having heard of it.
-            Err(e) if !self.follow().unwrap_or(false) => Err(e),
-            Err(_) => self.try_read_extents(map, offset, to),
+            Err(_) if self.have_moved_since(before) => self.try_read_extents(map, offset, to),
             result => result,
         }
     }

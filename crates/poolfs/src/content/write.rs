@@ -247,9 +247,10 @@ impl FsSession {
         done: &mut Vec<(Extent, WrittenStripe)>,
     ) -> (Vec<Span<'c>>, Option<Errno>) {
         let count = |live: &[bool]| live.iter().filter(|is_live| **is_live).count();
+        let before = self.store.settings_at();
         let mut live = self.members.live();
         // They may not be missing at another place, of which this host has not heard.
-        if StripePlan::new(&self.settings, count(&live), 1).is_none() && self.follow().unwrap_or(false) {
+        if StripePlan::new(&self.settings, count(&live), 1).is_none() && self.have_moved_since(before) {
             live = self.members.live();
         }
         let count = count(&live);

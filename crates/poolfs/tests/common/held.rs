@@ -1,6 +1,7 @@
 //! A catalog that holds the calls of one thread of a host, or refuses them.
 
 use longhaul_catalog::{Catalog, Commit, Entry, Error, LeaseId, Result, Revision, Snapshot, Txn, Watch};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,13 +23,20 @@ pub struct Held {
     below: Arc<dyn Catalog>,
     thread: &'static str,
     hold: Mutex<Hold>,
+    waiting: AtomicUsize,
     changed: Condvar,
 }
 
 impl Held {
     /// The catalog `below`, of which threads of this name are held.
     pub fn new(below: &Arc<dyn Catalog>, thread: &'static str, hold: Hold) -> Arc<Held> {
-        Arc::new(Held { below: Arc::clone(below), thread, hold: Mutex::new(hold), changed: Condvar::new() })
+        let (waiting, changed) = (AtomicUsize::new(0), Condvar::new());
+        Arc::new(Held { below: Arc::clone(below), thread, hold: Mutex::new(hold), waiting, changed })
+    }
+
+    /// Calls that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(SeqCst)
     }
 
     fn lock(&self) -> MutexGuard<'_, Hold> {
@@ -44,9 +52,11 @@ impl Held {
     fn passed<T>(&self, call: impl FnOnce(&dyn Catalog) -> Result<T>) -> Result<T> {
         if std::thread::current().name() == Some(self.thread) {
             let mut hold = self.lock();
+            self.waiting.fetch_add(1, SeqCst);
             while *hold == Hold::Waits {
                 hold = self.changed.wait(hold).unwrap_or_else(PoisonError::into_inner);
             }
+            self.waiting.fetch_sub(1, SeqCst);
             let now = *hold;
             drop(hold);
             match now {
