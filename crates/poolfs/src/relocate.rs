@@ -185,7 +185,7 @@ impl FsSession {
             match self.refresh(&node) {
                 // Another host has removed it: what has moved is of a snapshot.
                 Err(Errno::STALE) => {}
-                refreshed => drop(refreshed?),
+                refreshed => refreshed?,
             }
         }
         swapped.map(|()| relocated)

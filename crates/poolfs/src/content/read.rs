@@ -17,24 +17,28 @@ impl FsSession {
     pub(crate) fn read(&self, node: &OpenNode, offset: u64, len: usize) -> Result<Buf, Errno> {
         let mut tries = 0;
         loop {
+            let before = node.lock().inode.stamp;
             match self.try_read(node, offset, len) {
-                // The content may have been replaced, or moved, and its place used again, by this host too:
-                // then it is read anew.
-                Err(Errno::IO) if tries < 3 && (self.refresh(node)? || tries == 0) => tries += 1,
+                Err(Errno::IO) if tries < 3 => self.refresh(node)?,
                 result => return result,
             }
+            // The content may have been replaced, or moved, and its place used again, by this host too: then it is
+            // read anew. Another thread may have found that out.
+            if tries > 0 && node.lock().inode.stamp == before {
+                return Err(Errno::IO);
+            }
+            tries += 1;
         }
     }
 
-    /// Reads the inode of a file anew; whether it has changed.
-    pub(crate) fn refresh(&self, node: &OpenNode) -> Result<bool, Errno> {
+    /// Reads the inode of a file anew.
+    pub(crate) fn refresh(&self, node: &OpenNode) -> Result<(), Errno> {
         let found = self.store.inode(node.inode)?.ok_or(Errno::STALE)?;
         let mut state = node.lock();
-        let has_changed = found.stamp != state.inode.stamp;
         // Chunks are not of the stamp of the inode if this host has changed others since; and another thread may
         // have committed since it was read.
         state.replace(self.store.newest(node.inode).unwrap_or(found));
-        Ok(has_changed)
+        Ok(())
     }
 
     /// The extents of the committed content within a range, or the chunks that have to be read first.

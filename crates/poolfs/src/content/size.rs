@@ -235,6 +235,6 @@ impl FsSession {
                 _ => break,
             }
         }
-        self.refresh(node).map(drop)
+        self.refresh(node)
     }
 }
