@@ -189,7 +189,10 @@ fn nothing_to_show_is_a_sentence() {
     assert!(ran.code == Some(2) && ran.stderr.contains("--interval is 100 ms or more"), "{ran:?}");
 }
 
-/// Runs `top` on a terminal of 80 columns, types `keys` once it is drawn, and returns what was written, with
+/// How a refresh of a terminal begins: in the upper left corner.
+const FRAME: &str = "\x1b[?2026h\x1b[H";
+
+/// Runs `top` on a terminal of 80 columns, types `keys` once it was drawn twice, and returns what was written, with
 /// the settings of the terminal before and after. `None` if there is no `script`.
 fn on_terminal(site: &Site, args: &[&str], keys: &str, env: &[(&str, &str)]) -> Option<String> {
     let plain = command(args);
@@ -212,7 +215,8 @@ fn on_terminal(site: &Site, args: &[&str], keys: &str, env: &[(&str, &str)]) -> 
     let written = || std::fs::read(site.path("typescript")).unwrap_or_default();
     let has = |what: &str| String::from_utf8_lossy(&written()).contains(what);
     let mut keyboard = script.stdin.take().expect("a pipe");
-    until("it to be drawn", || has("3 of 3"));
+    let frames = || String::from_utf8_lossy(&written()).matches(FRAME).count();
+    until("it to be drawn twice", || has("3 of 3") && frames() >= 2);
     keyboard.write_all(keys.as_bytes()).expect("typed");
     assert_eq!(script.end(PATIENCE), Some(Some(0)));
     Some(String::from_utf8_lossy(&written()).into_owned())
@@ -243,7 +247,7 @@ fn a_terminal_is_drawn_in_place_and_given_back() {
         let (entered, rest) = written.split_once("\x1b[?1049h\x1b[?25l").expect("the other screen");
         let (drawn, left) = rest.split_once("\x1b[?25h\x1b[?1049l").expect("left");
         // Each refresh begins in the upper left corner, and erases nothing before it is drawn over.
-        let frames: Vec<&str> = drawn.split("\x1b[?2026h\x1b[H").skip(1).collect();
+        let frames: Vec<&str> = drawn.split(FRAME).skip(1).collect();
         assert!(frames.len() >= 2, "{written:?}");
         assert!(frames.iter().all(|frame| frame.ends_with("\x1b[J\x1b[?2026l")), "{frames:?}");
         assert!(!drawn.contains("\x1b[2J"), "it would flicker");
