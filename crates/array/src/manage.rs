@@ -406,7 +406,7 @@ impl ArrayDevice {
                 core.check_running()?;
                 // A member that has reconnected stays active until a flush has verified it.
                 core.members.iter().for_each(Member::look_at_generation);
-                if core.members.iter().any(|member| member.is_usable() && member.is_in_doubt()) {
+                if core.members.doubtful().next().is_some() {
                     core.flush_members().await?;
                     continue;
                 }

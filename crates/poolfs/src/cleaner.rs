@@ -44,7 +44,7 @@ impl FsSession {
     pub(crate) fn clean(&self) -> Result<(), Errno> {
         let _one = lock(&self.cleans);
         if self.is_snapshot {
-            return self.follow().map(drop);
+            return self.follow();
         }
         let is_ending = self.is_ending.load(Relaxed);
         if !is_ending {

@@ -289,6 +289,6 @@ impl FsSession {
             draft.put(&keys.counters(), counters.encode());
             Ok(())
         })?;
-        self.follow().map(drop)
+        self.follow()
     }
 }

@@ -52,14 +52,14 @@ pub struct FillProgress {
 }
 
 impl FsSession {
-    /// Uses the members where the settings say that they are; whether these have changed.
-    pub(crate) fn follow(&self) -> Result<bool, Errno> {
+    /// Uses the members where the settings say that they are.
+    pub(crate) fn follow(&self) -> Result<(), Errno> {
         let key = self.store.keys().settings();
         let entry = self.store.get(&key)?.ok_or(Errno::IO)?;
         let _one = lock(&self.follows);
         let has_changed = entry.modified != self.store.settings_at();
         if !has_changed && !self.members.is_any_filling() {
-            return Ok(false);
+            return Ok(());
         }
         let now = FsSettings::decode("", &entry.value).map_err(|e| {
             tracing::error!("{e}");
@@ -77,7 +77,7 @@ impl FsSession {
             self.segments.end();
             self.store.set_settings_at(entry.modified);
         }
-        Ok(has_changed)
+        Ok(())
     }
 
     /// Follows the members; whether they are used at other places now than at revision `before`. Another thread may
@@ -121,7 +121,7 @@ impl FsSession {
             }
             Ok(())
         })?;
-        self.follow().map(drop)
+        self.follow()
     }
 
     /// The file system has as many segments from now on, if it has fewer.

@@ -90,7 +90,7 @@ impl Core {
 
     /// Whether no write or resync of a stripe is pending, so that its content is final.
     fn is_settled(&self, row: u64) -> bool {
-        let in_doubt = self.members.iter().any(|member| member.is_usable() && member.is_in_doubt());
+        let in_doubt = self.members.doubtful().next().is_some();
         let busy =
             self.io.rows.is_torn(row) || self.io.rows.queue(row).is_some() || self.journal.has_row(row);
         !busy && !in_doubt && !self.intent.is_marked(self.geometry().region_of(row))

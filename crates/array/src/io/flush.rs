@@ -55,8 +55,7 @@ impl Core {
             let results =
                 join_all(usable.map(async |member| (member.index, self.flush_member(member).await))).await;
             self.settle(results).await?;
-            let doubtful = self.members.iter().filter(|member| member.is_usable() && member.is_in_doubt());
-            let doubtful: Vec<usize> = doubtful.map(|member| member.index).collect();
+            let doubtful: Vec<usize> = self.members.doubtful().map(|member| member.index).collect();
             if doubtful.is_empty() {
                 self.journal.applied(&applied, true);
                 return Ok(());

@@ -49,6 +49,11 @@ impl MemberSet {
         self.members.iter().filter(|member| member.is_usable())
     }
 
+    /// The usable members that may have lost unflushed writes.
+    pub(crate) fn doubtful(&self) -> impl Iterator<Item = &Member> {
+        self.usable().filter(|member| member.is_in_doubt())
+    }
+
     /// Whether all members are active.
     pub(crate) fn all_active(&self) -> bool {
         self.members.iter().all(Member::is_active)
